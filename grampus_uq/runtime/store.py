@@ -19,7 +19,14 @@ from pydantic import BaseModel
 
 from grampus_uq.errors import StoreError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""The schema that this release makes of a store.
+
+A store has two numbers: the schema that it has, and the least that a release must know to work on it, which is the one
+before. A step adds; what it replaces goes with the next one. So a release works on a store that the next one has
+migrated, and on one that only its owner may migrate and has not yet.
+"""
+OLDEST_SCHEMA = SCHEMA_VERSION - 1
 Stored = TypeVar("Stored", bound=BaseModel)
 WAKING: Final = "job"
 """The kind of documents that wake who waits in `wait_for_job`."""
@@ -201,7 +208,7 @@ def parsed(model: type[Stored], body: str, what: str) -> Stored:
         raise StoreError(f"{what} cannot be read: {str(error)[:500]}") from error
 
 
-def check_schema(version: int) -> None:
-    """Raise StoreError for a store that a newer release has migrated."""
-    if version > SCHEMA_VERSION:
-        raise StoreError(f"The store has schema version {version}; this version reads up to {SCHEMA_VERSION}.")
+def check_schema(needed: int) -> None:
+    """Raise StoreError for a store that needs a newer release: one that the release behind the next has migrated."""
+    if needed > SCHEMA_VERSION:
+        raise StoreError(f"The store has schema version {needed}; this version reads up to {SCHEMA_VERSION}.")

@@ -20,7 +20,7 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreErr
 from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime import stores
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.store import SCHEMA_VERSION, Document, SessionStore
+from grampus_uq.runtime.store import OLDEST_SCHEMA, SCHEMA_VERSION, Document, SessionStore
 from grampus_uq.runtime.stores.conformance import check_session_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.postgres import MIGRATIONS as POSTGRES_MIGRATIONS
@@ -263,13 +263,29 @@ async def test_a_sqlite_file_of_the_first_release_opens_and_its_waiting_session_
     await store.aclose()
 
 
-async def test_a_store_of_a_newer_schema_is_refused_and_not_touched(tmp_path: Path) -> None:
+async def test_a_store_that_needs_a_newer_release_is_refused_and_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     db.close()
     with pytest.raises(StoreError, match=f"schema version {SCHEMA_VERSION + 1}"):
         await SQLiteStore(path).get("session", "a")
+
+
+async def test_a_store_that_the_next_release_migrated_is_worked_on_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "next.db"
+    store = SQLiteStore(path)
+    await store.put("k", "a", "{}", expected=0)
+    await store.aclose()
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA user_version").fetchone() == (OLDEST_SCHEMA,)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.execute("UPDATE migrated SET version = ?", (SCHEMA_VERSION + 1,))
+    db.commit()
+    assert await store.put("k", "a", "{}", expected=1) == 2
+    await store.aclose()
+    assert db.execute("SELECT version FROM migrated").fetchone() == (SCHEMA_VERSION + 1,)
+    db.close()
 
 
 async def test_a_postgres_database_of_the_first_schema_is_migrated_and_keeps_its_content(postgres_url: str) -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -17,15 +18,17 @@ from pathlib import Path
 import anyio
 import psycopg
 import pytest
+import redis
 
 from grampus_uq import open_store
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import SCHEMA_VERSION
 from grampus_uq.runtime.stores.tenants import add_tenant
 from tests.archives import unpack
 
 ROOT = Path(__file__).parents[2]
-LAST = "c6d0dfed"
+LAST = "5e065e79"
 """The commit of the last release whose workers must be able to drain beside this one's."""
 EACH = 15
 
@@ -46,19 +49,46 @@ def last_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+STEPS = {
+    "sqlite.py": '("CREATE INDEX documents_by_time ON documents (kind, label, written_s)",'
+    ' "ALTER TABLE documents ADD COLUMN note TEXT"),',
+    "postgres.py": '("DROP INDEX CONCURRENTLY IF EXISTS grampus_documents_by_time",'
+    ' "CREATE INDEX CONCURRENTLY grampus_documents_by_time ON grampus_documents (kind, label, written_s)",'
+    ' "ALTER TABLE grampus_documents ADD COLUMN IF NOT EXISTS note text"),',
+}
+
+
+@pytest.fixture(scope="module")
+def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as a next release may be: its stores have an index and a column more."""
+    folder = tmp_path_factory.mktemp("next")
+    shutil.copytree(ROOT / "grampus_uq", folder / "grampus_uq", ignore=shutil.ignore_patterns("__pycache__"))
+    runtime = folder / "grampus_uq" / "runtime"
+    store = (runtime / "store.py").read_text()
+    now, later = f"SCHEMA_VERSION = {SCHEMA_VERSION}\n", f"SCHEMA_VERSION = {SCHEMA_VERSION + 1}\n"
+    assert now in store
+    (runtime / "store.py").write_text(store.replace(now, later))
+    for name, step in STEPS.items():
+        file = runtime / "stores" / name
+        before, behind = file.read_text().split("MIGRATIONS: tuple[tuple[str, ...], ...] = (\n")
+        steps, rest = behind.split("\n)\n", 1)
+        file.write_text(f"{before}MIGRATIONS: tuple[tuple[str, ...], ...] = (\n{steps}\n    {step}\n)\n{rest}")
+    return folder
+
+
 class Fleet:
     """Workers of two releases on one store; their errors are what users would have seen."""
 
-    def __init__(self, url: str, folder: Path, last: Path) -> None:
+    def __init__(self, url: str, folder: Path, last: Path, new: Path = ROOT) -> None:
         self.url, self.effects = url, folder / "effects"
-        self._folder, self._last = folder, last
+        self._folder, self._last, self._new = folder, last, new
         self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
         self.begun: list[str] = []
 
     def start(self, name: str, *, old: bool, sessions: int = EACH) -> None:
         said = self._folder / f"{name}.err"
         script = [str(ROOT / "tests/runtime/rolling_worker.py"), self.url, str(self.effects), name, str(sessions)]
-        environment = os.environ | {"PYTHONPATH": str(self._last if old else ROOT)}
+        environment = os.environ | {"PYTHONPATH": str(self._last if old else self._new)}
         with said.open("wb") as errors:
             worker = subprocess.Popen(
                 [sys.executable, *script, *([] if old else ["wider"])], stderr=errors, env=environment
@@ -126,6 +156,33 @@ def test_a_rolling_deploy_with_a_migration_under_load_loses_no_decision_and_show
     anyio.run(roll, store_url, Fleet(store_url, tmp_path, last_release))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_next_releases_migration_runs_beside_this_release_and_this_release_works_on_its_store(
+    store_url: str, tmp_path: Path, next_release: Path
+) -> None:
+    anyio.run(roll, store_url, Fleet(store_url, tmp_path, ROOT, next_release))
+    assert later_schema(store_url) == SCHEMA_VERSION + 1
+
+
+def later_schema(url: str) -> int:
+    """What was applied to a store, read without this package."""
+    if url.startswith("sqlite"):
+        db = sqlite3.connect(url.removeprefix("sqlite:///"))
+        db.execute("SELECT note FROM documents INDEXED BY documents_by_time WHERE kind = 'a' AND label = 'b'")
+        found = db.execute("SELECT version FROM migrated").fetchone()[0]
+        db.close()
+        return int(found)
+    if url.startswith("redis"):
+        with redis.Redis.from_url(url) as client:
+            return int(client.get("grampus:schema:applied") or 0)
+    with psycopg.connect(url) as server:
+        server.execute("SELECT note FROM grampus_documents")
+        indexes = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'grampus_documents_by_time'::regclass"
+        assert server.execute(indexes).fetchone() == (True,)
+        return int(server.execute("SELECT applied FROM grampus_schema").fetchone()[0])  # type: ignore[index]
+
+
 async def roll(url: str, fleet: Fleet) -> None:
     store = open_store(url)
     ledger = Ledger(store)
@@ -158,8 +215,6 @@ async def roll(url: str, fleet: Fleet) -> None:
 
 
 def with_client(url: str) -> None:
-    import redis
-
     with redis.Redis.from_url(url) as client:
         client.flushdb()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from grampus_uq.errors import MissingDependencyError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import (
+    OLDEST_SCHEMA,
     SCHEMA_VERSION,
     WAKING,
     Append,
@@ -75,7 +78,8 @@ BEGIN
 END $$
 """
 
-# One entry a schema version, applied in order; a published entry is never changed.
+# One entry a schema version, applied in order; a published entry is never changed. It is one transaction, unless a
+# statement of it is CONCURRENTLY: such an entry can be applied again after a death in its midst.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE grampus_documents (kind text NOT NULL, key text NOT NULL, version bigint NOT NULL,"
@@ -91,7 +95,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         'CREATE INDEX grampus_documents_by_key ON grampus_documents (kind, key COLLATE "C")',
         _WRITE,
     ),
+    # The version behind `version`, which says what a release must know.
+    ("ALTER TABLE grampus_schema ADD COLUMN applied integer", _WRITE),
 )
+_FIRST_OF_TWO = 3
+_MIGRATING = 726170117  # any constant: the name of our migration lock
+_OWNS = "SELECT pg_has_role(relowner, 'MEMBER') FROM pg_class WHERE oid = 'grampus_schema'::regclass"
 
 
 class PostgresStore(SQLStore):
@@ -203,23 +212,42 @@ def _psycopg() -> Any:
         raise MissingDependencyError.of("psycopg", "postgres", "The PostgreSQL store") from error
 
 
+def _version(db: Any) -> int:
+    """The schema of a database, 0 for one without; one that needs a newer release is refused."""
+    if not db.execute("SELECT to_regclass('grampus_schema') IS NOT NULL").fetchone()[0]:
+        return 0
+    row = db.execute("SELECT version, to_json(s) ->> 'applied' FROM grampus_schema AS s").fetchone()
+    needed, applied = row or (0, None)
+    check_schema(needed)
+    return int(needed if applied is None else applied)
+
+
 def _migrate(db: Any, *, create: bool) -> None:
-    """Bring the database to the newest schema under an advisory lock; one from a newer version is refused."""
-    (there,) = db.execute("SELECT to_regclass('grampus_schema') IS NOT NULL").fetchone()
-    if not there and not create:
+    """Bring the database to the newest schema; only the tables' owner may, and others work on meanwhile."""
+    version = _version(db)
+    if version == 0 and not create:
         raise StoreError("This PostgreSQL database holds no store of sessions.")
-    if there and db.execute("SELECT max(version) FROM grampus_schema").fetchone()[0] == SCHEMA_VERSION:
+    if version >= SCHEMA_VERSION or (version >= OLDEST_SCHEMA and not db.execute(_OWNS).fetchone()[0]):
         return
-    with db.transaction():
-        db.execute("SELECT pg_advisory_xact_lock(726170117)")  # any constant: the name of our migration lock
-        db.execute("CREATE TABLE IF NOT EXISTS grampus_schema (version integer NOT NULL)")
-        row = db.execute("SELECT version FROM grampus_schema").fetchone()
-        version = 0 if row is None else row[0]
-        check_schema(version)
-        for statements in MIGRATIONS[version:]:
+    while not db.execute("SELECT pg_try_advisory_lock(%s)", (_MIGRATING,)).fetchone()[0]:
+        if _version(db) >= OLDEST_SCHEMA:
+            return  # somebody is at it
+        time.sleep(0.05)  # not within a statement: an index that is made beside the writers waits for those
+    done = _version(db)
+    for number, statements in enumerate(MIGRATIONS[done:], done + 1):
+        beside = any("CONCURRENTLY" in statement for statement in statements)
+        with contextlib.nullcontext() if beside else db.transaction():
+            db.execute("CREATE TABLE IF NOT EXISTS grampus_schema (version integer NOT NULL)")
             for statement in statements:
                 db.execute(statement)
-        if row is None:
-            db.execute("INSERT INTO grampus_schema (version) VALUES (%s)", (SCHEMA_VERSION,))
+            _record(db, number)
+    db.execute("SELECT pg_advisory_unlock(%s)", (_MIGRATING,))
+
+
+def _record(db: Any, version: int) -> None:
+    with db.transaction():
+        db.execute("DELETE FROM grampus_schema")
+        if version < _FIRST_OF_TWO:
+            db.execute("INSERT INTO grampus_schema (version) VALUES (%s)", (version,))
         else:
-            db.execute("UPDATE grampus_schema SET version = %s", (SCHEMA_VERSION,))
+            db.execute("INSERT INTO grampus_schema (version, applied) VALUES (%s, %s)", (version - 1, version))

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from grampus_uq.errors import MissingDependencyError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import (
     GENESIS,
+    OLDEST_SCHEMA,
     SCHEMA_VERSION,
     WAKING,
     Append,
@@ -288,18 +289,21 @@ class RedisStore(ThreadedStore):
 
     def _migrate(self, client: Any) -> None:
         """Bring the namespace to the newest schema; doing it twice, or side by side, does no harm."""
-        key = f"{self._namespace}:schema"
-        found = client.get(key)
-        if found is None and not self._create:
+        schema = f"{self._namespace}:schema"
+        needed, applied = (None if found is None else int(found) for found in client.mget(schema, f"{schema}:applied"))
+        if needed is None and not self._create:
             raise StoreError("This Redis server holds no store of sessions under that name.")
-        version = SCHEMA_VERSION if found is None else int(found)
-        check_schema(version)
-        if version < 2:
-            kinds = f"{self._namespace}:kind:"
+        check_schema(needed or 0)
+        version = applied or needed or SCHEMA_VERSION
+        if version >= SCHEMA_VERSION and applied is not None:
+            return
+        kinds = f"{self._namespace}:kind:"
+        if version < SCHEMA_VERSION:  # the first schema's sets: entered into the indexes, and removed by the third
             for name in client.scan_iter(match=f"{_escaped(kinds)}*", count=_BATCH):
-                self._index_kind(client, name.decode().removeprefix(kinds), name)
-        if version != SCHEMA_VERSION or found is None:
-            client.set(key, SCHEMA_VERSION)
+                if version < 2:
+                    self._index_kind(client, name.decode().removeprefix(kinds), name)
+                client.unlink(name)
+        client.mset({schema: OLDEST_SCHEMA, f"{schema}:applied": SCHEMA_VERSION})
 
     def _index_kind(self, client: Any, kind: str, name: bytes) -> None:
         batch: list[str] = []

@@ -14,6 +14,7 @@ import anyio
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import (
+    OLDEST_SCHEMA,
     SCHEMA_VERSION,
     Append,
     Change,
@@ -36,6 +37,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         " PRIMARY KEY (log, position)) WITHOUT ROWID",
     ),
     ("ALTER TABLE documents ADD COLUMN written_s REAL NOT NULL DEFAULT 0",),
+    # The version behind `user_version`, which says what a release must know.
+    ("CREATE TABLE migrated (version INTEGER NOT NULL)", "INSERT INTO migrated (version) VALUES (3)"),
 )
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _MODE = 0o600
@@ -212,21 +215,30 @@ def _append(db: sqlite3.Connection, change: Append, now_s: float) -> None:
         db.execute("INSERT INTO logs (log, position, body) VALUES (?, ?, ?)", (change.log, place, last))
 
 
+def _version(db: sqlite3.Connection) -> int:
+    """The schema of a file, 0 for an empty one; one that needs a newer release is refused."""
+    (needed,) = db.execute("PRAGMA user_version").fetchone()
+    check_schema(needed)
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrated'").fetchone() is None:
+        return int(needed)
+    return int(db.execute("SELECT max(version) FROM migrated").fetchone()[0])
+
+
 def _migrate(db: sqlite3.Connection, *, create: bool) -> None:
-    """Bring the file to the newest schema, each step in one transaction; a file from a newer version is refused."""
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version == SCHEMA_VERSION:
+    """Bring the file to the newest schema in one transaction."""
+    if _version(db) >= SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        (version,) = db.execute("PRAGMA user_version").fetchone()  # another process may have migrated meanwhile
+        version = _version(db)  # another process may have migrated meanwhile
         if version == 0 and not create:
             raise StoreError("This SQLite file holds no store of sessions.")
-        check_schema(version)
         for statements in MIGRATIONS[version:]:
             for statement in statements:
                 db.execute(statement)
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        if version < SCHEMA_VERSION:
+            db.execute("UPDATE migrated SET version = ?", (SCHEMA_VERSION,))
+            db.execute(f"PRAGMA user_version = {OLDEST_SCHEMA}")
     except BaseException:
         db.execute("ROLLBACK")
         raise
