@@ -78,11 +78,19 @@ class Answers:
             return None
         return self._answer(identity, message.line, values)
 
+    def fail(self, why: str) -> Taken | None:
+        """Say that the one request which is open will not be answered; None where none is."""
+        identity = next(iter((*self.running, *self._open)), None)
+        return None if identity is None else self._failed(identity, why)
+
     def _unread(self, identity: Id | None, why: str) -> Taken | None:
         self._say(f"a message of the server {why}: it is dropped")
-        if identity is None or identity not in self:
-            return None
-        line = error_line(identity, INVALID_REQUEST, f"the server's answer {why}")
+        return (
+            None if identity is None or identity not in self else self._failed(identity, f"the server's answer {why}")
+        )
+
+    def _failed(self, identity: Id, why: str) -> Taken:
+        line = error_line(identity, INVALID_REQUEST, why)
         return self._answer(identity, line, json.loads(line))
 
     def _answer(self, identity: Id, line: bytes, values: Mapping[str, Any]) -> Taken:

@@ -1,4 +1,8 @@
-"""Server-sent events as bytes: whole events, bounded, and the data of each; what is not changed keeps its bytes."""
+"""Server-sent events as bytes: whole events, bounded, and the data of each, written so that all clients read it alike.
+
+Of an event's fields only those of plain characters are kept, and of its comments nothing: some clients end a line at
+characters that others take for text, and so read a field in what is a comment for all others.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import re
 from collections.abc import AsyncIterator
 from typing import Final
 
-_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _LINES: Final = re.compile(rb"\r\n|\n|\r")
+_FIELD: Final = re.compile(rb"(?:id|event|retry):[ -~]*")
 
 
 class EventTooLongError(Exception):
@@ -29,13 +34,20 @@ async def read_events(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncItera
         yield held
 
 
-def data_of(event: bytes) -> bytes:
-    """The data of an event: its `data` lines, joined."""
+def data_of(event: bytes) -> bytes | None:
+    """The data of an event: its `data` lines, joined; None where it has none."""
     lines = [line[5:].removeprefix(b" ") for line in _LINES.split(event) if line[:5] == b"data:"]
-    return b"\n".join(lines)
+    return b"\n".join(lines) if lines else None
 
 
-def with_data(event: bytes, data: bytes) -> bytes:
-    """An event with other data of one line."""
-    kept = [line for line in _LINES.split(event) if line and line[:5] != b"data:"]
-    return b"\n".join([*kept, b"data: " + data]) + b"\n\n"
+def id_of(event: bytes) -> bytes | None:
+    """The id of an event, by which a client goes on with its stream."""
+    ids = [line[3:].strip() for line in _LINES.split(event) if line[:3] == b"id:" and _FIELD.fullmatch(line)]
+    return ids[-1] if ids else None
+
+
+def written_event(event: bytes, data: bytes | None) -> bytes:
+    """An event with this data, or with none; a comment where nothing else is in it, which keeps a stream alive."""
+    kept = [line for line in _LINES.split(event) if _FIELD.fullmatch(line)]
+    lines = [] if data is None else [b"data: " + line for line in data.split(b"\n")]
+    return b"\n".join([*kept, *lines] or [b":"]) + b"\n\n"

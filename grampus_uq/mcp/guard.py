@@ -20,6 +20,7 @@ from grampus_uq.mcp.answers import Answers, Taken
 from grampus_uq.mcp.byte_budget import ByteBudget
 from grampus_uq.mcp.call_exchange import CallExchange, Passed
 from grampus_uq.mcp.elicitation import elicits, is_answer
+from grampus_uq.mcp.guarded_calls import GIVEN_UP
 from grampus_uq.mcp.json_rpc import (
     INVALID_REQUEST,
     Id,
@@ -35,13 +36,11 @@ from grampus_uq.mcp.json_rpc import (
     written,
 )
 from grampus_uq.mcp.message_lines import TooLong
-from grampus_uq.records.vocabulary import Effect
 
 _MAX_HELD: Final = 1_000
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _DRAIN_S: Final = 40.0
 """Results that came before the server ended are stored for so long: longer than a store waits for a lock."""
-_GIVEN_UP: Final = "The client gave this call up."
 Send = Callable[[bytes], Awaitable[None]]
 
 
@@ -160,13 +159,9 @@ class Guard:
     async def _await_late(self, identity: Id, record: CallRecord) -> None:
         """End a call that its client gave up: by a late answer, or by none, as servers are to do that heed it."""
         await anyio.sleep(self._late_s)
-        if not self._answers.give_up(identity, record):
-            return
-        self._given_up.discard(record.proposed.id)
-        if record.decisions or record.effect is Effect.IRREVERSIBLE:  # what became of it matters
-            await self._exchange.calls.lost(record)
-        else:
-            await self._exchange.calls.finish(record, text=_GIVEN_UP, is_error=True)
+        if self._answers.give_up(identity, record):
+            self._given_up.discard(record.proposed.id)
+            await self._exchange.calls.given_up(record)
 
     async def _take(self, message: Message) -> None:
         assert message.id is not None  # noqa: S101 (a call without one was refused)
@@ -189,7 +184,7 @@ class Guard:
         del self._open[one.message.id]
         self._budget.give(len(one.message.line))
         if isinstance(outcome, Passed) and one.cancelled.is_set():
-            await self._exchange.calls.finish(outcome.record, text=_GIVEN_UP, is_error=True)
+            await self._exchange.calls.finish(outcome.record, text=GIVEN_UP, is_error=True)
         elif isinstance(outcome, Passed):
             self._answers.running[one.message.id] = outcome.record
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server is gone

@@ -46,6 +46,7 @@ _MAX_RECENT: Final = 64
 _PROMPT: Final = 24
 _UNDECIDED: Final = "Not executed: the client left before it was decided."
 _TOO_LARGE: Final = "The call ran. Its result was too large to be kept until you asked for it."
+GIVEN_UP: Final = "The client gave this call up."
 _LOST: Final = "Not executed: another process took this session over."
 
 
@@ -394,10 +395,18 @@ class GuardedCalls:
                 after = recovered(state.record(record), turn.terms(), self.gate.approvals, record.effect, now_s)
                 if after.waiting:
                     state.keep(after)
-                    await turn.lease.save(("outcome_unknown", turn.facts(record)))
+                    with contextlib.suppress(SessionConflictError):
+                        await turn.lease.try_save(("outcome_unknown", turn.facts(record)))
                 else:
                     state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
             self._wake()
+
+    async def given_up(self, record: CallRecord) -> None:
+        """The client gave a call up that runs, and no answer came: what became of it is asked where it matters."""
+        if record.decisions or record.effect is Effect.IRREVERSIBLE:
+            await self.lost(record)
+        else:
+            await self.finish(record, text=GIVEN_UP, is_error=True)
 
     async def delivered(self, call_id: str) -> None:
         """The client was handed what became of a call: the same call again is a new one."""

@@ -10,6 +10,7 @@ import anyio
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.mcp.http_proxy import Upstream, http_app
+from grampus_uq.mcp.http_traffic import Bounds
 from grampus_uq.mcp.proxy_config import ProxySettings
 from grampus_uq.mcp.proxy_parts import ProxyParts
 
@@ -38,11 +39,12 @@ async def serve_http(settings: ProxySettings, parts: ProxyParts, address: str, s
             url=server.url,
             exchange=partial(parts.exchange, resumes=True, server=name, trusted=server.trusted),
             refusal=parts.shadow,
+            advisory=settings.advisory,
         )
         for name, server in settings.servers.items()
     }
     async with anyio.create_task_group() as group:
-        app, release = http_app(upstreams, group, hosts=hosts, limit=settings.max_message_bytes, say=say)
+        app, release = http_app(upstreams, group, bounds=Bounds(hosts=hosts, limit=settings.max_message_bytes), say=say)
         config = uvicorn.Config(
             app,
             host=host.strip("[]"),

@@ -10,20 +10,63 @@ import anyio
 from anyio.abc import TaskGroup
 
 from grampus_uq.gate.call import CallRecord
+from grampus_uq.mcp.answers import Answers
 from grampus_uq.mcp.call_exchange import CallExchange
 from grampus_uq.mcp.json_rpc import Id
+from grampus_uq.records.vocabulary import Effect
 
 _MAX_SESSIONS = 256
+_MAX_EVENTS = 1_000
+
+
+@dataclass(slots=True)
+class Owed:
+    """What the server owes to one request of a client: the answers are its own, whatever ids others use.
+
+    `record` is that of a call; `resumable`: the server gave ids to events, so that the stream may go on in another one.
+    `judged`: in advisory mode, where answers pass as they are and are looked at once the call has been.
+    """
+
+    answers: Answers
+    identity: Id | None = None
+    record: CallRecord | None = None
+    resumable: bool = False
+    readers: int = 0
+    judged: anyio.Event | None = None
+
+    @property
+    def matters(self) -> bool:
+        """True for a call of which somebody has to know what became of it."""
+        return self.record is not None and (bool(self.record.decisions) or self.record.effect is Effect.IRREVERSIBLE)
 
 
 @dataclass(slots=True)
 class HttpSession:
-    """One session: its exchange, the requests that are open, and the calls that its server works on, by their ids."""
+    """One session: its exchange, the calls that wait, how many are at work, and the streams that may go on."""
 
     exchange: CallExchange
     scope: anyio.CancelScope
-    open: set[Id] = field(default_factory=set)
-    running: dict[Id, CallRecord] = field(default_factory=dict)
+    held: list[tuple[Id, anyio.Event]] = field(default_factory=list)
+    busy: int = 0
+    _streams: OrderedDict[bytes, Owed] = field(default_factory=OrderedDict)
+
+    def cancel(self, identity: object) -> bool:
+        """Give up the one call with this id that waits; False where there is none, or clients share the id."""
+        found = [cancelled for held, cancelled in self.held if type(held) is type(identity) and held == identity]
+        if len(found) == 1:
+            found[0].set()
+        return len(found) == 1
+
+    def goes_on(self, event_id: bytes, owed: Owed) -> None:
+        """The stream of a request may go on after this event."""
+        owed.resumable = True
+        self._streams[event_id] = owed
+        while len(self._streams) > _MAX_EVENTS:
+            self._streams.popitem(last=False)
+
+    def after(self, event_id: bytes) -> Owed | None:
+        """What is owed in a stream that goes on after this event."""
+        return self._streams.get(event_id)
 
 
 class HttpSessions:
@@ -35,12 +78,12 @@ class HttpSessions:
 
     async def of(self, name: str) -> HttpSession | None:
         """The session of this name; None where too many are busy. The longest unused idle one makes room."""
+        if name not in self._sessions and len(self._sessions) >= _MAX_SESSIONS:
+            idle = next((n for n, one in self._sessions.items() if not one.busy), None)
+            if idle is None:
+                return None
+            await self.let_go(idle)
         if name not in self._sessions:
-            if len(self._sessions) >= _MAX_SESSIONS:
-                idle = next((n for n, one in self._sessions.items() if not one.open and not one.running), None)
-                if idle is None:
-                    return None
-                await self.let_go(idle)
             session = HttpSession(exchange=self._make(name), scope=anyio.CancelScope())
             self._sessions[name] = session
             self._group.start_soon(self._run, session)

@@ -47,6 +47,7 @@ class Bench:
         sensing: Sensing | None = None,
         elicitation: Mode | None = None,
         policy: Mapping[str, Any] | None = None,
+        advisory: bool = False,
         **limits: Any,
     ) -> None:
         self.to_client: list[bytes] = []
@@ -62,6 +63,7 @@ class Bench:
                 policy=UncertaintyPolicy(enable_p_true=False, irreversible_tool_names=["pay"], **(policy or {})),
                 estimator=UncertaintyEstimator(extra_weights={} if sensing is None else {Reader.source: 1.0}),
                 sensing=sensing,
+                advisory=advisory,
             ),
             ledger=self.ledger,
             gate=gate,

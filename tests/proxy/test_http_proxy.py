@@ -20,7 +20,7 @@ from mcp.client.client import Client
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
 
-from grampus_uq.mcp.event_stream import data_of, read_events, with_data
+from grampus_uq.mcp.event_stream import data_of, read_events, written_event
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stores import open_store
 
@@ -195,5 +195,6 @@ def test_events_are_whole_however_their_bytes_arrive() -> None:
     for size in range(1, len(stream) + 1):
         events = anyio.run(read, size)
         assert b"".join(events) == stream
-        assert [data_of(event) for event in events] == [b'{"a":\n1}', b"", b"x", b""]
-    assert with_data(b"id: 1\r\ndata: x\r\n\r\n", b"y") == b"id: 1\ndata: y\n\n"
+        assert [data_of(event) for event in events] == [b'{"a":\n1}', None, b"x", None]
+    assert written_event(b"id: 1\r\n: x\r\ndata: x\r\n\r\n", b"y") == b"id: 1\ndata: y\n\n"
+    assert written_event(b": ping\n\n", None) == b":\n\n"

@@ -1,0 +1,180 @@
+"""The answer of an upstream server, read message by message; the result of a call is stored before its client has it.
+
+Where the client leaves, an answer that no call waits for is closed at once; that to a call which matters is read on for
+some minutes. Every call comes to an end: with its result, or, where its stream broke off and nobody went on with it, as
+one of unknown outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Final
+
+import anyio
+import httpx
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from grampus_uq.mcp.answers import Taken
+from grampus_uq.mcp.event_stream import EventTooLongError, data_of, id_of, read_events, written_event
+from grampus_uq.mcp.http_headers import EVENTS, JSON, content_kind, passed_on
+from grampus_uq.mcp.http_sessions import HttpSession, Owed
+from grampus_uq.mcp.http_traffic import Traffic
+from grampus_uq.mcp.json_rpc import INVALID_REQUEST, error_line
+
+_LATE_S: Final = 600.0
+_RESUME_S: Final = 300.0
+
+
+class _Streamed(StreamingResponse):
+    """A streaming response that says when nobody reads it any more, however it ends."""
+
+    def __init__(self, content: AsyncIterator[bytes], status: int, ended: Callable[[], None]) -> None:
+        super().__init__(content, status)
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientDisconnect):
+                await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
+class UpstreamAnswer:
+    """Reads one answer; `response` is what the client is given meanwhile."""
+
+    def __init__(
+        self,
+        answer: httpx.Response,
+        owed: Owed,
+        session: HttpSession,
+        *,
+        traffic: Traffic,
+        say: Callable[[str], None],
+    ) -> None:
+        self._answer, self._owed, self._session = answer, owed, session
+        self._traffic, self._limit, self._say = traffic, traffic.bounds.limit, say
+        self._as_it_comes = owed.judged is not None
+        self._send, self._receive = anyio.create_memory_object_stream[bytes](0)
+        self._scope = anyio.CancelScope()
+        self._gone = False
+        self._settled: str | None = None
+        owed.readers += 1
+        session.busy += 1
+
+    def response(self) -> StreamingResponse:
+        """The answer for the client, as it is read."""
+        response = _Streamed(self._receive, self._answer.status_code, self._left)
+        for name, value in passed_on(self._answer.headers.multi_items()):
+            response.headers.append(name, value)
+        return response
+
+    def _left(self) -> None:
+        self._gone = True
+        self._receive.close()
+        if self._owed.matters:
+            self._scope.deadline = anyio.current_time() + _LATE_S
+        else:
+            self._scope.cancel()
+
+    async def run(self) -> None:
+        """Read the answer to its end."""
+        async with anyio.create_task_group() as self._looks:
+            await self._read()
+        await self._end()
+        self._session.busy -= 1
+
+    async def _read(self) -> None:
+        try:
+            with self._traffic.one(), self._scope:
+                async for part in self._parts(self._chunks()):
+                    if not self._as_it_comes:
+                        await self._hand_over(part)
+        except httpx.HTTPError as error:
+            self._say(f"the server's answer broke off: {type(error).__name__}")
+        finally:
+            self._owed.readers -= 1
+            with anyio.CancelScope(shield=True):
+                await self._answer.aclose()
+                await self._send.aclose()
+
+    async def _hand_over(self, part: bytes) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client is gone
+            await self._send.send(part)
+            if self._settled is not None:
+                await self._session.exchange.calls.delivered(self._settled)
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        async for chunk in self._answer.aiter_raw():
+            if self._as_it_comes:
+                await self._hand_over(chunk)
+            yield chunk
+
+    async def _parts(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """What the client is sent, message by message."""
+        kind = content_kind(self._answer.headers)
+        try:
+            if kind in EVENTS:
+                async for event in read_events(chunks, limit=self._limit):
+                    event_id, data = id_of(event), data_of(event)
+                    yield written_event(event, await self._seen(data) if data else data)
+                    if event_id is not None and self._owed.identity is not None:
+                        self._session.goes_on(event_id, self._owed)
+                return
+            body = bytearray()
+            async for chunk in chunks:
+                body += chunk
+                if len(body) > self._limit:
+                    raise EventTooLongError
+        except EventTooLongError:
+            self._say("a message of the server is longer than a message may be: its answer is ended")
+            failed = await self._stored(self._owed.answers.fail("the server's answer is longer than a message may be"))
+            yield (written_event(b"", failed) if kind in EVENTS else failed) if failed else b""
+            if self._as_it_comes:
+                async for _ in chunks:
+                    pass
+            return
+        yield await self._page(bytes(body), kind)
+
+    async def _page(self, body: bytes, kind: str) -> bytes:
+        status = self._answer.status_code
+        if body and kind in JSON:
+            unread = error_line(self._owed.identity, INVALID_REQUEST, "the server answered something else")
+            return await self._seen(body) or unread
+        if 400 <= status < 500 and self._owed.record is not None:  # it says what is wrong
+            return await self._stored(self._owed.answers.fail(f"the server answered {status}")) or b""
+        return body
+
+    async def _seen(self, data: bytes) -> bytes | None:
+        """What the client is sent for a message, once the result in it is stored."""
+        if self._owed.judged is None:
+            return await self._stored(self._owed.answers.take(data))
+        self._looks.start_soon(self._look, data, self._owed.judged)
+        return None
+
+    async def _look(self, data: bytes, judged: anyio.Event) -> None:
+        await judged.wait()
+        await self._stored(self._owed.answers.take(data))
+
+    async def _stored(self, taken: Taken | None) -> bytes | None:
+        if taken is None or taken.record is None:
+            return None if taken is None else taken.line
+        self._settled = taken.record.proposed.id
+        kept: list[bytes] = []
+        with anyio.CancelScope(shield=True):  # a result that came is kept, though nobody reads it any more
+            kept.append(await self._session.exchange.returned(taken.record, taken.line, taken.values))
+        return kept[0]
+
+    async def _end(self) -> None:
+        """The stream has ended: a call that it left unanswered gets its end here, or where the stream goes on."""
+        owed, record = self._owed, self._owed.record
+        if record is None or owed.identity is None or owed.readers:
+            return
+        if owed.resumable and owed.answers.running:
+            await anyio.sleep(_RESUME_S)
+        if not owed.readers and owed.answers.give_up(owed.identity, record):
+            calls = self._session.exchange.calls
+            await (calls.given_up(record) if self._gone else calls.lost(record))

@@ -1,0 +1,445 @@
+"""Over HTTP each request has its own answer, what passes was read, and every call comes to an end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import uvicorn
+
+from grampus_uq.mcp.http_proxy import Upstream, http_app
+from grampus_uq.mcp.http_traffic import Bounds
+from grampus_uq.runtime import MemoryStore
+from tests.proxy.guarded import Bench
+from tests.proxy.test_http_proxy import free_port
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+
+_JSON = {"content-type": "application/json"}
+_EVENTS = {"content-type": "text/event-stream"}
+_TOOLS = [{"name": "read_note", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+
+
+class Server:
+    """An upstream whose answers the test writes: `answer` sends pieces of a body, by what `reached` it last."""
+
+    def __init__(self) -> None:
+        self.reached: list[dict[str, Any]] = []
+        self.bodies: list[bytes] = []
+        self.open = 0
+        self.status, self.headers = 200, dict(_JSON)
+        self.answer: Callable[[dict[str, Any]], AsyncIterator[bytes]] = self.echo
+
+    async def echo(self, message: dict[str, Any]) -> AsyncIterator[bytes]:
+        result = {"tools": _TOOLS} if message.get("method") == "tools/list" else {"is": message.get("params")}
+        yield json.dumps({"jsonrpc": "2.0", "id": message.get("id"), "result": result}).encode()
+
+    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[..., Any]) -> None:
+        body, more = b"", True
+        while more:
+            part = await receive()
+            body, more = body + part.get("body", b""), part.get("more_body", False)
+        self.bodies.append(body)
+        try:
+            message = json.loads(body)
+        except ValueError:
+            message = {"method": scope["method"], "headers": dict(scope["headers"])}
+        self.reached.append(message)
+        self.open += 1
+        async with anyio.create_task_group() as group:
+
+            async def gone() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                group.cancel_scope.cancel()
+
+            group.start_soon(gone)
+            try:
+                headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
+                await send({"type": "http.response.start", "status": self.status, "headers": headers})
+                async for piece in self.answer(message):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            finally:
+                self.open -= 1
+            group.cancel_scope.cancel()
+
+    def ran(self) -> list[Any]:
+        return [message["params"] for message in self.reached if message.get("method") == "tools/call"]
+
+
+class Web:
+    """A proxy of one server, in this process, and its clients."""
+
+    def __init__(self, server: Server, bench: Bench, address: str, client: httpx.AsyncClient) -> None:
+        self.server, self.bench, self.address, self.client = server, bench, address, client
+
+    async def post(self, **message: Any) -> httpx.Response:
+        return await self.client.post(self.address, json={"jsonrpc": "2.0", **message})
+
+    async def call(self, identity: int, tool: str = "delete_note", **arguments: Any) -> Any:
+        params = {"name": tool, "arguments": arguments}
+        return (await self.post(id=identity, method="tools/call", params=params)).json()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        with anyio.fail_after(20):
+            while not holds():  # noqa: ASYNC110 (nothing tells it)
+                await anyio.sleep(0.01)
+
+    async def leave(self, identity: int, **arguments: Any) -> None:
+        """Call, and leave at the first byte of the answer."""
+        body = {"jsonrpc": "2.0", "id": identity, "method": "tools/call"}
+        params = {"name": "delete_note", "arguments": arguments}
+        async with (
+            httpx.AsyncClient(verify=False, headers={"host": "test"}, timeout=20) as client,
+            client.stream("POST", self.address, json={**body, "params": params}) as answer,
+        ):
+            async for _ in answer.aiter_raw():
+                return
+
+
+@asynccontextmanager
+async def served(app: Any, group: anyio.abc.TaskGroup) -> AsyncIterator[int]:
+    port, ended = free_port(), anyio.Event()
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=port, log_level="critical", lifespan="off", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+
+    async def serve() -> None:
+        await server._serve()  # `serve` takes the signals of the process
+        ended.set()
+
+    group.start_soon(serve)
+    while not server.started:  # noqa: ASYNC110 (nothing tells it)
+        await anyio.sleep(0.01)
+    yield port
+    server.should_exit = True
+    await ended.wait()
+
+
+@asynccontextmanager
+async def web(*, advisory: bool = False, hold_s: float = 10.0, **bounds: int) -> AsyncIterator[Web]:
+    server, bench = Server(), Bench(MemoryStore(), hold_s=0.0 if advisory else hold_s, advisory=advisory)
+    async with anyio.create_task_group() as group:
+        async with served(server, group) as behind:
+            upstream = Upstream(
+                url=f"http://127.0.0.1:{behind}/mcp", exchange=lambda name: bench.exchange, advisory=advisory
+            )
+            limits = Bounds(hosts=frozenset({"test"}), **{"limit": 100_000, **bounds})
+            app, release = http_app({"x": upstream}, group, bounds=limits, say=bench.said.append)
+            headers = {"host": "test"}
+            async with (
+                served(app, group) as port,
+                httpx.AsyncClient(verify=False, headers=headers, timeout=20) as client,
+            ):
+                one = Web(server, bench, f"http://127.0.0.1:{port}/x", client)
+                await one.post(id=0, method="tools/list")
+                yield one
+                await release()
+        group.cancel_scope.cancel()
+
+
+async def test_two_requests_of_one_session_may_have_one_id_and_each_gets_its_own_answer() -> None:
+    async with web() as one:
+        finish, answers = anyio.Event(), []
+
+        async def slowly(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            if message.get("params", {}).get("name") == "delete_note":
+                await finish.wait()
+            async for piece in one.server.echo(message):
+                yield piece
+
+        one.server.answer = slowly
+        async with anyio.create_task_group() as group:
+
+            async def first() -> None:
+                answers.append(await one.call(1, path="a"))
+
+            group.start_soon(first)
+            await one.bench.waiting()
+            assert (await one.call(1, "read_note"))["result"]["is"]["name"] == "read_note"
+            await one.bench.decide()
+            await one.until(lambda: len(one.server.ran()) == 2)
+            other = await one.post(id=1, method="resources/read", params={"uri": "b"})  # while the call runs
+            assert other.json()["result"] == {"is": {"uri": "b"}}
+            listed = await one.post(id=1, method="tools/list")
+            assert listed.json()["result"]["tools"] == _TOOLS
+            finish.set()
+        assert answers[0]["result"]["is"]["arguments"] == {"path": "a"}
+        assert len(one.server.ran()) == 2
+
+
+def event(**message: Any) -> bytes:
+    return b"data: " + json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n\n"
+
+
+async def approved(one: Web, run: Callable[[], Awaitable[Any]]) -> None:
+    """A call is approved while it waits."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await one.bench.decide()
+
+
+async def test_the_result_of_a_call_whose_client_left_in_the_middle_is_kept_for_its_repeat() -> None:
+    async with web() as one:
+        left = anyio.Event()
+
+        async def stream(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield event(method="notifications/progress")
+            await left.wait()
+            for _ in range(3):
+                yield event(method="notifications/progress")
+            yield event(id=message["id"], result={"content": [{"type": "text", "text": "gone"}]})
+
+        one.server.headers, one.server.answer = _EVENTS, stream
+        await approved(one, lambda: one.leave(1, path="a"))
+        await anyio.sleep(0.1)
+        left.set()
+        await one.until(lambda: one.server.open == 0)
+        assert (await one.call(2, path="a"))["result"]["content"][0]["text"] == "gone"
+        assert len(one.server.ran()) == 1
+
+
+@pytest.mark.parametrize("end", ["breaks off", "answers another id", "answers nothing", "fails"])
+async def test_a_call_whose_answer_never_comes_is_asked_about_and_not_run_again(end: str) -> None:
+    async with web(hold_s=0.5) as one:
+
+        async def answer(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield b""
+            if end == "breaks off":
+                yield event(method="notifications/progress")
+            elif end == "answers another id":
+                yield json.dumps({"jsonrpc": "2.0", "id": "1", "result": {}}).encode()
+            elif end == "fails":
+                yield b"Internal Server Error"
+
+        one.server.answer = answer
+        one.server.headers = (
+            _EVENTS if end == "breaks off" else {"content-type": "text/plain"} if end == "fails" else _JSON
+        )
+        one.server.status = 500 if end == "fails" else 200
+        one.bench.exchange._hold_s = 10.0
+        await approved(one, lambda: one.leave(1, path="a"))
+        assert (await one.bench.waiting()).unknown_outcome
+        one.bench.exchange._hold_s = 0.1
+        one.server.headers, one.server.status = _JSON, 200
+        assert "waits for a human" in (await one.call(2, path="a"))["result"]["content"][0]["text"]
+        assert len(one.server.ran()) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [
+        (200, _JSON, b'{"jsonrpc":"2.0","id":1,"result":'),
+        (200, _JSON, b'{"jsonrpc":"2.0","id":1,"result":"' + b"x" * 200_000 + b'"}'),
+        (200, _EVENTS, b'data: {"jsonrpc":"2.0","id":1,"result":"' + b"x" * 200_000 + b'"}\n\n'),
+        (404, {"content-type": "text/plain"}, b"Session not found"),
+    ],
+    ids=["broken", "too long", "an event that is too long", "a page"],
+)
+async def test_an_answer_that_is_none_is_an_error_and_settles_the_call(
+    status: int, headers: dict[str, str], body: bytes
+) -> None:
+    async with web() as one:
+
+        async def answer(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield body
+
+        one.server.status, one.server.headers, one.server.answer = status, headers, answer
+        came: list[httpx.Response] = []
+        params = {"name": "delete_note"}
+
+        async def run() -> None:
+            came.append(await one.post(id=1, method="tools/call", params=params))
+
+        await approved(one, run)
+        assert json.loads(came[0].text.removeprefix("data: "))["error"]["code"] == -32600
+        assert await one.bench.ledger.pending() == []
+
+
+async def test_a_stream_that_goes_on_in_another_one_brings_its_result_there() -> None:
+    async with web() as one:
+
+        async def answer(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            if message["method"] == "tools/call":
+                yield b"id: e1\ndata: \n\n"
+                return
+            yield event(id=99, result={"tools": []})  # to a request that nobody made
+            yield event(id=1, result={"content": [{"type": "text", "text": "gone"}]})
+
+        one.server.headers, one.server.answer = _EVENTS, answer
+        await approved(one, lambda: one.leave(1, path="a"))
+        await one.until(lambda: one.server.open == 0)
+        stranger = await one.client.get(one.address)
+        assert "gone" not in stranger.text
+        rest = await one.client.get(one.address, headers={"last-event-id": "e1"})
+        assert "gone" in rest.text
+        assert "99" not in rest.text
+        assert await one.bench.ledger.pending() == []
+
+
+async def test_streams_that_their_clients_left_are_closed_however_many() -> None:
+    async with web() as one:
+
+        async def silence(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield b": hello\n\n"
+            await anyio.sleep_forever()
+
+        one.server.headers, one.server.answer = _EVENTS, silence
+        for _ in range(105):
+            async with (
+                httpx.AsyncClient(verify=False, headers={"host": "test"}) as client,
+                client.stream("GET", one.address) as stream,
+            ):
+                async for _ in stream.aiter_raw():
+                    break
+        await one.until(lambda: one.server.open == 0)
+        one.server.headers, one.server.answer = _JSON, one.server.echo
+        assert (await one.post(id=1, method="ping")).status_code == 200
+
+
+async def test_a_request_that_its_client_left_before_the_answer_began_is_closed() -> None:
+    async with web() as one:
+
+        async def silence(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            await anyio.sleep_forever()
+            yield b""
+
+        started = anyio.Event()
+
+        async def never(scope: Any, receive: Any, send: Any) -> None:
+            started.set()
+            one.server.open += 1
+            try:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            finally:
+                one.server.open -= 1
+
+        one.server.__class__ = type("Silent", (Server,), {"__call__": lambda self, *given: never(*given)})
+        with anyio.move_on_after(0.3):
+            await one.post(id=1, method="ping")
+        await started.wait()
+        await one.until(lambda: one.server.open == 0)
+
+
+async def test_more_open_requests_than_are_served_are_refused_and_served_again_once_others_end() -> None:
+    async with web(max_open=3) as one:
+        async with anyio.create_task_group() as group:
+            for number in range(3):
+                group.start_soon(one.call, number)
+            await one.until(lambda: one.bench.exchange.calls._turn is not None)
+            await anyio.sleep(0.2)
+            assert (await one.post(id=9, method="ping")).status_code == 503
+            group.cancel_scope.cancel()
+        await anyio.sleep(0.2)
+        assert (await one.post(id=9, method="ping")).status_code == 200
+
+
+async def test_the_bytes_that_waiting_calls_hold_are_bounded() -> None:
+    async with web(max_bytes=50_000) as one:
+        async with anyio.create_task_group() as group:
+            for number in range(2):
+                group.start_soon(lambda number=number: one.call(number, text="x" * 20_000))
+            await anyio.sleep(0.5)
+            assert (await one.post(id=9, method="ping", params={"x": "y" * 20_000})).status_code == 413
+            group.cancel_scope.cancel()
+        await anyio.sleep(0.2)
+        assert (await one.post(id=9, method="ping", params={"x": "y" * 20_000})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (307, {"location": "http://127.0.0.1:1/past-the-proxy"}),
+        (200, {**_JSON, "content-encoding": "gzip"}),
+        (200, {"content-type": "application/json; charset=utf-16"}),
+        (200, {"content-type": "text/event-stream; charset=utf-16"}),
+        (200, {"content-type": "application/json, text/event-stream"}),
+        (200, {"content-type": "text/plain"}),
+        (200, {}),
+    ],
+)
+async def test_an_answer_that_could_not_be_read_here_is_not_passed_on(status: int, headers: dict[str, str]) -> None:
+    async with web() as one:
+        one.server.status, one.server.headers = status, headers
+        answer = await one.post(id=5, method="resources/list")
+        assert answer.status_code == 502
+        assert answer.json()["id"] == 5
+        assert "location" not in answer.headers
+        called = await one.call(6, "read_note")
+        assert "error" in called
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u0085", "\v", "\x1c", "\r"])
+async def test_what_is_hidden_from_some_clients_in_a_comment_is_shown_to_none(mark: str) -> None:
+    async with web() as one:
+        evil = json.dumps({"jsonrpc": "2.0", "id": 5, "result": {"tools": [{"name": "read_note", "x": "EVIL"}]}})
+
+        async def answer(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield f": {mark}data: {evil}\n\n".encode()
+            yield f"event: {mark}data: {evil}\n\n".encode()
+            yield event(id=5, result={"tools": _TOOLS})
+
+        one.server.headers, one.server.answer = _EVENTS, answer
+        shown = (await one.post(id=5, method="tools/list")).text
+        if mark != "\r":  # where a line ends for everybody
+            assert "EVIL" not in shown
+        pin = one.bench.tools.pin("read_note")
+        assert pin is not None
+        assert ("EVIL" in shown) == ("EVIL" in str(pin.definition))
+
+
+async def test_a_call_that_waits_is_given_up_by_its_clients_notification() -> None:
+    async with web() as one:
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: one.leave(1, path="a"))
+            await one.bench.waiting()
+            params = {"requestId": 1}
+            assert (await one.post(method="notifications/cancelled", params=params)).status_code == 202
+        assert len(one.server.reached) == 1  # the list
+        await one.bench.decide()
+        await anyio.sleep(0.5)
+        assert one.server.ran() == []
+
+
+BODIES = [
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"delete_note","arguments":{"a":1,"a":2}}}',
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"delete_note","arguments":{"a":9007199254740993}}}',
+    b'[{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"delete_note"}}]',
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/register","params":{}}',
+    b'{"id":1,"method":"tools/call","params":{"name":"delete_note","arguments":{ } } , "z": 1.50}',
+    b"\xff\xfe not JSON",
+    b"",
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+async def test_in_advisory_mode_every_byte_passes_as_it_came_in_both_directions(body: bytes) -> None:
+    async with web(advisory=True) as one:
+        sent = b'{ "jsonrpc":"2.0","id":"1","result":{"tools":[{}],"x":NaN}}\r\n' + body
+
+        async def answer(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield sent
+
+        one.server.answer = answer
+        headers = {"content-type": "application/json; charset=utf-16", "x-other": "yes"}
+        one.server.headers, one.server.status = headers, 299
+        came = await one.client.post(one.address, content=body, headers={"content-type": "text/odd"})
+        assert one.server.bodies[-1] == body
+        assert came.content == sent
+        assert (came.status_code, came.headers["x-other"]) == (299, "yes")
+
+
+async def test_in_advisory_mode_a_call_is_judged_beside_its_run() -> None:
+    async with web(advisory=True) as one:
+        assert "is" in (await one.call(1, path="a"))["result"]
+        assert len(one.server.ran()) == 1
+        state = one.bench.exchange.calls._current().lease.state
+        await one.until(lambda: state.tool_calls_made == 1)
