@@ -13,6 +13,7 @@ import click
 
 from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup
 from grampus_uq.cli.import_command import import_, pack_, replay_
+from grampus_uq.cli.label_queue_command import agreement, label_next
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import (
     as_json_option,
@@ -67,6 +68,8 @@ def command() -> None:
     """
 
 
+command.add_command(agreement)
+command.add_command(label_next)
 command.add_command(import_)
 command.add_command(pack_)
 command.add_command(replay_)

@@ -52,7 +52,7 @@ def reported_at(missed: Sequence[bool], *, tolerated: float, level: float = 0.05
     return None
 
 
-def agreement(labels: Sequence[Mapping[Hashable, Hashable]]) -> tuple[float | None, int]:
+def agreement(labels: Sequence[Mapping[str, Hashable]]) -> tuple[float | None, int]:
     """Krippendorff's alpha for categories, and the number of cases with two labels or more that it rests on.
 
     `alpha = 1 - D_observed / D_expected`: D_observed is the chance that two labels of one case differ, D_expected that

@@ -216,6 +216,9 @@ TABLE = """
 1 evidence verify nowhere.jsonl
 1 evidence verify .
 2 evidence verify
+1 runs label-next nowhere
+1 runs agreement nowhere
+2 runs agreement
 1 drills off --store sqlite:///nowhere.db
 1 drills report --store sqlite:///nowhere.db
 2 drills on --store sqlite:///nowhere.db

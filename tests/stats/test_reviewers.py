@@ -54,8 +54,8 @@ def test_the_agreement_of_four_observers_is_that_of_the_source() -> None:
     """Krippendorff 2011, section C: four observers, twelve units, missing data; nominal alpha .743."""
     table = ["1 2 3 3 2 1 4 1 2 . . .", "1 2 3 3 2 2 4 1 2 5 . 3", ". 3 3 3 2 3 4 2 2 5 1 .", "1 2 3 3 2 4 4 1 2 5 1 ."]
     rows = [row.split() for row in table]
-    units = [{o: row[u] for o, row in enumerate(rows) if row[u] != "."} for u in range(12)]
-    alpha, n = agreement(units)  # type: ignore[arg-type]
+    units = [{str(o): row[u] for o, row in enumerate(rows) if row[u] != "."} for u in range(12)]
+    alpha, n = agreement(units)
     assert alpha == pytest.approx(0.743, abs=5e-4)
     assert n == 11
 

@@ -1,0 +1,92 @@
+"""`grampus-uq runs label-next` and `runs agreement`: labels one key each, and how far two people agree."""
+
+from __future__ import annotations
+
+import getpass
+from dataclasses import asdict
+
+import click
+
+from grampus_uq.cli.plain_text import one_line
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, say_beside
+from grampus_uq.recording.label_queue import label_agreement, label_by_key, label_queue
+from grampus_uq.recording.run_rows import event_row
+from grampus_uq.recording.runs import RunSummary, find_run
+from grampus_uq.records.visible_text import short, visible
+
+_ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
+_MOST_EVENTS = 40
+
+
+@click.command(name="label-next")
+@click.argument("folder", metavar="FOLDER")
+@click.option("--by", default=None, help="Who labels.  [default: the user's login name]")
+@click.option("--second", is_flag=True, help="Runs that one other person labelled: for the agreement.")
+@as_json_option
+def label_next(folder: str, by: str | None, second: bool, as_json: bool) -> None:
+    """Label finished runs one key each, those first whose label is worth most. With --json only list them."""
+    who = by if by is not None else getpass.getuser()
+    with naming_refused() as refuse:
+        queue = label_queue(folder, by=who, second=second, on_refused=refuse)
+        if as_json:
+            print_json([asdict(one) for one in queue])
+            return
+        if not queue:
+            say_beside("Nothing is left to label.")
+        labelled = 0
+        for number, summary in enumerate(queue):
+            key = _asked(folder, summary, f"{number + 1} of {len(queue)}")
+            if key == "q":
+                break
+            labelled += _labelled(folder, summary.session_id, key, who, second)
+        click.echo(f"{labelled} labelled by {one_line(who)}.")
+
+
+def _asked(folder: str, summary: RunSummary, place: str) -> str:
+    """Show a run, without what others said of it, and return the key."""
+    click.echo(f"--- {place}: {visible(summary.session_id)} ({visible(summary.agent_id)}) ---")
+    events = [row for event in find_run(folder, summary.session_id).events if (row := event_row(event, most=3))]
+    rows = [row for row in events if row.event != "outcome"]
+    if len(rows) > _MOST_EVENTS:
+        click.echo(f"({len(rows) - _MOST_EVENTS} earlier events: grampus-uq runs show)")
+    for row in rows[-_MOST_EVENTS:]:
+        click.echo(
+            f"{row.step if row.step is not None else '':>4} {visible(row.event)}: {visible(short(row.text, 400))}"
+        )
+    click.echo(_ASKED)
+    key = ""
+    while key not in ("s", "f", "e", "u", "n", "q"):
+        key = click.getchar().lower()
+        if not key:
+            return "q"  # the end of the input
+    return key
+
+
+def _labelled(folder: str, session_id: str, key: str, who: str, second: bool) -> int:
+    if key == "n":
+        return 0
+    if key == "u" and second:
+        click.echo("Nothing is written: unknown would take the first label back.")
+        return 0
+    step = click.prompt("step") if key == "e" else None
+    label_by_key(folder, session_id, key, by=who, step=step)
+    return 1
+
+
+@click.command(name="agreement")
+@click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
+@as_json_option
+def agreement(paths: tuple[str, ...], as_json: bool) -> None:
+    """Say how far the people who labelled the same runs agree, and on which runs they differ."""
+    with naming_refused() as refuse:
+        found = label_agreement(paths, on_refused=refuse)
+    if as_json:
+        print_json(asdict(found))
+        return
+    alpha = "not defined" if found.alpha is None else f"{found.alpha:.2f}"
+    people = ", ".join(map(one_line, found.people)) or "nobody"
+    click.echo(
+        f"agreement  {alpha} (Krippendorff's alpha; 1: always, 0: as by chance) on {found.runs} runs, of {people}"
+    )
+    for session_id in found.differ:
+        click.echo(f"differ     {one_line(session_id)}")
