@@ -117,7 +117,7 @@ async def test_a_session_that_is_given_up_says_of_a_call_that_had_started_that_i
     await anyio.sleep(0.06)
     await store.write(Job(agent_id="mailer", session_id="s").now(0.0))
     (taken,) = await take(store, ["mailer"], 1, 30.0)
-    await set_aside(store, taken, session_key("mailer", "s"), "boom")
+    await set_aside(store, taken, session_key("mailer", "s"), taken.job)
     await drop(one.ledger, "mailer", "s", principal="ops")
     state, _ = await one.ledger.known("mailer", "s")
     (said,) = [m.content for m in state.messages if m.role is Role.TOOL and m.tool_call_id == "b"]
