@@ -20,6 +20,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.mcp.elicitation import _read
 from grampus_uq.mcp.proxy_config import read_settings
 from tests.proxy.guarded import MODERN, Bench, bench
+from tests.proxy.test_http_proxy import free_port, notes, proxied, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -239,3 +240,22 @@ async def test_the_official_client_asks_its_user_and_runs_what_was_approved(mode
     assert refused.is_error
     assert ran.read_text() == "plans\n"
     assert len(shown) == 2
+
+
+@pytest.mark.slow
+async def test_over_http_the_question_travels_with_the_call(tmp_path: Path) -> None:
+    server, ran = notes()
+    port, shown = free_port(), list[str]()
+
+    async def user(context: Any, params: Any) -> types.ElicitResult:
+        shown.append(params.message)
+        return types.ElicitResult(action="accept", content={"decision": "approve"})
+
+    address = f"http://127.0.0.1:{port}/mcp"
+    decides = '[approvals]\nelicitation = "decide"\n'
+    with serving(server.streamable_http_app(), port), proxied(tmp_path, decides, notes=address) as proxy:
+        async with Client(f"{proxy}/notes", mode="auto", elicitation_callback=user) as client:
+            await client.list_tools()
+            assert (await client.call_tool("delete_note", {"name": "a"})).content[0].text == "deleted a"
+    assert ran == ["delete a"]
+    assert len(shown) == 1

@@ -44,11 +44,11 @@ def serving(app: Any, port: int) -> Iterator[None]:
 
 
 @contextmanager
-def proxied(tmp_path: Path, **servers: str) -> Iterator[str]:
+def proxied(tmp_path: Path, more: str = "", /, **servers: str) -> Iterator[str]:
     """A proxy of these servers, in a process of its own: its address."""
     port, config = free_port(), tmp_path / "proxy.toml"
     tables = [f'[servers.{name}]\nurl = "{address}"\ntrusted = true\n' for name, address in servers.items()]
-    config.write_text(f'store = "sqlite:///{tmp_path}/store.db"\nhold_s = 5.0\n' + "".join(tables))
+    config.write_text(f'store = "sqlite:///{tmp_path}/store.db"\nhold_s = 5.0\n' + more + "".join(tables))
     options = ["--config", str(config), "--http", f"127.0.0.1:{port}"]
     process = subprocess.Popen([sys.executable, "-m", "grampus_uq.cli", "mcp", *options])
     try:
