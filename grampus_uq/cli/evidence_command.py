@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -44,8 +46,13 @@ def export(url: str, as_json: bool, output: str) -> None:
             count += 1
         return count - 1, str(json.loads(line)["hash"])
 
-    with open(output, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-        entries, digest = with_store(url, work)
+    part = Path(f"{output}.{os.getpid()}.part")
+    try:
+        with part.open("x", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+            entries, digest = with_store(url, work)
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
     if as_json:
         print_json({"output": output, "entries": entries, "digest": digest})
     else:
