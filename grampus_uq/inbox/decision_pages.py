@@ -23,6 +23,7 @@ from grampus_uq.inbox.request_pages import found, how_many, seen_token
 from grampus_uq.inbox.visits import Visit, for_role
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import canonical_json
+from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.deciding import OpenRequest, check_shown, store_decision
 from grampus_uq.runtime.drills import Drill, DrillAnswer
 from grampus_uq.runtime.stored_drills import StoredDrills
@@ -184,11 +185,13 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> list[
     """What an edit changes, argument by argument, as JSON texts; "" for none."""
     if after is None:
         return []
-    told = {name: (_text(before, name), _text(after, name)) for name in sorted({*before, *after})}
-    return [{"name": name, "before": old, "after": new} for name, (old, new) in told.items() if old != new]
+    differing = [n for n in sorted({*before, *after}) if _json(before, n) != _json(after, n)]
+    return [
+        {"name": visible(n), "before": visible(_json(before, n)), "after": visible(_json(after, n))} for n in differing
+    ]
 
 
-def _text(arguments: Mapping[str, Any], name: str) -> str:
+def _json(arguments: Mapping[str, Any], name: str) -> str:
     return canonical_json(arguments[name]) if name in arguments else ""
 
 

@@ -21,6 +21,7 @@ from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import Login, People, Person, Role
 from grampus_uq.learn.pages.page import page_environment
 from grampus_uq.records.strict_json import parse_json
+from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.ledger import Ledger
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -129,7 +130,7 @@ def failed(request: Request, error: GrampusError) -> Response:
 def refusal(request: Request, status: int, why: str) -> Response:
     """Why something was not done, as a page or as JSON."""
     if request.headers.get("content-type", "").startswith("application/json"):
-        return JSONResponse({"error": why[:2_000]}, status)
+        return JSONResponse({"error": visible(why[:2_000])}, status)
     return HTMLResponse(rendered("refused.html", why=why[:2_000], person=None), status)
 
 

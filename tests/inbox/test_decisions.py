@@ -342,6 +342,8 @@ async def test_what_hides_is_named_and_what_is_edited_is_what_was_meant(store: S
     text = html.unescape(re.findall(r"<textarea id=\"arguments\"[^>]*>(.*?)</textarea>", page, re.DOTALL)[0])
     assert json.loads(text) == {"to": "p\u0430y\u200bpal", "body": "gr\u00fc\u00dfe"}
     assert "gr\u00fc\u00dfe" in text
+    said = await prepared(ann, request.id, "edit", arguments='{"to": "paypal", "body": "gr\u00fc\u00dfe"}')
+    assert said.json()["changes"] == [{"name": "to", "before": '"p\\u0430y\\u200bpal"', "after": '"paypal"'}]
 
 
 async def test_every_argument_is_on_the_card_whole(store: SessionStore) -> None:

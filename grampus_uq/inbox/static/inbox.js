@@ -105,16 +105,17 @@ if (one("[data-register]")) register(one("[data-register]"));
 
 // -- times ------------------------------------------------------------------------------------------------------------
 
-const opened = performance.now();
 function showTimes() {
   for (const place of document.querySelectorAll("[data-expires]")) {
-    const began = Number(place.closest("[data-now]").dataset.now);
-    const left = Math.floor(Number(place.dataset.expires) - began - (performance.now() - opened) / 1000);
-    const shown = Math.max(0, left);
+    const around = place.closest("[data-now]").dataset; // the server's clock when it answered; this one's goes on from there
+    around.since ??= performance.now();
+    const left = Number(place.dataset.expires) - Number(around.now) - (performance.now() - Number(around.since)) / 1000;
+    const shown = Math.ceil(Math.max(0, left));
     place.textContent = left > 0 ? `${Math.floor(shown / 60)}:${String(shown % 60).padStart(2, "0")}` : "0:00, expired";
   }
 }
-if (one("[data-expires]")) setInterval(showTimes, 1000);
+showTimes();
+setInterval(showTimes, 1000);
 
 // -- keys: one letter each, off by a switch, never by a key that is held down or typed into a field -------------------
 
@@ -152,6 +153,7 @@ async function showList() {
   const fresh = one("#list", new DOMParser().parseFromString(await answer.text(), "text/html"));
   if (!fresh) return;
   place.replaceWith(fresh);
+  showTimes();
   if (kept) one(`[data-row][href="${CSS.escape(kept)}"]`)?.focus();
 }
 

@@ -1,0 +1,366 @@
+"""From a pause to its end in a real browser with a passkey: a page on a phone, a signature, a worker, one call.
+
+Needs Chromium (`apt-get install chromium`), Playwright (`pip install playwright`), and npm for axe-core; without them
+the tests are skipped. The whole inbox runs in a process of its own, as a user starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from grampus_uq import ApprovalPolicy, PublicKeys, ToolCall
+from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stores import open_store
+from grampus_uq.runtime.worker import Worker
+from grampus_uq.testing import answer
+from tests.runtime.agents import AGENT, World, mail, runner
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
+SHOTS = os.environ.get("GRAMPUS_UQ_SHOTS")
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 800}
+
+
+def elsewhere(work: Callable[[], Awaitable[Any]]) -> Any:
+    """Run it on a thread of its own: Playwright has an event loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(anyio.run, work).result()
+
+
+class House:
+    """A store, the inbox over it in a process of its own, and a runner that believes the keys of a file."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.url, self.world, self.keys = f"sqlite:///{folder}/store.db", World(), folder / "keys.json"
+        elsewhere(self._make_store)
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+        self.origin = f"http://localhost:{port}"
+        self.server = subprocess.Popen([*_CLI, "--store", self.url, "--port", str(port), *options])
+        for _ in range(1_000):
+            try:
+                httpx.get(f"{self.origin}/sign-in")
+                break
+            except httpx.ConnectError:
+                time.sleep(0.02)
+
+    async def _make_store(self) -> None:
+        store = open_store(self.url)
+        await store.now()
+        await store.aclose()
+
+    def command(self, *arguments: str) -> str:
+        done = subprocess.run([*_CLI, *arguments, "--store", self.url], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def invite(self, name: str, role: str = "decide") -> str:
+        return self.command("invite", name, "--role", role, "--origin", self.origin)
+
+    def pause(self, *calls: ToolCall, session: str = "s", **policy: Any) -> str:
+        """A run that waits; the id of its first request."""
+        self.turns = [answer("I will mail Bob.", tool_calls=list(calls or [mail("c", "bob")])), answer("Done.")]
+        self.keys.write_text(self.command("keys"))
+        self.policy = ApprovalPolicy(signer=PublicKeys.from_file(self.keys), **policy)
+
+        async def run() -> str:
+            store = open_store(self.url)
+            agent = runner(self.world, self.turns, store=store, approvals=self.policy)
+            result = await agent.run(AGENT, "Mail Bob the offer, please.", session_id=session)
+            await store.aclose()
+            return result.pending[0].id
+
+        return elsewhere(run)
+
+    def work(self, session: str = "s") -> str:
+        """Let a worker go on until the session has ended, or nothing is left to do."""
+
+        async def run() -> str:
+            store, other = open_store(self.url), open_store(self.url)
+            worker = Worker(
+                runner=runner(self.world, self.turns, store=store, approvals=self.policy), agents=["mailer"]
+            )
+            status = ""
+            async with anyio.create_task_group() as group:
+                group.start_soon(worker.run)
+                with anyio.move_on_after(10):
+                    while status != AgentStatus.COMPLETED:
+                        await anyio.sleep(0.05)
+                        status = (await Ledger(other).known("mailer", session))[0].status
+                worker.stop()
+            await store.aclose()
+            await other.aclose()
+            return status
+
+        return elsewhere(run)
+
+    def change(self, old: str, new: str) -> None:
+        """Somebody changes the stored session."""
+
+        async def change() -> None:
+            store = open_store(self.url)
+            (found,) = await store.scan("session")
+            assert old in found.body
+            await store.put(
+                "session", found.key, found.body.replace(old, new), expected=found.version, label=found.label
+            )
+            await store.aclose()
+
+        elsewhere(change)
+
+
+_CLI = [sys.executable, "-m", "grampus_uq.cli", "inbox"]
+
+
+@contextmanager
+def a_house(folder: Path, *options: str) -> Iterator[House]:
+    house = House(folder, *options)
+    try:
+        yield house
+    finally:
+        house.server.terminate()
+        assert house.server.wait(20) in (0, -15)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with a_house(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page of a new browser profile with an authenticator of its own; what its console says fails the test."""
+    contexts, said = [], list[str]()
+
+    def opened(size: dict[str, int] = PHONE, **given: Any) -> Any:
+        context = chromium.new_context(viewport=size, has_touch=size is PHONE, **given)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
+        page.on("pageerror", lambda one: said.append(str(one)))
+        session = context.new_cdp_session(page)
+        session.send("WebAuthn.enable")
+        options = {"protocol": "ctap2", "transport": "internal", "hasResidentKey": True, "hasUserVerification": True}
+        options |= {"isUserVerified": True, "automaticPresenceSimulation": True}
+        session.send("WebAuthn.addVirtualAuthenticator", {"options": options})
+        page.set_default_timeout(15_000)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert [one for one in said if "the server responded with a status of" not in one] == []
+
+
+def enter(page: Any, house: House, name: str = "ann", role: str = "decide") -> None:
+    """Use an invitation, and sign in."""
+    page.goto(house.invite(name, role))
+    page.get_by_role("button", name="Make a passkey").click()
+    page.get_by_role("link", name="Sign in").click()
+    page.get_by_role("button", name="Sign in with a passkey").click()
+    page.wait_for_url("**/requests")
+
+
+def choose(page: Any, what: str) -> None:
+    page.get_by_role("button", name=what, exact=True).click()
+
+
+def shot(page: Any, name: str) -> None:
+    """Keep a picture where somebody asked for them."""
+    if SHOTS:
+        page.screenshot(path=f"{SHOTS}/{name}.png", full_page=True)
+
+
+def test_a_call_is_approved_on_a_phone_and_runs_once(house: House, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    enter(page, house)
+    page.get_by_text("Nothing waits for you.").wait_for()
+    house.pause()
+    page.get_by_role("link", name='Runs send_email with to "bob", body "hi".').click()  # it came by itself
+    playwright.expect(page).to_have_title(re.compile(r"\(1\) Runs"))
+    choose(page, "Approve")
+    choose(page, "Sign: approve")
+    page.get_by_text("Approved. A worker takes it up.").wait_for()
+    assert house.work() == AgentStatus.COMPLETED
+    assert house.world.sent == [("bob", "hi")]
+    page.get_by_role("link", name="Next").click()
+    page.get_by_text("Nothing waits for you.").wait_for()
+
+
+def test_an_edit_is_shown_before_it_is_signed(house: House, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    enter(page, house)
+    page.goto(f"{house.origin}/requests/{house.pause()}")
+    choose(page, "Edit")
+    page.get_by_label("Arguments, as JSON").fill('{"to": 7, "body": "hi"}')
+    choose(page, "Show the change")
+    page.get_by_text("'to' must be string, not int").wait_for()
+    page.get_by_label("Arguments, as JSON").fill('{"to": "eve", "body": "hi"}')
+    choose(page, "Show the change")
+    assert page.locator("[data-changes] tr").nth(1).inner_text().split() == ["to", '"bob"', '"eve"']
+    choose(page, "Sign: run it with this change")
+    page.get_by_text("Approved with your change.").wait_for()
+    house.work()
+    assert house.world.sent == [("eve", "hi")]
+
+
+def test_what_expires_while_it_is_open_is_refused(house: House, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    enter(page, house)
+    request = house.pause(expires_s=4.0)
+    page.goto(f"{house.origin}/requests/{request}")
+    page.get_by_text("0:00, expired").wait_for()
+    choose(page, "Approve")
+    choose(page, "Sign: approve")
+    page.get_by_text("expired while it was open").wait_for()
+    assert house.work() == AgentStatus.COMPLETED
+    assert house.world.sent == []
+
+
+def test_a_call_that_changes_while_it_is_open_is_refused(house: House, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    enter(page, house)
+    page.goto(f"{house.origin}/requests/{house.pause()}")
+    choose(page, "Approve")
+    house.change('"to":"bob"', '"to":"eve"')
+    choose(page, "Sign: approve")
+    page.get_by_text("no longer what was shown").wait_for()
+    house.change('"to":"eve"', '"to":"bob"')
+    choose(page, "Sign: approve")
+    page.get_by_text("Approved. A worker takes it up.").wait_for()
+
+
+def test_of_two_reviewers_the_second_reads_who_was_first(house: House, open_page: Callable[..., Any]) -> None:
+    ann, bob = open_page(), open_page(DESK)
+    enter(ann, house)
+    enter(bob, house, "bob")
+    request = house.pause()
+    for page in (ann, bob):
+        page.goto(f"{house.origin}/requests/{request}")
+        choose(page, "Approve")
+    choose(ann, "Sign: approve")
+    ann.get_by_text("Approved. A worker takes it up.").wait_for()
+    choose(bob, "Sign: approve")
+    bob.get_by_text("ann decided this already: approve").wait_for()
+    house.work()
+    assert house.world.sent == [("bob", "hi")]
+
+
+def test_nothing_is_approved_before_the_whole_call_was_on_screen(house: House, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    enter(page, house)
+    page.goto(f"{house.origin}/requests/{house.pause(mail('c', 'bob', 'x ' * 6_000))}")
+    approve = page.get_by_role("button", name="Approve", exact=True)
+    approve.wait_for()
+    assert approve.is_disabled()
+    page.keyboard.press("a")
+    assert approve.is_visible(), "the key does nothing yet"
+    page.locator("[data-seen]").scroll_into_view_if_needed()
+    page.locator("[data-do=approve]:not([disabled])").wait_for()
+    page.keyboard.press("a")
+    page.get_by_role("button", name="Sign: approve").wait_for()
+    page.keyboard.press("Escape")
+    approve.wait_for()
+    page.keyboard.press("Escape")
+    page.wait_for_url("**/requests")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/requests/*")
+
+
+def test_everything_can_be_read_without_a_script(house: House, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    enter(page, house)
+    state, request = page.context.storage_state(), house.pause()
+    plain = open_page(java_script_enabled=False, storage_state=state, user_agent=page.evaluate("navigator.userAgent"))
+    plain.goto(f"{house.origin}/requests")
+    plain.get_by_role("link", name="Runs send_email").click()
+    for text in ("no guarantee", "Mail Bob the offer, please.", "Deciding needs JavaScript"):
+        assert text in plain.content()
+    assert not plain.get_by_role("button", name="Approve").is_visible()
+    assert request in plain.url
+
+
+LONG = mail("c", "p\u0430ypal\u200b@example.org", "Dear Bob,\n\nhere is the offer that we spoke about.\n\nBest\nAnn")
+
+
+@pytest.mark.parametrize("dark", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["390", "1280"])
+def test_every_page_can_be_read_by_everybody(
+    house: House,
+    open_page: Callable[..., Any],
+    axe: str,
+    size: dict[str, int],
+    dark: str,
+) -> None:
+    page, found = open_page(size, color_scheme=dark, bypass_csp=True), {}
+
+    def examine(name: str) -> None:
+        shot(page, f"{name}-{size['width']}-{dark}")
+        page.evaluate(axe)
+        told = page.evaluate("axe.run({resultTypes: ['violations']})")
+        found[name] = [
+            (one["id"], [node["html"] for node in one["nodes"]][:3])
+            for one in told["violations"]
+            if one["impact"] in ("serious", "critical")
+        ]
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+    page.goto(house.invite("ann"))
+    page.locator("[data-register]:not([disabled])").wait_for()
+    examine("invitation")
+    page.get_by_role("button", name="Make a passkey").click()
+    page.get_by_role("link", name="Sign in").wait_for()
+    examine("registered")
+    page.get_by_role("link", name="Sign in").click()
+    examine("sign-in")
+    page.get_by_role("button", name="Sign in with a passkey").click()
+    page.wait_for_url("**/requests")
+    examine("empty")
+    for number in range(3):
+        request = house.pause(LONG, session=f"s{number}", expires_s=900.0 + number)
+    page.goto(f"{house.origin}/requests")
+    page.wait_for_timeout(1_200)
+    examine("list")
+    page.goto(f"{house.origin}/requests/{request}")
+    page.wait_for_timeout(300)
+    examine("card")
+    page.locator("[data-seen]").scroll_into_view_if_needed()
+    choose(page, "Edit")
+    examine("edit")
+    page.get_by_label("Arguments, as JSON").fill(json.dumps({"to": "bob@example.org", "body": "Dear Bob"}))
+    choose(page, "Show the change")
+    page.get_by_text("Your change").wait_for()
+    examine("change")
+    page.goto(f"{house.origin}/me")
+    examine("me")
+    page.goto(f"{house.origin}/requests/{'0' * 32}")
+    examine("gone")
+    assert {name: problems for name, problems in found.items() if problems} == {}
