@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _DAY_S, _HOUR_S = 86_400.0, 3_600.0
 _SHORTEST_ID = 8
+_MOST_MISSING = 10_000
 
 
 @click.group(name="permits", cls=SummarisedGroup)
@@ -172,16 +173,14 @@ def list_(url: str, as_json: bool) -> None:
     if not found:
         say_beside("There is no permit.")
         return
-    columns = ("permit", "scope", "ahead from", "answers", "audits", "wrong", "ahead", "by", "stands")
+    columns = ("permit", "scope", "stands", "answers", "wrong", "ahead")
     print_table(columns, (_list_row(standing) for standing in found))
 
 
 def _list_row(standing: Standing) -> list[str]:
     permit, state = standing.permit, standing.state
-    threshold = state.threshold(permit)
-    score = "-" if threshold is None else f"{permit.stream} {threshold:g}"
-    counts = [str(n) for n in (state.answers, state.audits, state.wrong, state.released)]
-    return [permit.id[:8], permit.scope(), score, *counts, permit.principal, _stands(standing)]
+    counts = [str(n) for n in (state.answers, state.wrong, state.released)]
+    return [permit.id[:8], permit.scope(), _stands(standing), *counts]
 
 
 def _stands(standing: Standing) -> str:
@@ -192,7 +191,8 @@ def _stands(standing: Standing) -> str:
         return "expired"
     if standing.trouble is not None:
         return short(standing.trouble, 100)
-    return "lets calls ahead" if state.in_force(permit) else "asks about everything"
+    threshold = state.threshold(permit)
+    return "asks about everything" if threshold is None else f"lets ahead from {permit.stream} {threshold:g} on"
 
 
 @command.command()
@@ -225,14 +225,32 @@ def show(url: str, permit_id: str, as_json: bool) -> None:
         ("stands", _stands(standing)),
         ("says", _promise(standing)),
         ("granted", f"by {permit.principal}, {'signed' if permit.signature else 'unsigned'}; until {_day(permit)}"),
-        ("score", f"{permit.stream}; judged by {state.judge or 'whoever comes first'}"),
-        ("answers", f"{state.answers}: {state.audits} audits, {state.wrong} wrong, {state.overdue} of them overdue"),
+        ("score", f"{permit.stream}, under the profile, model, prompt and tools {state.judge or 'of the first call'}"),
+        ("answers", f"{state.answers}, of them {state.audits} audits, {state.wrong} wrong ({state.overdue} by delay)"),
+        ("missing", _missing(standing)),
         ("ahead", f"{state.released} calls, unasked"),
         ("waits", f"{waiting} answers; {len(state.open)} calls are not counted yet"),
-        ("late", f"{state.corrected} answers changed after they were counted"),
+        ("late", f"{state.corrected} answers turned wrong after they were counted"),
         ("log", "gives the very same state" if agrees else "DOES NOT GIVE THIS STATE: one of the two was changed"),
     ):
         click.echo(f"{name:<10} {one_line(text)}")
+
+
+def _missing(standing: Standing) -> str:
+    if standing.state.closed is not None:
+        return "a new permit"
+    least = _least(standing.permit, standing.state)
+    return f"{least} right answers at the least" if least else "nothing"
+
+
+def _least(permit: Permit, state: PermitState) -> int:
+    """How many right answers, all at the highest scores, the first permission takes from here; 10,000: or more."""
+    from grampus_uq.stats.earned_threshold import level, update
+
+    earned, count = state.of(permit), 0
+    while not level(permit.target, earned) and count < _MOST_MISSING:
+        earned, count = update(permit.target, earned, 0, True, False, in_force=0, audit=1.0), count + 1
+    return count
 
 
 def _promise(standing: Standing) -> str:
@@ -279,11 +297,13 @@ def _signed(permit: Permit, key_file: str | None) -> tuple[Permit, bool]:
 
 
 def _granted(permit: Permit, signed: bool, as_json: bool) -> None:
+    from grampus_uq.gate.permits import PermitState
+
     if as_json:
         print_json({"permit": permit.model_dump(mode="json"), "signed": signed})
         return
     how = "signed" if signed else "unsigned (no key is set)"
-    least = math.ceil(math.log(permit.delta) / math.log1p(-permit.epsilon))
+    least = _least(permit, PermitState.fresh(permit))
     share = f"{100.0 * permit.epsilon:g} % of {'those that may go out' if permit.of_released else permit.scope()}"
     click.echo(f"permit     {permit.id}")
     click.echo(f"promise    at most {one_line(share)} go out wrong, at {100.0 * (1.0 - permit.delta):g} %")

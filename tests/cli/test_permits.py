@@ -48,15 +48,29 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/s.db"
 
 
-def work(url: str, answers: int) -> None:
+def work(url: str, answers: int, first: int = 0) -> None:
     async def run() -> None:
         store = open_store(url)
         office = Office(store)
-        for number in range(answers):
+        for number in range(first, first + answers):
             await office.run(f"r-{number}", body=f"number {number}")
         await store.aclose()
 
     anyio.run(run)
+
+
+def test_so_many_right_answers_as_are_said_to_be_missing_earn_the_first_permission_and_no_fewer(url: str) -> None:
+    said = invoke("grant", "--store", url, "--tool", "send_email", "--at-most", "0.3", "--assurance", "0.5").stdout
+    (listed,) = json.loads(invoke("list", "--store", url, "--json").stdout)
+    permit, number = listed["permit"]["id"], int(said.split("earned: ")[1].split()[0])
+    for answers in range(number):
+        shown = invoke("show", permit, "--store", url).stdout
+        assert f"missing    {number - answers} right answers at the least" in shown
+        work(url, 1, first=answers)
+    assert "missing    nothing" in invoke("show", permit, "--store", url).stdout
+    revoked = invoke("revoke", permit, "--store", url)
+    assert "is closed" in revoked.stdout
+    assert "missing    a new permit" in invoke("show", permit, "--store", url).stdout
 
 
 def test_a_permit_is_granted_listed_shown_and_revoked(url: str) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.cli.permits_command import command
+from grampus_uq.gate.permits import Entry, Permit, PermitState, applied, issued
 from grampus_uq.learn.permit_simulation import read_labelled_calls, simulate_permit
 from grampus_uq.stats.earned_threshold import CANDIDATES, Target
 from tests.guarantees.worlds import World, record
@@ -91,6 +92,33 @@ def test_counts_add_up_a_seed_repeats_itself_and_a_call_without_a_score_is_asked
     assert found.out == 0 or found.first is not None
     unscored = simulate_permit(TARGET, np.full(len(calls), np.nan), wrong, np.random.default_rng(seed))
     assert (unscored.out, unscored.asked) == (0, len(calls))
+
+
+@settings(deadline=None, max_examples=40)
+@given(CALLS, st.integers(0, 3), st.sampled_from([0.05, 0.4]))
+def test_simulated_is_what_a_permit_does_on_the_same_calls_draws_and_answers(
+    calls: Any, seed: int, epsilon: float
+) -> None:
+    permit = Permit(
+        tool="pay", epsilon=epsilon, delta=0.3, audit_rate=0.2, of_released=seed == 1, principal="ann", expires_s=1e9
+    )
+    calls = [*[(0.9, False)] * 20 * seed, *calls]
+    scores, wrong = np.array([score for score, _ in calls]), np.array([bad for _, bad in calls], dtype=np.bool_)
+    found = simulate_permit(permit.target, scores, wrong, np.random.default_rng(seed))
+    rng, state, asked, wrong_out = np.random.default_rng(seed), PermitState.fresh(permit), 0, 0
+    for number, (score, bad) in enumerate(calls):
+        if np.isnan(score):  # a call without a score takes no ticket
+            asked += 1
+            continue
+        entry = Entry(do="propose", now_s=0.0, score=score, same=str(number), judge="j", draw=rng.random())
+        taken = issued(permit, state, entry)
+        assert taken is not None
+        state = applied(permit, state, entry)
+        if taken[1].asked:
+            state = applied(permit, state, Entry(do="answer", now_s=0.0, ticket=taken[0], wrong=bad))
+        asked, wrong_out = asked + taken[1].asked, wrong_out + (bad and not taken[1].asked)
+    assert (found.asked, found.wrong_out) == (asked, wrong_out)
+    assert (found.threshold, found.withdrawn) == (state.threshold(permit), state.withdrawn)
 
 
 def test_a_promise_that_no_longer_holds_is_withdrawn_and_everything_asked_about_again() -> None:
