@@ -23,15 +23,16 @@ GRAMPUS_UQ = [sys.executable, "-m", "grampus_uq.cli"]
 TASK = "Read the plan and write one sentence about it to a file."
 
 
-def settings(folder: Path, port: int) -> dict[str, object]:
+def settings(folder: Path, port: int, *options: str) -> dict[str, object]:
     """The assistant's settings: a local model, and the server of files behind the proxy."""
     server = [sys.executable, TAP, str(folder), "server", *files_server(folder / "project")]
-    options = {"baseURL": f"http://127.0.0.1:{port}/v1", "apiKey": "none"}
+    proxy = [sys.executable, TAP, str(folder), "client", *GRAMPUS_UQ, "mcp", *options, "--", *server]
+    endpoint = {"baseURL": f"http://127.0.0.1:{port}/v1", "apiKey": "none"}
     limit = {"context": 32_768, "output": 512}
     local = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "local",
-        "options": options,
+        "options": endpoint,
         "models": {"small": {"limit": limit}},
     }
     return {
@@ -43,7 +44,7 @@ def settings(folder: Path, port: int) -> dict[str, object]:
         "mcp": {
             "files": {
                 "type": "local",
-                "command": [*GRAMPUS_UQ, "mcp", "--config", str(folder / "guard.toml"), "--", *server],
+                "command": proxy,
                 "timeout": 60_000,
             }
         },
@@ -92,7 +93,7 @@ def test_an_assistant_reads_waits_for_the_terminal_and_its_model_is_told_what_th
         f'store = "{url}"\nsession = "desk"\nhold_s = 1.0\n'
         '[effects]\n"read_*" = "read"\n"list_*" = "read"\nwrite_file = "irreversible"\n'
     )
-    (tmp_path / "project" / "opencode.json").write_text(json.dumps(settings(tmp_path, port)))
+    own = tmp_path / "project" / "opencode.json"
     path = {"type": "string", "enum": [str(plan)]}
     to = {"type": "string", "enum": [str(note)]}
     text = {"type": "string", "minLength": 10, "maxLength": 80}
@@ -102,6 +103,15 @@ def test_an_assistant_reads_waits_for_the_terminal_and_its_model_is_told_what_th
     small = SmallModel(model, [("read_text_file", reads), ("write_file", writes)])
     try:
         with serving(small.app(), port):
+            own.write_text(json.dumps(settings(tmp_path, port, "--unguarded")))
+            unguarded = run(program, tmp_path, TASK)
+            assert unguarded.returncode == 0, unguarded.stderr
+            assert reached(tmp_path) == ["read_text_file", "write_file"]
+            for side in ("to", "from"):  # byte for byte
+                assert (tmp_path / f"client.{side}").read_bytes() == (tmp_path / f"server.{side}").read_bytes()
+            note.unlink()
+
+            own.write_text(json.dumps(settings(tmp_path, port, "--config", str(tmp_path / "guard.toml"))))
             first = run(program, tmp_path, TASK)
             assert first.returncode == 0, first.stderr
             assert "whales are counted" in small.told[0]
