@@ -13,10 +13,11 @@ import anyio
 import click
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.mcp.advisory import Advisory
 from grampus_uq.mcp.guard import Guard
 from grampus_uq.mcp.proxy_config import ProxySettings, read_settings
 from grampus_uq.mcp.proxy_parts import ProxyParts
-from grampus_uq.mcp.stdio_proxy import Passing, Send, serve_stdio
+from grampus_uq.mcp.stdio_proxy import Passing, Relay, Send, serve_stdio
 from grampus_uq.records.visible_text import without_controls
 
 _LAUNCHERS: Final = frozenset({"npx", "uvx", "uv", "pipx", "run", "python", "python3", "node", "docker"})
@@ -66,8 +67,9 @@ async def _serve(settings: ProxySettings, url: str, server: tuple[str, ...]) -> 
     name = settings.session or uuid.uuid4().hex
     exchange = parts.exchange(name, resumes=settings.session is not None, trusted=settings.trusted)
 
-    def relay(to_client: Send, to_server: Send) -> Guard:
-        return Guard(to_client, to_server, exchange=exchange, say=say)
+    def relay(to_client: Send, to_server: Send) -> Relay:
+        kind = Advisory if settings.advisory else Guard
+        return kind(to_client, to_server, exchange=exchange, say=say)
 
     try:
         return await serve_stdio(server, relay, limit=settings.max_message_bytes)

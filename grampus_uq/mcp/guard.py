@@ -70,8 +70,8 @@ class Guard:
         self._open: dict[Id, _Open] = {}
         self._given_up: set[str] = set()
         self._budget = ByteBudget(max_bytes)
-        self._storing = 0
-        self._stored = anyio.Event()
+        self._working = 0
+        self._rested = anyio.Event()
         self._group: TaskGroup | None = None
         self._ready = anyio.Event()
 
@@ -101,10 +101,23 @@ class Guard:
 
     async def aclose(self) -> None:
         """Store what the server still answered, and leave the session in the store."""
+        await self.client_left()
         with anyio.move_on_after(_DRAIN_S):
-            while self._storing:
-                await self._stored.wait()
+            await self.rest()
         await self._exchange.calls.aclose()
+
+    async def rest(self) -> None:
+        """Wait until no call is being judged, held or stored."""
+        while self._working:
+            await self._rested.wait()
+
+    async def _work(self, work: Callable[..., Awaitable[None]], *given: Any) -> None:
+        try:
+            await work(*given)
+        finally:
+            self._working -= 1
+            self._rested.set()
+            self._rested = anyio.Event()
 
     async def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> None:
         await self._ready.wait()
@@ -172,7 +185,8 @@ class Guard:
             full = "Not executed: the calls that are open hold too many bytes already."
         if full is None:
             self._open[message.id] = one = _Open(message)
-            await self._start(self._serve, one)
+            self._working += 1
+            await self._start(self._work, self._serve, one)
         else:
             text = text_result(full, is_error=True, modern=is_modern(message.params))
             await self._reply(result_line(message.id, text))
@@ -209,8 +223,8 @@ class Guard:
             await self._reply(taken.line)
             return
         await self._budget.wait_for(len(taken.line))
-        self._storing += 1
-        await self._start(self._store, taken, taken.record)
+        self._working += 1
+        await self._start(self._work, self._store, taken, taken.record)
 
     async def _store(self, taken: Taken, record: CallRecord) -> None:
         try:
@@ -220,6 +234,3 @@ class Guard:
         finally:
             self._given_up.discard(record.proposed.id)
             self._budget.give(len(taken.line))
-            self._storing -= 1
-            self._stored.set()
-            self._stored = anyio.Event()

@@ -65,9 +65,8 @@ class ProxyParts:
             from grampus_uq.mcp.call_spans import CallSpans
 
             spans = CallSpans(self._tracer, session_id, "tcp" if server else "pipe")
-        return CallExchange(
-            calls, self._states, self._say, hold_s=settings.hold_s, elicitation=elicitation, spans=spans
-        )
+        hold_s = 0.0 if settings.advisory else settings.hold_s
+        return CallExchange(calls, self._states, self._say, hold_s=hold_s, elicitation=elicitation, spans=spans)
 
     def shadow(self, tool: str) -> str | None:
         """Why a tool must not be called: servers of this proxy share its name, and a model cannot tell them apart."""
