@@ -23,6 +23,7 @@ from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_jobs import Job
+from grampus_uq.runtime.worker_metrics import WorkerMetrics
 
 _HEALTH_S = 60.0
 
@@ -114,15 +115,22 @@ async def _until_signalled(worker: Worker, say: Callable[[dict[str, Any]], None]
                 say({"event": "draining", "running": worker.running})
                 worker.stop()
 
+    metrics = WorkerMetrics(worker)
+
     async def health() -> None:
         while True:
             await anyio.sleep(_HEALTH_S)
-            say({"event": "health", **_state(worker)})
+            queue = {
+                "oldest_job_s": round(max(metrics.oldest_s.values(), default=0.0), 1),
+                "dead_letters": sum(metrics.dead_letters.values()),
+            }
+            say({"event": "health", **_state(worker), **queue})
 
     async with anyio.create_task_group() as group:
         with anyio.CancelScope() as work:
             group.start_soon(receive, work)
             group.start_soon(health)
+            group.start_soon(metrics.watch)
             await worker.run()
         group.cancel_scope.cancel()
     say({"event": "stopped", **_state(worker)})

@@ -108,6 +108,16 @@ async def take(
     return taken
 
 
+async def oldest_due_s(store: SessionStore, agent: str) -> float:
+    """Seconds since the oldest due job of an agent was due; 0 where none is."""
+    oldest = 0.0
+    for kind in (WAKING, TIMER):
+        for row in await store.scan(kind, label=quote(agent, safe=""), limit=1):
+            with contextlib.suppress(ValueError):  # a row that nobody can read
+                oldest = max(oldest, row.read_s - float(row.key.partition("/")[0]))
+    return oldest if oldest < _LATEST else 0.0
+
+
 async def _take_one(store: SessionStore, found: Document, agent: str, hold_s: float) -> Taken | None:
     row = Delete(kind=found.kind, key=found.key, expected=found.version)
     job = _read(found, agent)

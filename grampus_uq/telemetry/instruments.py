@@ -97,5 +97,36 @@ _ALL: Final = (
     ),
 )
 
+_OF_WORKERS: Final = (
+    Instrument(
+        name="uncertainty.worker.jobs",
+        kind="observable_counter",
+        unit="{job}",
+        description="Jobs of a worker by how they ended.",
+        labels=("ended",),
+    ),
+    Instrument(
+        name="uncertainty.worker.running",
+        kind="observable_gauge",
+        unit="{session}",
+        description="Sessions that a worker runs now.",
+    ),
+    Instrument(
+        name="uncertainty.worker.oldest_job",
+        kind="observable_gauge",
+        unit="s",
+        description="Time since the oldest due job of an agent was due; 0 where none waits.",
+        labels=("agent_id",),
+    ),
+    Instrument(
+        name="uncertainty.worker.dead_letters",
+        kind="observable_gauge",
+        unit="{session}",
+        description="Sessions of an agent that were set aside, at most 1,000.",
+        labels=("agent_id",),
+    ),
+)
+WORKER_INSTRUMENTS: Final = {instrument.name: instrument for instrument in _OF_WORKERS}
+"""The metrics of `grampus-uq worker`, by name."""
 INSTRUMENTS: Final = {instrument.name: instrument for instrument in _ALL}
 """The table by name."""
