@@ -21,6 +21,8 @@ from grampus_uq.telemetry.spans import resolve_tracer
 from grampus_uq.telemetry.trace_context import context_of
 
 _MOST_RUNNING: Final = 1_000
+_W3C: Final = ("traceparent", "tracestate")
+_LONGEST: Final = 512  # what the standard asks to be kept of a tracestate
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
@@ -48,8 +50,9 @@ class CallSpans:
         version = meta.get(PROTOCOL_VERSION)
         if isinstance(version, str) and _DATE.fullmatch(version):
             attributes["mcp.protocol.version"] = version
+        place = {key: text for key in _W3C if isinstance(text := meta.get(key), str) and len(text) <= _LONGEST}
         span = self._tracer.start_span(
-            f"{CALL} {tool}", context=context_of({"trace": meta}), kind=SpanKind.SERVER, attributes=attributes
+            f"{CALL} {tool}", context=context_of({"trace": place}), kind=SpanKind.SERVER, attributes=attributes
         )
         try:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):

@@ -144,8 +144,8 @@ class Guard:
         elif message.is_call:
             await self._take(message)
         elif not (message.method == "notifications/cancelled" and await self._cancel(message.params.get("requestId"))):
-            if message.method == "initialize" and elicits(message.params.get("capabilities")):
-                self._exchange.put = self._reply
+            if message.method == "initialize":
+                self._exchange.put = self._reply if elicits(message.params.get("capabilities")) else None
             self._answers.expect(message)
             await self._to_server(line)
 

@@ -16,6 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "00f067aa0ba902b7"
 META = {
     "traceparent": f"00-{TRACE}-{PARENT}-01",
+    "tracestate": ",".join(f"v{n}={'x' * 30}" for n in range(25)),
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
 }
 SECRET = "a secret that was typed"
@@ -33,7 +34,11 @@ def _calls(folder: Path, endpoint: str) -> None:
     params: list[dict[str, Any]] = [
         {"name": "read_note", "arguments": {"text": SECRET}, "_meta": META},
         {"name": "delete_note", "arguments": {"text": SECRET}, "_meta": META},
-        {"name": SECRET, "arguments": {}, "_meta": META | {"traceparent": "00-nonsense"}},
+        {
+            "name": SECRET,
+            "arguments": {},
+            "_meta": META | {"traceparent": "00-nonsense", "tracestate": f"a={SECRET}" * 99},
+        },
         {"name": "read_note", "arguments": {}, "_meta": {"traceparent": ["x"], "tracestate": 5}},
     ]
     command = [sys.executable, "-m", "grampus_uq.cli", "mcp", *options]
@@ -58,6 +63,7 @@ def test_a_call_is_a_span_below_the_clients_with_what_the_monitor_made_of_it_bel
     assert names == ["tools/call read_note", "tools/call delete_note", "tools/call other", "tools/call read_note"]
     assert [(span.trace_id.hex(), span.parent_span_id.hex()) for span in spans[:2]] == [(TRACE, PARENT)] * 2
     assert not any(span.parent_span_id for span in spans[2:])
+    assert not any(span.trace_state for span in spans)  # longer than it may be
     reads, waits = _values(spans[0]), _values(spans[1])
     assert reads["gen_ai.tool.name"] == "read_note"
     assert reads["mcp.protocol.version"] == "2026-07-28"
