@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, Final, TypeGuard
 
 from grampus_uq.records.strict_json import parse_json
@@ -105,7 +106,7 @@ def _check_method(message: Message) -> None:
     if not isinstance(message.values.get("params"), dict):
         raise UnclearError("a call of a tool needs its params", code=INVALID_PARAMS, answer=message.id)
     _check_names(message.params, _PARAMS, message.id)
-    problem = _call_problem(message.params)
+    problem = _call_problem(message.params) or _number_problem(message.line)
     if problem is not None:
         raise UnclearError(problem, code=INVALID_PARAMS, answer=message.id)
 
@@ -126,17 +127,37 @@ def _call_problem(params: Mapping[str, Any]) -> str | None:
     folded = [key.casefold() for key in arguments or ()]
     if len(set(folded)) < len(folded):
         return "two arguments differ only in case, and some servers take them for one"
-    return _number_problem(arguments)
+    return None
 
 
-def _number_problem(value: Any) -> str | None:
-    left = [value]
+class _Fraction(str):
+    """A number as it was written, with a point or an exponent."""
+
+    __slots__ = ()
+
+
+def _number_problem(line: bytes) -> str | None:
+    """A call may hold no number that some servers round: two calls that differ in it would be one here."""
+    left: list[Any] = [judged_arguments(json.loads(line.decode("utf-8-sig"), parse_float=_Fraction)["params"])]
     while left:
         one = left.pop()
-        if type(one) in (int, float) and abs(one) > _SAFE_INTEGER:
+        if type(one) is int and abs(one) > _SAFE_INTEGER:
             return "the arguments hold a number beyond 2^53, which some servers round: give it as text"
+        if type(one) is _Fraction and not _is_a_double(one):
+            return "the arguments hold a number of more digits than some servers keep: give it as text"
         left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
     return None
+
+
+def _is_a_double(text: str) -> bool:
+    """True for a number that doubles and decimals read alike."""
+    value = float(text)
+    if not abs(value) <= _SAFE_INTEGER:
+        return False
+    try:
+        return Decimal(text) == Decimal(repr(value))
+    except ArithmeticError:  # an exponent beyond that of a decimal
+        return False
 
 
 def judged_arguments(params: Mapping[str, Any]) -> dict[str, Any]:

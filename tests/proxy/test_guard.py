@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from decimal import Decimal
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grampus_uq import Sensing
-from grampus_uq.mcp.json_rpc import judged_arguments
+from grampus_uq.mcp.json_rpc import UnclearError, judged_arguments, read_message
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.stopping import order_stop
@@ -70,6 +74,21 @@ async def test_whatever_a_server_answers_is_passed_on(result: str) -> None:
         await one.guard.from_server(answer)
         await one.answered(3)
         assert one.to_client[-1] == answer
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(), st.data())
+def test_two_calls_of_one_digest_hold_the_same_numbers(number: float, data: st.DataObject) -> None:
+    """For servers that read doubles and for servers that read decimals; what is written as usual is taken."""
+    spellings = [json.dumps(number), f"{Decimal(number):f}", f"{Decimal(number):e}", f"{Decimal(number):.20f}"]
+    spellings += [f"{json.dumps(number)}{zeros}" for zeros in ("0", "01") if "." in json.dumps(number)]
+    taken = {}
+    for text in data.draw(st.permutations(spellings)):
+        line = f'{{"id":1,"method":"tools/call","params":{{"name":"t","arguments":{{"a":{text}}}}}}}'
+        with contextlib.suppress(UnclearError):
+            message = read_message(line.encode())
+            digest = ToolCall(id="c", name="t", arguments=judged_arguments(message.params)).digest()
+            assert taken.setdefault(digest, Decimal(text)) == Decimal(text)
+    assert taken or abs(number) > 2**53 - 1
 
 
 async def test_an_approval_covers_no_call_that_says_the_same_beside_its_arguments() -> None:
@@ -278,6 +297,11 @@ UNCLEAR = [
     b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":1e999}}}',
     b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":9007199254740993}}}',
     b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":12345678901234567890.0}}}',
+    *(
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":[%s]}}}' % number
+        for number in (b"0.10000000000000000001", b"1e-400", b"1e99999999999999999999", b"0e99999999999999999999")
+    ),
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","inputResponses":{"a":1e-400}}}',
     b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"r","arguments":{"beside the arguments":1}}}',
     b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":"\\ud800"}}}',
     b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":[1]}}',
