@@ -171,6 +171,10 @@ async def _logs(stores: Sequence[SessionStore]) -> None:
 async def _chains(stores: Sequence[SessionStore]) -> None:
     first, second, _ = stores
     contents = ['{"what":"a"}', '{"what":"ключ \\"x\\""}', '{"deep":{"seq":7,"hash":"x"}}']
+    contents += [
+        json.dumps({"codes": "".join(map(chr, [*range(256), 0xFFFF, 0x10FFFF])), "\0": 0}),
+        '{"what":"behind it"}',
+    ]
     await first.append("chain", contents[0], expected=None)
     await second.write(Append(log="chain", bodies=tuple(contents[1:]), expected=None))
     _check_chain(await first.read("chain"), contents)

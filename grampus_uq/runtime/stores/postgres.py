@@ -29,10 +29,14 @@ _CHANNEL = "grampus_jobs"
 _CONFLICT = "GU409"  # our own SQLSTATE
 
 # All changes of a write in one statement: one round trip, and all of them or none. `expected` NULL chains an entry.
-_WRITE = """
-CREATE OR REPLACE FUNCTION grampus_write(
+# Names mean the server's own objects or those of the store's schema, whatever else a role has put into its path. Who
+# chains at the same moment waits at the key of the place and looks again: no lock is named after a session. The hash
+# of the last entry is cut from its head: PostgreSQL cannot parse a JSON text that holds \u0000.
+WRITE = """
+DO $do$ BEGIN EXECUTE pg_catalog.format($text$
+CREATE OR REPLACE FUNCTION %1$I.grampus_write(
   ops text[], names text[], keys text[], expecteds bigint[], labels text[], bodies text[])
-RETURNS double precision LANGUAGE plpgsql AS $$
+RETURNS double precision LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   now_s numeric := round(extract(epoch FROM clock_timestamp())::numeric, 6);
   time_s text := to_char(now_s, 'FM99999999990.000000');
@@ -41,42 +45,55 @@ BEGIN
   FOR i IN 1 .. cardinality(ops) LOOP
     done := 1;
     IF ops[i] = 'put' AND expecteds[i] = 0 THEN
-      INSERT INTO grampus_documents (kind, key, version, label, body, written_s)
+      INSERT INTO %1$I.grampus_documents (kind, key, version, label, body, written_s)
         VALUES (names[i], keys[i], 1, labels[i], bodies[i], now_s) ON CONFLICT DO NOTHING;
       GET DIAGNOSTICS done = ROW_COUNT;
     ELSIF ops[i] = 'put' THEN
-      UPDATE grampus_documents SET version = version + 1, label = labels[i], body = bodies[i], written_s = now_s
+      UPDATE %1$I.grampus_documents SET version = version + 1, label = labels[i], body = bodies[i], written_s = now_s
         WHERE kind = names[i] AND key = keys[i] AND version = expecteds[i];
       GET DIAGNOSTICS done = ROW_COUNT;
     ELSIF ops[i] = 'delete' THEN
-      DELETE FROM grampus_documents WHERE kind = names[i] AND key = keys[i] AND version = expecteds[i];
+      DELETE FROM %1$I.grampus_documents WHERE kind = names[i] AND key = keys[i] AND version = expecteds[i];
       GET DIAGNOSTICS done = ROW_COUNT;
     ELSIF ops[i] = 'drop' THEN
-      DELETE FROM grampus_logs WHERE log = names[i];
+      DELETE FROM %1$I.grampus_logs WHERE log = names[i];
     ELSE
-      PERFORM pg_advisory_xact_lock(726170118, hashtext(names[i]));
-      place := 0; latest := NULL;
-      SELECT position + 1, body INTO place, latest
-        FROM grampus_logs WHERE log = names[i] ORDER BY position DESC LIMIT 1;
-      place := coalesce(place, 0);
-      content := bodies[i];
-      IF expecteds[i] IS NULL THEN
-        previous := coalesce(latest::json ->> 'hash', repeat('0', 64));
-        content := '{"v":2,"seq":' || place || ',"time_s":' || time_s || ',"previous":"' || previous || '","hash":"'
-          || encode(sha256(convert_to(previous || ' ' || place || ' ' || time_s || ' '
-          || encode(sha256(convert_to(content, 'UTF8')), 'hex'), 'UTF8')), 'hex') || '",' || substr(content, 2);
-      ELSIF expecteds[i] <> place THEN
+      FOR attempt IN 1 .. 1000 LOOP
+        SELECT position + 1, body INTO place, latest
+          FROM %1$I.grampus_logs WHERE log = names[i] ORDER BY position DESC LIMIT 1;
+        place := coalesce(place, 0);
         done := 0;
-      END IF;
-      INSERT INTO grampus_logs (log, position, body) VALUES (names[i], place, content);
+        EXIT WHEN expecteds[i] <> place;
+        content := bodies[i];
+        IF expecteds[i] IS NULL THEN
+          previous := coalesce(
+            substring(left(latest, 300) FROM '^[{]"v":2,"seq":[0-9]+,"time_s":[0-9.]+,'
+              '"previous":"[0-9a-f]{64}","hash":"([0-9a-f]{64})"'),
+            latest::json ->> 'hash', repeat('0', 64));
+          content := '{"v":2,"seq":' || place || ',"time_s":' || time_s || ',"previous":"' || previous || '","hash":"'
+            || encode(sha256(convert_to(previous || ' ' || place || ' ' || time_s || ' '
+            || encode(sha256(convert_to(content, 'UTF8')), 'hex'), 'UTF8')), 'hex') || '",' || substr(content, 2);
+        END IF;
+        INSERT INTO %1$I.grampus_logs (log, position, body) VALUES (names[i], place, content) ON CONFLICT DO NOTHING;
+        GET DIAGNOSTICS done = ROW_COUNT;
+        EXIT WHEN done = 1 OR expecteds[i] IS NOT NULL;
+      END LOOP;
     END IF;
     IF done <> 1 THEN
-      RAISE EXCEPTION '% % is not at %', names[i], keys[i], expecteds[i] USING ERRCODE = 'GU409';
+      RAISE EXCEPTION '%% %% is not at %%', names[i], keys[i], expecteds[i] USING ERRCODE = 'GU409';
     END IF;
   END LOOP;
   RETURN now_s;
 END $$
+$text$, pg_catalog.current_schema()); END $do$
 """
+
+
+def write_function(db: Any) -> str:
+    """The body of `grampus_write` as this version makes it in the schema of this connection."""
+    (schema,) = db.execute("SELECT quote_ident(current_schema())").fetchone()
+    return WRITE.split("$$")[1].replace("%1$I", schema).replace("%%", "%")
+
 
 # One entry a schema version, applied in order; a published entry is never changed. It is one transaction, unless a
 # statement of it is CONCURRENTLY: such an entry can be applied again after a death in its midst.
@@ -93,10 +110,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "DROP INDEX grampus_documents_by_label",
         'CREATE INDEX grampus_documents_by_label ON grampus_documents (kind, label, key COLLATE "C")',
         'CREATE INDEX grampus_documents_by_key ON grampus_documents (kind, key COLLATE "C")',
-        _WRITE,
+        WRITE,
     ),
     # The version behind `version`, which says what a release must know.
-    ("ALTER TABLE grampus_schema ADD COLUMN applied integer", _WRITE),
+    ("ALTER TABLE grampus_schema ADD COLUMN applied integer", WRITE),
 )
 _FIRST_OF_TWO = 3
 _MIGRATING = 726170117  # any constant: the name of our migration lock
@@ -130,7 +147,7 @@ class PostgresStore(SQLStore):
         columns = [list(column) for column in zip(*(row for change in changes for row in _rows(change)), strict=True)]
         sql = "SELECT grampus_write(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[])"
         if any(isinstance(change, Put) and change.kind == WAKING for change in changes):
-            sql += f", pg_notify('{_CHANNEL}', '')"
+            sql += f", pg_catalog.pg_notify('{_CHANNEL}', '')"
         return await self._run(lambda db: float(db.execute(sql, columns or [[]] * 6).fetchone()[0]))
 
     async def wait_for_job(self, at_most_s: float) -> None:
@@ -162,6 +179,7 @@ class PostgresStore(SQLStore):
     def _open(self, psycopg: Any) -> Any:
         db = psycopg.connect(self._url, autocommit=True, connect_timeout=self._connect_timeout_s, **_GONE_AFTER)
         try:
+            _pin_schema(db)
             _migrate(db, create=self._create)
         except BaseException:
             db.close()
@@ -210,6 +228,31 @@ def _psycopg() -> Any:
         return importlib.import_module("psycopg")
     except ImportError as error:
         raise MissingDependencyError.of("psycopg", "postgres", "The PostgreSQL store") from error
+
+
+# The first schema of the path with a store in it, else the first at all. One that is named after this role counts only
+# if it belongs to whoever could change the role's data anyway: others may have made it, since "$user" leads the path.
+_SCHEMA = """
+SELECT quote_ident(n.nspname)
+FROM unnest(%s::text[]) WITH ORDINALITY AS path (name, place)
+JOIN pg_namespace n ON n.nspname = path.name
+JOIN pg_roles owner ON owner.oid = n.nspowner
+LEFT JOIN pg_class store ON store.relnamespace = n.oid AND store.relname = 'grampus_schema'
+WHERE n.nspname <> current_user OR owner.rolsuper OR owner.rolname IN (current_user, 'pg_database_owner')
+  OR n.nspowner = (SELECT datdba FROM pg_database WHERE datname = current_database())
+ORDER BY store.oid IS NULL, path.place LIMIT 1
+"""
+
+
+def _pin_schema(db: Any) -> None:
+    """Let every name of this connection mean the server's own object, or one of the store's schema."""
+    (path,) = db.execute("SELECT pg_catalog.current_schemas(false)::pg_catalog.text[]").fetchone()
+    pin = "SELECT pg_catalog.set_config('search_path', %s, false)"
+    db.execute(pin, ("pg_catalog, pg_temp",))
+    found = db.execute(_SCHEMA, (path,)).fetchone()
+    if found is None:
+        raise StoreError("The search path of this PostgreSQL role names no schema that it may use.")
+    db.execute(pin, (f"{found[0]}, pg_temp",))
 
 
 def _version(db: Any) -> int:
