@@ -34,21 +34,18 @@ MOST_THRESHOLDS: Final = 64
 CANDIDATES: Final = (0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.92, 0.9, 0.88, 0.85, 0.82, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)
 """Thresholds for a stream in [0, 1], fixed before any data are seen."""
 _LEAST_SHARE: Final = 0.8  # of epsilon: no stake assumes fewer wrong calls than this times epsilon squared
-_BOLD = (
-    0.05,
-    2.0,
-)  # wrong calls, and calls in units of 1/epsilon, that a stake adds to what was seen: on the strictest
-_HEDGED = (1.5, 8.0)  # threshold, so that the first permission comes early, and on the others
+_BOLD = (0.05, 2.0)  # wrong calls, and calls in units of 1/epsilon, that the stake on the strictest threshold adds to
+_HEDGED = (1.5, 8.0)  # what was seen, so that the first permission comes early; those of the others
 _DOUBTED = 0.2  # wrong calls that a plan adds above the threshold in force
 _LEAST_MISSING = 0.05
 _HORIZON = 400.0  # calls within which an audit should save as many questions as it costs
 _STEEPNESS = 3.0
 _RATIOS = np.array([2.0, 5.0, 15.0])  # of the risk over epsilon, on which the contrary evidence bets
-_RISES = np.array([3.0, 8.0])  # of the odds that an answer is wrong, over what they were
+_SPOILT = np.array([0.1, 0.25])  # share of the right answers that would become wrong, whatever the score
+_RISEN: Final = 4.0  # odds that an answer is wrong, over what they were
 _JOINED: Final = 5.0  # ratio of the contrary bet that is joined with each of those on calls that do not go out
-_ZONES: Final = 4
-_CAUTION = 0.5  # standard deviations by which the usual share of wrong answers is overestimated
-_FEW = 1.5  # wrong answers that are added for the same reason
+_CAUTION = 0.25  # standard deviations by which the usual share of wrong answers is overestimated
+_FEW = 0.75  # wrong answers that are added for the same reason
 _LOG_WITHDRAWAL: Final = math.log(5e4)
 _LOG_CHANGE: Final = math.log(5e4)
 _LOG_SUSPICION: Final = math.log(10.0)
@@ -94,13 +91,11 @@ class Earned:
         log_peak: its maximum so far: what certifies.
         calls: all of them, one number.
         reached: calls at or above each threshold.
-        answered: those of them that were asked about.
-        lost: those of them that were wrong.
         slipped: wrong calls that an audit found, each divided by the audit's probability.
         log_contrary: evidence that the promise is broken, one per ratio; see `broken`.
-        log_change: evidence that answers are wrong more often than they were, one per rise; then the same of calls
-            below the threshold joined with evidence that the promise is broken, one per rise.
-        usual: answered calls by zone of the score, up to when nothing last spoke for a change.
+        log_change: evidence that answers are wrong more often than they were, one per kind of change; then the same of
+            calls below the threshold joined with evidence that the promise is broken.
+        usual: answered calls by `place`, up to when nothing last spoke for a change.
         usual_wrong: those of them that were wrong.
         recent: answered calls since then.
         recent_wrong: those of them that were wrong.
@@ -110,8 +105,6 @@ class Earned:
     log_peak: FloatArray
     calls: FloatArray
     reached: FloatArray
-    answered: FloatArray
-    lost: FloatArray
     slipped: FloatArray
     log_contrary: FloatArray
     log_change: FloatArray
@@ -124,7 +117,7 @@ class Earned:
 def nothing_earned(target: Target, shape: tuple[int, ...] = ()) -> Earned:
     """Evidence before the first call."""
     k = len(target.thresholds)
-    sizes = [k, k, 1, k, k, k, k, len(_RATIOS), 2 * len(_RISES)] + [_ZONES] * 4
+    sizes = [k, k, 1, k, k, len(_RATIOS), 2 * (len(_SPOILT) + 1)] + [k + 1] * 4
     return Earned(**dict(zip(Earned.__dataclass_fields__, (np.zeros((*shape, n)) for n in sizes), strict=True)))
 
 
@@ -197,10 +190,11 @@ def _worth(target: Target, earned: Earned, in_force: IntArray) -> FloatArray:
     risk between the threshold in force and the candidate, and s the risk above it over room.
     """
     k = len(target.thresholds)
-    out = _out(earned, earned.reached, in_force)
+    out = _out(earned.reached, in_force)
+    answered, wrong = (np.cumsum(counts, axis=-1)[..., :-1] for counts in _answers(earned))
     count = _counted(target, earned) + _HEDGED[1] / target.epsilon
-    found = _out(earned, earned.lost, in_force) * out / np.maximum(_out(earned, earned.answered, in_force), 1.0)
-    room = target.epsilon - (_below(earned, in_force) + _HEDGED[0]) / count
+    found = _out(wrong, in_force) * out / np.maximum(_out(answered, in_force), 1.0)
+    room = target.epsilon - (np.maximum(wrong - _out(wrong, in_force), 0.0) + _HEDGED[0]) / count
     s = np.minimum((found + _DOUBTED) / count / np.maximum(room, 1e-9), 1.0)
     growth = room * (1.0 - s + s * np.log(s)) * _counted(target, earned) / np.maximum(earned.calls, 1.0)
     missing = np.maximum(math.log((k if target.of_released else 1) / target.delta) - earned.log_wealth, _LEAST_MISSING)
@@ -209,15 +203,15 @@ def _worth(target: Target, earned: Earned, in_force: IntArray) -> FloatArray:
     return best
 
 
-def _out(earned: Earned, counts: FloatArray, in_force: IntArray) -> FloatArray:
+def _out(counts: FloatArray, in_force: IntArray) -> FloatArray:
     """Of counts at or above each threshold, those of the one in force, shape (..., 1); 0 while there is none."""
     last = np.maximum(in_force - 1, 0)[..., None]
     return np.where(in_force[..., None] > 0, np.take_along_axis(counts, last, axis=-1), 0.0)
 
 
-def _below(earned: Earned, in_force: IntArray) -> FloatArray:
-    """Wrong answers between the threshold in force and each one below it."""
-    return np.maximum(earned.lost - _out(earned, earned.lost, in_force), 0.0)
+def _answers(earned: Earned) -> tuple[FloatArray, FloatArray]:
+    """Answered calls by place, and those that were wrong."""
+    return earned.usual + earned.recent, earned.usual_wrong + earned.recent_wrong
 
 
 def _counted(target: Target, earned: Earned) -> FloatArray:
@@ -237,7 +231,8 @@ def stakes(target: Target, earned: Earned, audit: FloatArray) -> FloatArray:
     wrong, calls = (np.where(first, bold, hedged) for bold, hedged in zip(_BOLD, _HEDGED, strict=True))
     count = _counted(target, earned) + calls / eps
     above = (earned.slipped + _BOLD[0]) / count
-    below = (_below(earned, level(target, earned)) + wrong) / count
+    lost = np.cumsum(_answers(earned)[1], axis=-1)[..., :-1]
+    below = (np.maximum(lost - _out(lost, level(target, earned)), 0.0) + wrong) / count
     room = eps - (1.0 - q) * below
     assumed = np.where(room > 0.0, (above + q * below) / np.maximum(room, 1e-9), 1.0)
     return np.clip(1.0 - np.maximum(assumed, _LEAST_SHARE * eps), 0.0, None) / (1.0 / q - eps)
@@ -284,8 +279,6 @@ def update(
         log_peak=np.maximum(earned.log_peak, wealth),
         calls=earned.calls + 1.0,
         reached=earned.reached + above,
-        answered=earned.answered + (seen & above),
-        lost=earned.lost + (bad & above),
         slipped=earned.slipped + np.where(bad & out & above, weight, 0.0),
     )
 
@@ -294,9 +287,9 @@ def broken(target: Target, earned: Earned) -> tuple[BoolArray, BoolArray]:
     """Whether the threshold in force must be withdrawn: the promise is broken; wrong answers have become frequent.
 
     Guarantee of the first: while at most epsilon go out wrong given the past, it becomes True after 50,000 calls at the
-    earliest on average, and seldom before (an e-detector). The second would have the same, while answers in each zone
-    of the score are wrong no more often than before, were that share known. It is an estimate on the cautious side,
-    and the thresholds in force move what is answered within a zone: `tests/benchmarks/permits.py` measures both.
+    earliest on average, and seldom before (an e-detector). The second would have the same, while answers of a zone of
+    the score are wrong no more often than before, were that share known. It is an estimate on the cautious side, and
+    the score within a zone may move: `tests/benchmarks/permits.py` measures both.
     """
     contrary = np.logaddexp.reduce(earned.log_contrary, axis=-1) - math.log(len(_RATIOS)) >= _LOG_WITHDRAWAL
     return contrary, earned.log_change.max(axis=-1) >= _LOG_CHANGE
@@ -315,22 +308,17 @@ def _watched(
     """Bets that the promise is broken, and that answers in the zone of this score are wrong more often than before.
 
     Each begins anew whenever it has lost. The joined ones bet on the first where the call may go out, on the second
-    where it may not: a call is one or the other, so their factors multiply. The bet on a rise is a ratio of likelihoods
-    with odds that are so many times higher; its estimate is of answers before this one.
+    where it may not: a call is one or the other, so their factors multiply. The bet on a change is a ratio of
+    likelihoods; its estimate is of answers before this one.
     """
     loss = np.where(bad, 1.0 / q, 0.0)
     against = _contrary(target, out, loss, q, _RATIOS)
-    zone = np.minimum(at * _ZONES // (len(target.thresholds) + 1), _ZONES - 1)[..., None]
-    k = np.take_along_axis(earned.usual_wrong, zone, axis=-1)
-    n = np.take_along_axis(earned.usual, zone, axis=-1)
-    usual = np.minimum((k + _CAUTION * np.sqrt(k + 1.0) + _FEW) / (n + 1.0), 1.0)
-    worse = np.where(bad, _RISES, 1.0) / (1.0 - usual + _RISES * usual)
-    rise = np.where(seen, np.log(worse), 0.0)
-    joined = _contrary(target, out, loss, q, np.array([_JOINED])) + np.where(out, 0.0, rise)
-    change = np.maximum(earned.log_change, 0.0) + np.concatenate([rise, joined], axis=-1)
-    here = (np.arange(_ZONES) == zone) & seen
+    worse = np.where(seen, _worse(bad, _usual_share(target, earned, at[..., None])), 0.0)
+    joined = _contrary(target, out, loss, q, np.array([_JOINED])) + np.where(out, 0.0, worse)
+    change = np.maximum(earned.log_change, 0.0) + np.concatenate([worse, joined], axis=-1)
+    here = (np.arange(len(target.thresholds) + 1) == at[..., None]) & seen
     recent, recent_wrong = earned.recent + here, earned.recent_wrong + (here & bad)
-    settled = change[..., : len(_RISES)].max(axis=-1, keepdims=True) <= 0.0
+    settled = change[..., : change.shape[-1] // 2].max(axis=-1, keepdims=True) <= 0.0
     return replace(
         earned,
         log_contrary=np.maximum(earned.log_contrary, 0.0) + against,
@@ -340,3 +328,26 @@ def _watched(
         recent=np.where(settled, 0.0, recent),
         recent_wrong=np.where(settled, 0.0, recent_wrong),
     )
+
+
+def _usual_share(target: Target, earned: Earned, at: IntArray) -> FloatArray:
+    """Share of wrong answers in the zone of this place before, on the cautious side, shape (..., 1).
+
+    Three zones: what the threshold in force lets out, and the places below it in two halves.
+    """
+    places = np.arange(len(target.thresholds) + 1)
+    in_force = level(target, earned)[..., None]
+    middle = (in_force + len(places)) // 2
+    zone = (places >= in_force).astype(np.int64) + (places >= middle)
+    here = zone == (at >= in_force).astype(np.int64) + (at >= middle)
+    n = np.where(here, earned.usual, 0.0).sum(axis=-1, keepdims=True)
+    k = np.where(here, earned.usual_wrong, 0.0).sum(axis=-1, keepdims=True)
+    share: FloatArray = np.minimum((k + _CAUTION * np.sqrt(k + 1.0) + _FEW) / (n + 1.0), 1.0)
+    return share
+
+
+def _worse(bad: BoolArray, usual: FloatArray) -> FloatArray:
+    """Log ratio of likelihoods of an answer after and before each kind of change."""
+    spoilt = np.log(np.where(bad, (usual + _SPOILT * (1.0 - usual)) / usual, 1.0 - _SPOILT))
+    risen = np.log(np.where(bad, _RISEN, 1.0) / (1.0 - usual + _RISEN * usual))
+    return np.concatenate([spoilt, risen], axis=-1)

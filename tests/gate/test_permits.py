@@ -168,7 +168,7 @@ def test_no_answer_in_time_counts_as_wrong_and_an_answer_after_that_changes_noth
     state = applied(PERMIT, FRESH, propose(0.95))
     late = applied(PERMIT, state, Entry(do="look", now_s=100.0))
     assert (late.counted, late.wrong, late.overdue) == (1, 1, 1)
-    assert late.of(PERMIT).lost.tolist() == [1.0, 1.0, 1.0]
+    assert (late.of(PERMIT).usual_wrong + late.of(PERMIT).recent_wrong).tolist() == [1.0, 0.0, 0.0, 0.0]
     told = applied(PERMIT, late, answer(0, wrong=False, now_s=101.0))
     assert told.earned == late.earned
     assert told.corrected == 1

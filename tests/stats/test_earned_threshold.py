@@ -135,21 +135,22 @@ def test_sabotage_thresholds_chosen_after_the_fact_break_the_promise() -> None:
     assert broken.sum() > binomial_ceiling(populations, 0.05)
 
 
-ZONES = np.array([0, 0, 1, 2, 3])
-"""The zone of the score at each place of four thresholds."""
-
-
-def usual(state: e.Earned) -> np.ndarray:
-    """The share of wrong answers at each place that a rise is held against: more than was seen."""
-    k, n = state.usual_wrong[ZONES], state.usual[ZONES]
-    return np.minimum((k + 0.5 * np.sqrt(k + 1.0) + 1.5) / (n + 1.0), 1.0)
+def usual(state: e.Earned, level: int) -> np.ndarray:
+    """The share of wrong answers at each place that a change is held against: more than was seen in its zone."""
+    middle = (level + K + 1) // 2
+    zones = [[j for j in range(K + 1) if (j >= level) + (j >= middle) == zone] for zone in range(3)]
+    found = np.empty(K + 1)
+    for zone in zones:
+        k, n = state.usual_wrong[zone].sum(), state.usual[zone].sum()
+        found[zone] = min((k + 0.25 * math.sqrt(k + 1.0) + 0.75) / (n + 1.0), 1.0)
+    return found
 
 
 def expected_change(
     target: e.Target, state: e.Earned, places: np.ndarray, wrong: np.ndarray, level: int, audit: float, update: Update
 ) -> np.ndarray:
     """E of the next call's factor of each bet on a change, over score, audit and truth, exactly."""
-    found, begun = np.zeros(4), np.maximum(state.log_change, 0.0)
+    found, begun = np.zeros(6), np.maximum(state.log_change, 0.0)
     for at in range(K + 1):
         seen = audit if at < level else 1.0
         for asked, chance in ((True, seen), (False, 1.0 - seen)):
@@ -166,24 +167,43 @@ def test_no_bet_on_a_change_gains_on_average_while_answers_are_wrong_as_seldom_a
 ) -> None:
     places, wrong = np.array(world).T
     places, state = places / places.sum(), played(target, history)
-    wrong = np.minimum(wrong, usual(state))
+    wrong = np.minimum(wrong, usual(state, int(e.level(target, state))))
     found = expected_change(target, state, places, wrong, level, audit, e.update)
-    assert (found[:2] <= 1.0 + 1e-9).all()
+    assert (found[:3] <= 1.0 + 1e-9).all()
     if not level or risk_of(target, places, wrong)[level - 1] <= target.epsilon:
-        assert (found[2:] <= 1.0 + 1e-9).all()
+        assert (found[3:] <= 1.0 + 1e-9).all()
 
 
 ANSWERED = [(at, True, at == 4 and i % 5 == 0, 0, 1.0) for i in range(40) for at in range(K + 1)]
 
 
-def test_a_bet_on_a_rise_is_fair_at_the_assumed_share_and_gains_above_it() -> None:
+def test_a_bet_on_a_change_is_fair_at_the_assumed_share_and_gains_above_it() -> None:
     state = played(FAIR, ANSWERED)
-    fair = expected_change(FAIR, state, PLACES, usual(state), 0, 1.0, e.update)
-    assert fair[:2] == pytest.approx(np.ones(2), abs=1e-12)
-    assert (expected_change(FAIR, state, PLACES, 2.0 * usual(state), 0, 1.0, e.update)[:2] > 1.1).all()
-    wrong = np.concatenate([[0.125, 0.125], usual(state)[2:]])  # and exactly epsilon of all calls go out wrong
-    joined = expected_change(FAIR, state, PLACES, wrong, 2, 0.5, e.update)[2:]
-    assert joined == pytest.approx(np.ones(2), abs=1e-12)
+    level = int(e.level(FAIR, state))
+    assert level == 4
+    seen = usual(state, level)
+    fair = expected_change(FAIR, state, PLACES, seen, 0, 1.0, e.update)
+    assert fair[:3] == pytest.approx(np.ones(3), abs=1e-12)
+    spoilt = seen + 0.2 * (1.0 - seen)
+    assert (expected_change(FAIR, state, PLACES, spoilt, 0, 1.0, e.update)[:3] > 1.03).all()
+    wrong = np.where(np.arange(K + 1) < 4, 0.0625, seen)  # exactly epsilon of all calls go out wrong
+    joined = expected_change(FAIR, state, PLACES, wrong, 4, 0.5, e.update)[3:]
+    assert joined == pytest.approx(np.ones(3), abs=1e-12)
+
+
+def test_a_bet_on_spoilt_answers_is_on_a_tenth_and_a_quarter_of_the_right_ones_and_that_on_odds_on_four_times() -> None:
+    state = played(FAIR, ANSWERED)
+    share = usual(state, 4)[4]
+    right = e.update(FAIR, state, 4, True, False, in_force=4, audit=1.0).log_change[:3] - np.maximum(
+        state.log_change[:3], 0.0
+    )
+    assert np.exp(right) == pytest.approx([0.9, 0.75, 1.0 / (1.0 + 3.0 * share)])
+    wrong = e.update(FAIR, state, 4, True, True, in_force=4, audit=1.0).log_change[:3] - np.maximum(
+        state.log_change[:3], 0.0
+    )
+    assert np.exp(wrong) == pytest.approx(
+        [*(1.0 + d * (1.0 - share) / share for d in (0.1, 0.25)), 4 / (1 + 3 * share)]
+    )
 
 
 def test_sabotage_a_change_detector_trained_on_the_answer_it_bets_on_gains() -> None:
@@ -192,7 +212,7 @@ def test_sabotage_a_change_detector_trained_on_the_answer_it_bets_on_gains() -> 
         return e.update(target, trained, at, asked, wrong, **terms)
 
     state = played(FAIR, ANSWERED)
-    assert (expected_change(FAIR, state, PLACES, usual(state), 0, 1.0, ahead)[:2] > 1.01).all()
+    assert (expected_change(FAIR, state, PLACES, usual(state, 4), 0, 1.0, ahead)[:3] > 1.01).all()
 
 
 def test_answers_below_the_threshold_that_become_wrong_withdraw_it() -> None:
@@ -292,7 +312,7 @@ def test_stakes_under_audits_fall_with_wrong_audits_far_more_than_with_wrong_cal
     assert (always[:3] > 0.99 * kept[:3]).all()
     fully = e.stakes(FAIR, seen, np.array(1.0))[3] / e.stakes(FAIR, before, np.array(1.0))[3]
     assert fully < 0.95 < always[3] / kept[3] <= 1.0
-    assert seen.lost.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert (seen.usual_wrong + seen.recent_wrong).tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
     assert audited.slipped.tolist() == [10.0] * 4
     assert seen.slipped.tolist() == [0.0] * 4
 
@@ -307,7 +327,7 @@ def test_a_wrong_audit_multiplies_the_contrary_evidence_and_what_is_not_seen_cha
     after = e.update(FAIR, before, 0, True, True, in_force=2, audit=0.1)
     assert np.exp(after.log_contrary) == pytest.approx([2.0, 5.0, 15.0], rel=0.01)
     unseen = e.update(FAIR, after, 0, False, False, in_force=2, audit=0.1)
-    assert unseen.log_change[:2].tolist() == after.log_change[:2].tolist()
+    assert unseen.log_change[:3].tolist() == np.maximum(after.log_change[:3], 0.0).tolist()
     assert unseen.usual.tolist() == after.usual.tolist()
 
 
@@ -320,8 +340,8 @@ def rate_with(missing: float, *, between: float = 10.0, below: float = 0.0) -> f
         log_peak=np.array([sure, 0.0, 0.0, 0.0]),
         calls=np.array([200.0]),
         reached=np.array([100.0, 100.0 + between, 100.0 + between, 100.0 + between]),
-        answered=np.full(K, 100.0),
-        lost=np.array([0.0, below, below, below]),
+        usual=np.array([100.0, 0.0, 0.0, 0.0, 0.0]),
+        usual_wrong=np.array([0.0, below, 0.0, 0.0, 0.0]),
     )
     return float(e.audit_probability(FAIR, state))
 
@@ -418,7 +438,7 @@ def test_a_target_that_promises_nothing_is_refused(changes: dict[str, Any]) -> N
         e.Target(**{"thresholds": (0.5,), "epsilon": 0.05, **changes})
 
 
-@pytest.mark.parametrize("broken", [None, {}, {"lost": [math.nan] * 4}, {"lost": [0.0]}, {"lost": ["0"] * 4}])
+@pytest.mark.parametrize("broken", [None, {}, {"slipped": [math.nan] * 4}, {"slipped": [0.0]}, {"slipped": ["0"] * 4}])
 def test_broken_evidence_is_refused(broken: Any) -> None:
     data = {**e.earned_to_json(e.nothing_earned(FAIR)), **broken} if broken else broken
     with pytest.raises(ConfigurationError):
