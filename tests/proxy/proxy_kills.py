@@ -33,7 +33,7 @@ from grampus_uq.runtime.ledger import Ledger
 
 HERE = Path(__file__).parent
 LEASE_S = 1.0
-_PROXY = f"""
+PROXY = f"""
 import functools, sys
 from grampus_uq.cli import mcp_command
 from grampus_uq.mcp import proxy_parts
@@ -66,7 +66,7 @@ class Life:
     def start(self) -> subprocess.Popen[bytes]:
         server = [sys.executable, str(HERE / "small_server.py"), str(self.ran)]
         options = ["--config", str(self.folder / "proxy.toml"), "--store", self.url, "--session", "desk"]
-        proxy = [sys.executable, "-c", _PROXY, *options, "--", *server]
+        proxy = [sys.executable, "-c", PROXY, *options, "--", *server]
         client = [sys.executable, str(HERE / "repeating_client.py"), str(self.folder), *proxy]
         return subprocess.Popen(client, start_new_session=True)
 
@@ -151,7 +151,7 @@ class Life:
         }
 
 
-def campaign(kills: int, seed: int) -> dict[str, Any]:
+def campaign(kills: int, seed: int, kind: type[Life] = Life) -> dict[str, Any]:
     """So many lives with a kill in each, and their sum."""
     total: Counter[str] = Counter()
     by: Counter[str] = Counter()
@@ -159,7 +159,7 @@ def campaign(kills: int, seed: int) -> dict[str, Any]:
     while total["killed"] < kills and number < 2 * kills + 5:
         number += 1
         with tempfile.TemporaryDirectory() as folder:
-            life = Life(Path(folder), random.Random(f"{seed}/{number}"))
+            life = kind(Path(folder), random.Random(f"{seed}/{number}"))
             seen = anyio.run(life.live)
         total.update({key: int(value) for key, value in seen.items()})
         if seen["killed"]:

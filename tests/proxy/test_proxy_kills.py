@@ -5,6 +5,7 @@ import random
 import anyio
 import pytest
 
+from tests.proxy.http_kills import HttpLife
 from tests.proxy.proxy_kills import Life, campaign
 
 
@@ -25,6 +26,18 @@ def test_a_dozen_kills_run_nothing_unapproved_and_nothing_twice() -> None:
 @pytest.mark.timeout(7_200)
 def test_two_hundred_kills_run_nothing_unapproved_and_nothing_twice() -> None:
     _holds(campaign(200, seed=4), 200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_five_kills_over_http_run_nothing_unapproved_and_nothing_twice() -> None:
+    _holds(campaign(5, seed=3, kind=HttpLife), 5)
+
+
+@pytest.mark.kills
+@pytest.mark.timeout(7_200)
+def test_a_hundred_kills_over_http_run_nothing_unapproved_and_nothing_twice() -> None:
+    _holds(campaign(100, seed=4, kind=HttpLife), 100)
 
 
 @pytest.mark.slow
