@@ -51,7 +51,7 @@ def command(
     if url is None:
         raise ConfigurationError.of("--store", "inbox", "given: what waits is in there", None, "--store sqlite:///FILE")
     from grampus_uq.inbox.inbox_app import inbox_app
-    from grampus_uq.inbox.inbox_serving import serve_inbox
+    from grampus_uq.inbox.inbox_serving import inbox_server
 
     settings = InboxSettings(origin=origin or f"http://localhost:{port}")
     sentences = {} if path is None else read_sentences(path)
@@ -61,7 +61,8 @@ def command(
         try:
             await index_pending(Ledger(store))
             click.echo(f"The inbox is at {settings.origin}", err=True)
-            await serve_inbox(inbox_app(store, settings, required=required, sentences=sentences), host, port)
+            app = inbox_app(store, settings, required=required, sentences=sentences)
+            await inbox_server(app, host, port).serve()
         finally:
             await store.aclose()
 

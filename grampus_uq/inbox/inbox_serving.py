@@ -47,8 +47,8 @@ class _Impatient(H11Protocol):
             self._overdue = self.loop.call_later(_HEADERS_S, self.transport.close)
 
 
-async def serve_inbox(app: FrontDoor, host: str, port: int) -> None:
-    """Serve until a signal ends it."""
+def inbox_server(app: FrontDoor, host: str, port: int) -> uvicorn.Server:
+    """The server; its `serve` goes on until a signal ends it."""
     config = uvicorn.Config(
         app,
         host=host,
@@ -65,4 +65,4 @@ async def serve_inbox(app: FrontDoor, host: str, port: int) -> None:
         timeout_graceful_shutdown=_SHUTDOWN_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
     )
-    await uvicorn.Server(config).serve()
+    return uvicorn.Server(config)

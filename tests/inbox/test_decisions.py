@@ -21,6 +21,7 @@ from grampus_uq.testing import answer
 from tests.gate.test_webauthn import url64
 from tests.inbox.browser import SETTINGS, Browser, made, someone
 from tests.runtime.agents import AGENT, World, mail, runner
+from tests.signals.test_call_tokens import one_a_character
 
 pytestmark = pytest.mark.anyio
 
@@ -33,8 +34,9 @@ class Desk:
         self.app = inbox_app(store, SETTINGS, **given)
         self.policy: dict[str, Any] = {}
 
-    async def pause(self, *calls: ToolCall, session: str = "s") -> Any:
-        self._turns = [answer("I will mail.", tool_calls=list(calls or [mail("c", "bob")])), answer("Done.")]
+    async def pause(self, *calls: ToolCall, session: str = "s", logprobs: Any = None) -> Any:
+        proposed = answer("I will mail.", tool_calls=list(calls or [mail("c", "bob")]), logprobs=logprobs)
+        self._turns = [proposed, answer("Done.")]
         keys = keys_of(await People(self.store).all())
         self.approvals = ApprovalPolicy(signer=PublicKeys(keys), **self.policy)
         self.agent = runner(self.world, self._turns, store=self.store, approvals=self.approvals)
@@ -344,6 +346,18 @@ async def test_what_hides_is_named_and_what_is_edited_is_what_was_meant(store: S
     assert "gr\u00fc\u00dfe" in text
     said = await prepared(ann, request.id, "edit", arguments='{"to": "paypal", "body": "gr\u00fc\u00dfe"}')
     assert said.json()["changes"] == [{"name": "to", "before": '"p\\u0430y\\u200bpal"', "after": '"paypal"'}]
+
+
+async def test_the_argument_that_the_model_was_least_sure_of_is_marked_with_its_number(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    call = mail("c", "bob@example.org", "hello there")
+    written = json.dumps({"name": call.name, "arguments": call.arguments})
+    request = await desk.pause(call, logprobs=one_a_character(written, "bob@", 0.9))
+    page = (await ann.get(f"/requests/{request.id}")).text
+    (marked,) = re.findall(r'<div class="doubted"><dt>(\w+) .*?least sure: ([0-9.]+)<', page)
+    assert marked == ("to", "0.66")
+    assert "neither said nor returned" in page
 
 
 async def test_every_argument_is_on_the_card_whole(store: SessionStore) -> None:

@@ -1,0 +1,145 @@
+"""The running server against clients that speak HTTP badly, slowly or not at all."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grampus_uq.inbox import front_door, inbox_serving
+from grampus_uq.inbox.inbox_app import inbox_app
+from grampus_uq.inbox.inbox_serving import inbox_server
+from grampus_uq.inbox.inbox_settings import InboxSettings
+from grampus_uq.runtime.stores import open_store
+
+HOST = "Host: localhost:PORT\r\n"
+CHANGE = (
+    f"POST /sign-in/challenge HTTP/1.1\r\n{HOST}Origin: http://localhost:PORT\r\nContent-Type: application/json\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server with less patience than usual."""
+    kept = inbox_serving._HEADERS_S, front_door._BODY_S
+    inbox_serving._HEADERS_S, front_door._BODY_S = 0.5, 0.5  # type: ignore[misc]
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        number = int(one.getsockname()[1])
+    store = open_store(f"sqlite:///{tmp_path_factory.mktemp('s')}/s.db")
+    server = inbox_server(inbox_app(store, InboxSettings(origin=f"http://localhost:{number}")), "127.0.0.1", number)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield number
+    server.should_exit = True
+    thread.join(10)
+    inbox_serving._HEADERS_S, front_door._BODY_S = kept  # type: ignore[misc]
+
+
+def said(port: int, text: str, *, wait_s: float = 5.0) -> str:
+    """Everything that comes back before the server closes, or says nothing more."""
+    with socket.create_connection(("127.0.0.1", port), timeout=wait_s) as one:
+        one.sendall(text.replace("PORT", str(port)).encode("latin-1"))
+        return rest(one)
+
+
+def rest(one: Any) -> str:
+    parts = []
+    try:
+        while part := one.recv(65_536):
+            parts.append(part)
+    except (TimeoutError, ConnectionError):
+        pass
+    return b"".join(parts).decode("latin-1")
+
+
+ODD = [
+    (f"GET /sign-in HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n", 200),
+    (f"GET http://evil.example/sign-in HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n", 400),
+    ("GET /sign-in HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", 421),
+    (f"GET /sign-in HTTP/1.1\r\n{HOST}Host: evil.example\r\nConnection: close\r\n\r\n", 400),
+    ("GET /sign-in HTTP/1.0\r\n\r\n", 421),
+    ("GET /sign-in HTTP/1.1\r\n\r\n", 400),
+    (f"GET /sign-in HTTP/1.1\r\n{HOST}X-Forwarded-Host: evil.example\r\nConnection: close\r\n\r\n", 200),
+    (f"GET /static/../../people.py HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n", 400),
+    (f"GET /static/%2e%2e/%2e%2e/people.py HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n", 400),
+    (f"GET /static\\..\\people.py HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n", 400),
+    (f"GET //evil.example/ HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n", 400),
+    (f"GET /requests/%00 HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n", 400),
+    (f"TRACE /sign-in HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n", 405),
+    (f"CONNECT evil.example:80 HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n", 400),
+    (f"GET /sign-in HTTP/1.1\r\n{HOST}X: {'a' * 400_000}\r\n\r\n", 400),
+    (f"{CHANGE}Connection: close\r\nContent-Length: 2\r\n\r\n{{}}", 200),
+    (f"{CHANGE}Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n", 411),
+    (f"{CHANGE}Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n", 411),
+    (f"{CHANGE}Content-Length: 2\r\nContent-Length: 3\r\n\r\n{{}}", 400),
+    (f"{CHANGE}Content-Length: -2\r\n\r\n{{}}", 400),
+    (f"{CHANGE}Connection: close\r\nContent-Length: 99999999\r\n\r\n{{}}", 413),
+    (f"{CHANGE}Connection: close\r\nContent-Length: 9\r\n\r\n{{}}", 408),
+    (f"{CHANGE}Connection: close\r\n\r\n", 411),
+    ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", None),
+    ("\x00" * 100, None),
+]
+
+
+@pytest.mark.parametrize(("text", "status"), ODD, ids=lambda value: repr(value)[:70])
+def test_what_is_no_plain_request_is_refused(port: int, text: str, status: int | None) -> None:
+    answered = said(port, text)
+    found = re.match(r"HTTP/1\.1 (\d+)", answered)
+    assert (found and int(found[1])) == status or (status is None and " 400 " in answered.partition("\r\n")[0])
+    assert "Traceback" not in answered
+    assert "evil.example" not in answered
+    assert "server:" not in answered.lower()
+
+
+def test_who_says_nothing_or_little_is_let_go(port: int) -> None:
+    for begun in ("", "GET /sign-in HTTP/1.1\r\nHost: "):
+        began = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+            one.sendall(begun.encode())
+            assert rest(one) == ""
+        assert time.monotonic() - began < 5.0
+
+
+def test_who_sends_a_byte_now_and_then_is_let_go(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+        began = time.monotonic()
+        try:
+            for byte in f"GET /sign-in HTTP/1.1\r\nX: {'a' * 1_000}":
+                one.sendall(byte.encode())
+                time.sleep(0.05)
+        except ConnectionError:
+            pass
+        assert time.monotonic() - began < 5.0
+
+
+def test_others_are_served_while_many_say_nothing(port: int, tmp_path: Path) -> None:
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    try:
+        assert said(port, ODD[0][0]).startswith("HTTP/1.1 200")
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_a_second_request_on_a_connection_has_its_own_time(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+        for _ in range(3):
+            one.sendall(f"GET /static/inbox.css HTTP/1.1\r\n{HOST}\r\n".replace("PORT", str(port)).encode())
+            time.sleep(0.3)
+            assert one.recv(65_536).startswith(b"HTTP/1.1 200")
+            while True:  # the rest of the answer
+                one.settimeout(0.05)
+                try:
+                    one.recv(65_536)
+                except TimeoutError:
+                    one.settimeout(10)
+                    break
