@@ -17,6 +17,7 @@ from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, Sess
 from grampus_uq.gate.requests import ApprovalDecision
 from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment, write_key
 from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
+from grampus_uq.records.call_sentences import sentence_of
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import Reading
 from grampus_uq.records.visible_text import arguments_in_short, legend, short, visible, whole_arguments
@@ -142,6 +143,8 @@ def show(request_id: str, url: str, as_json: bool) -> None:
     guarantee = visible(shown.guarantee or "no guarantee")
     click.echo(f"level      {shown.level.value} (rule {visible(shown.rule)}; {guarantee})")
     click.echo(f"why        {visible(shown.reason)}")
+    if shown.tool is not None:
+        click.echo(f"will       {visible(sentence_of(shown.tool, shown.arguments))}")
     for line in _numbers(shown):
         click.echo(line)
     click.echo(f"stands     {_stands(decisions)}")
