@@ -22,7 +22,9 @@ from grampus_uq.records.visible_text import short
 
 if TYPE_CHECKING:
     from grampus_uq.gate.permits import Permit, PermitState
+    from grampus_uq.gate.seal import Seal
     from grampus_uq.learn.permit_simulation import LabelledCalls, Simulated
+    from grampus_uq.learn.recorded_answers import RecordedAnswers
     from grampus_uq.runtime.store import SessionStore
     from grampus_uq.runtime.stored_permits import Standing
     from grampus_uq.stats.earned_threshold import Target
@@ -84,8 +86,21 @@ def _granting(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="A question without an answer for so long counts as wrong.",
 )
+@click.option(
+    "--from",
+    "recorded",
+    multiple=True,
+    metavar="RUNS",
+    help="Begin with the answers in these recordings: all runs of a period in which all calls were asked about.",
+)
+@click.option("--profile", metavar="FILE", help="The profile that judged those runs, if one was given.")
+@click.option("--agent-version", default="", help="What `StoredPermits` names as `agent_version`, if anything.")
 def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, as_json: bool, **given: Any) -> None:
-    """Let calls of one tool go ahead, once answers have earned it: at most a small share of them goes out wrong."""
+    """Let calls of one tool go ahead, once answers have earned it: at most a small share of them goes out wrong.
+
+    With --from it begins with answers of before. Where runners seal what they store, run this where
+    GRAMPUS_UQ_SEAL_KEY (or the shared approval key) is theirs: they believe no other start.
+    """
     from grampus_uq.gate.permits import Permit
     from grampus_uq.runtime.stored_permits import grant_permit
 
@@ -104,9 +119,40 @@ def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, 
         principal=given["principal"] or getpass.getuser(),
         expires_s=time.time() + (90.0 if days is None else days) * _DAY_S,
     )
+    answers = _recorded(permit, given["recorded"], given["profile"], given["agent_version"])
+    if answers is not None:
+        permit = permit.model_copy(update={"judge": answers.calls[0].judge})
     permit, signed = _signed(permit, given["key_file"])
-    with_store(url, lambda store: grant_permit(store, permit))
-    _granted(permit, signed, as_json)
+    entries, seal = [] if answers is None else answers.entries(), _seal()
+    state = with_store(url, lambda store: grant_permit(store, permit, entries, seal=seal))
+    _granted(permit, signed, as_json, state)
+    if answers is not None and answers.left_out:
+        say_beside("Left out: " + ", ".join(f"{n} {why}" for why, n in sorted(answers.left_out.items())) + ".")
+
+
+def _recorded(permit: Permit, paths: tuple[str, ...], profile: str | None, version: str) -> RecordedAnswers | None:
+    if not paths:
+        return None
+    from grampus_uq.core.state import Profile
+    from grampus_uq.learn.recorded_answers import recorded_answers
+    from grampus_uq.recording.artifacts import load
+
+    judge = Profile() if profile is None else load(profile).profile
+    with naming_refused() as refuse:
+        found = recorded_answers(paths, permit, judge, agent_version=version, on_refused=refuse)
+    if not found.calls:
+        left_out = ", ".join(f"{n} {why}" for why, n in found.left_out.items()) or "no call of the scope waited"
+        raise DataError(f"no answer to begin with ({left_out}).", path=", ".join(paths))
+    return found
+
+
+def _seal() -> Seal | None:
+    """The seal of the hosts, where the environment has its key."""
+    from grampus_uq.gate.seal import Seal
+    from grampus_uq.gate.signatures import HmacSigner
+
+    signer = HmacSigner.from_environment()
+    return Seal.from_environment() or (None if signer is None else signer.seal())
 
 
 @command.command()
@@ -119,7 +165,7 @@ def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool,
     """
     from grampus_uq.runtime.stored_permits import close_permit, grant_permit
 
-    async def work(store: SessionStore) -> tuple[Permit, bool]:
+    async def work(store: SessionStore) -> tuple[Permit, bool, PermitState]:
         old = (await _found(store, permit_id)).permit
         limits = {name: dict(rule) for name, rule in old.limits.items()}
         for name, rule in limits_of(conditions).items():
@@ -129,11 +175,12 @@ def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool,
         changes |= {"principal": given["principal"] or getpass.getuser(), "created_s": time.time()}
         kept = old.model_dump(exclude={"id", "signature", *changes, "expires_s"})
         permit, signed = _signed(type(old)(**kept, **changes, expires_s=min(old.expires_s, until_s)), given["key_file"])
-        await grant_permit(store, permit)
+        state = await grant_permit(store, permit)
         await close_permit(store, old.id, f"{permit.principal} narrowed it to {permit.id[:8]}")
-        return permit, signed
+        return permit, signed, state
 
-    _granted(*with_store(url, work), as_json)
+    permit, signed, state = with_store(url, work)
+    _granted(permit, signed, as_json, state)
 
 
 @command.command()
@@ -296,19 +343,24 @@ def _signed(permit: Permit, key_file: str | None) -> tuple[Permit, bool]:
     return (permit, False) if signer is None else (signer.sign(permit), True)
 
 
-def _granted(permit: Permit, signed: bool, as_json: bool) -> None:
-    from grampus_uq.gate.permits import PermitState
+def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) -> None:
+    from grampus_uq.gate.permits import sentence
 
     if as_json:
-        print_json({"permit": permit.model_dump(mode="json"), "signed": signed})
+        print_json({"permit": permit.model_dump(mode="json"), "signed": signed, "answers": state.answers})
         return
     how = "signed" if signed else "unsigned (no key is set)"
-    least = _least(permit, PermitState.fresh(permit))
+    least = _least(permit, state)
     share = f"{100.0 * permit.epsilon:g} % of {'those that may go out' if permit.of_released else permit.scope()}"
     click.echo(f"permit     {permit.id}")
     click.echo(f"promise    at most {one_line(share)} go out wrong, at {100.0 * (1.0 - permit.delta):g} %")
     click.echo(f"granted    by {one_line(permit.principal)}, {how}; until {_day(permit)}")
-    click.echo(f"Everything is asked about until it is earned: {least} right answers at the least.")
+    if state.counted:
+        click.echo(f"begins     with {state.answers} answers, {state.wrong} of them wrong")
+    if least:
+        click.echo(f"Everything is asked about until it is earned: {least} right answers at the least.")
+    else:
+        click.echo(f"stands     {one_line(sentence(permit, state))}")
 
 
 # -- beforehand -------------------------------------------------------------------------------------------------------

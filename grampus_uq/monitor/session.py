@@ -144,25 +144,11 @@ class Session:
 
     def judge(self, agent_version: str = "") -> str:
         """Which profile, model, prompt and tools judge this run, and what their owner calls them: a fingerprint."""
-        profile = "" if self._fingerprint is None else self._fingerprint()
-        text = canonical_json([profile, *self._agent, agent_version])
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return judge_of(None if self._fingerprint is None else self._fingerprint(), *self._agent, agent_version)
 
     def call_score(self, stream: str, call: ToolCall, step_id: str) -> float | None:
-        """What is believed of a proposed call, in [0, 1], higher is better; None where nothing was read.
-
-        "confidence": the run's, or that of the turn that proposes the call where it is less; "p_success": the
-        calibrated chance of that turn; "call_probability": that of the call itself.
-        """
-        state = self._state
-        turn = placed(state.turns, call, step_id)[1]
-        if stream == "p_success":
-            return turn.at_worst
-        if stream == "call_probability":
-            doubt = doubt_about(state.turns, turn, call)
-            return None if doubt is None else doubt.probability
-        beliefs = [state.cumulative, *(b for b in (turn.belief_at_worst,) if b is not None)]
-        return min(beliefs) if state.has_reading else None
+        """What is believed of a proposed call, in [0, 1], higher is better; None where nothing was read."""
+        return score_of(self._state, stream, call, step_id)
 
     # -- observing ------------------------------------------------------------------------------------------------
 
@@ -597,6 +583,30 @@ class Session:
             **({"unread": self._unread.to_json()} if self._unread else {}),
             **({} if turns is None else {"turns": turns.to_json()}),
         }
+
+
+def judge_of(
+    profile: str | None, model: str, prompt_hash: str | None, tools_hash: str | None, agent_version: str = ""
+) -> str:
+    """A fingerprint of what judges a run: the profile's, model, prompt and tools, and what their owner calls them."""
+    text = canonical_json([profile or "", model, prompt_hash, tools_hash, agent_version])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def score_of(state: SessionState, stream: str, call: ToolCall, step_id: str) -> float | None:
+    """What a state believes of a proposed call, in [0, 1], higher is better; None where nothing was read.
+
+    "confidence": the run's, or that of the turn that proposes the call where it is less; "p_success": the calibrated
+    chance of that turn; "call_probability": that of the call itself.
+    """
+    turn = placed(state.turns, call, step_id)[1]
+    if stream == "p_success":
+        return turn.at_worst
+    if stream == "call_probability":
+        doubt = doubt_about(state.turns, turn, call)
+        return None if doubt is None else doubt.probability
+    beliefs = [state.cumulative, *(b for b in (turn.belief_at_worst,) if b is not None)]
+    return min(beliefs) if state.has_reading else None
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,7 +20,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from grampus_uq.gate.permits import (
     sentence,
 )
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
+from grampus_uq.gate.seal import Seal
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import ToolCall, canonical_json
@@ -322,10 +323,24 @@ class StoredPermits:
 # -- for people -------------------------------------------------------------------------------------------------------
 
 
-async def grant_permit(store: SessionStore, permit: Permit) -> None:
-    """Store a permit; raises SessionConflictError where one of its id is there."""
+async def grant_permit(
+    store: SessionStore, permit: Permit, begun_with: Sequence[Entry] = (), *, seal: Seal | None = None
+) -> PermitState:
+    """Store a permit and return its state; raises SessionConflictError where one of its id is there.
+
+    `begun_with` is what its log begins with, answers of before (`learn.recorded_answers`); where hosts seal what they
+    store, they believe that start only under their own `seal`.
+    """
     body = json.dumps({"permit": permit.model_dump(mode="json"), "closed": None})
-    await store.put(_PERMIT, permit.id, body, expected=0, label=permit.tool)
+    changes: list[Change] = [Put(kind=_PERMIT, key=permit.id, body=body, expected=0, label=permit.tool)]
+    log = [canonical_json(entry.to_json()) for entry in begun_with]
+    state = replayed(permit, map(json.loads, log))
+    if begun_with:
+        sealed = StoredPermits(store, ApprovalPolicy(seal=seal))._sealed(permit.id, state.model_dump(mode="json"))
+        changes.append(Put(kind=_STATE, key=permit.id, body=sealed, expected=0, label="open"))
+        changes.append(Append(log=f"permit/{permit.id}", bodies=tuple(log), expected=None))
+    await store.write(*changes)
+    return state
 
 
 async def close_permit(store: SessionStore, permit_id: str, why: str) -> None:
