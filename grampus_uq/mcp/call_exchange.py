@@ -20,8 +20,9 @@ import anyio
 from grampus_uq.errors import GrampusError, StoreError
 from grampus_uq.gate.call import CallRecord, edit_note
 from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.mcp.connection_session import RefusedError
 from grampus_uq.mcp.elicitation import CREATE, QUESTION, Elicitation, elicits_here
-from grampus_uq.mcp.guarded_calls import Answer, GuardedCalls, RefusedError, Run, Wait
+from grampus_uq.mcp.guarded_calls import Answer, GuardedCalls, Run, Wait
 from grampus_uq.mcp.json_rpc import (
     INVALID_PARAMS,
     Message,
@@ -131,7 +132,7 @@ class CallExchange:
             round_ = told.round + 1
         call_id = await self.calls.propose(call)
         while not cancelled.is_set():
-            changed = self.calls.changed
+            changed = self.calls.session.changed
             became = await self.calls.next(call_id)
             if isinstance(became, Run):
                 return await self._passed(own, became.record)
@@ -153,7 +154,7 @@ class CallExchange:
         return None
 
     def _binding(self, call: ToolCall) -> StateBinding:
-        names = self.calls.names
+        names = self.calls.session.names
         return StateBinding(
             agent_id=names.agent_id,
             session_id=names.session_id,

@@ -9,7 +9,6 @@ handed over is handed over. After that the same call is a new one.
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,23 +16,21 @@ from typing import Any, Final
 
 import anyio
 
-from grampus_uq.errors import GrampusError, SessionConflictError, SessionError, StoreError
+from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
 from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
 from grampus_uq.mcp.listed_tools import ListedTools
 from grampus_uq.mcp.tool_pins import ToolPins
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import Message, ToolCall, ToolResult
-from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, StopReason, UncertaintyAction
+from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
-from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.run_state import ATTENDED, AgentState
-from grampus_uq.runtime.session_lease import SessionLease
-from grampus_uq.runtime.stopping import StopOrders, StoppedError
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.turn import Turn
 
 _POLL_S: Final = 0.3
@@ -44,14 +41,9 @@ _MAX_RESULTS: Final = 4_000_000
 _MAX_WAITING: Final = 8_000_000
 _MAX_RECENT: Final = 64
 _PROMPT: Final = 24
-_UNDECIDED: Final = "Not executed: the client left before it was decided."
+_ABORTED: Final = "Not executed: the policy aborted this session. No call of it runs any more."
 _TOO_LARGE: Final = "The call ran. Its result was too large to be kept until you asked for it."
 GIVEN_UP: Final = "The client gave this call up."
-_LOST: Final = "Not executed: another process took this session over."
-
-
-class RefusedError(GrampusError):
-    """A call that gets no record: the sentence is the model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +69,6 @@ class Answer:
     raw: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionNames:
-    """Whose session it is. `resumes`: it goes on after a restart, under this very id."""
-
-    agent_id: str
-    session_id: str
-    resumes: bool
-
-
 class GuardedCalls:
     """The calls of one session. Safe for concurrent tasks of one event loop; `run` has to run beside."""
 
@@ -101,130 +84,27 @@ class GuardedCalls:
         watch: CalibrationWatch | None = None,
         lease_s: float = 10.0,
     ) -> None:
-        self.names, self.gate = names, gate
-        self._monitor, self._ledger, self._tools, self._say, self._lease_s = monitor, ledger, tools, say, lease_s
+        self.session = ConnectionSession(
+            names, monitor=monitor, ledger=ledger, gate=gate, say=say, watch=watch, lease_s=lease_s
+        )
+        self.gate = gate
+        self._monitor, self._ledger, self._tools, self._say = monitor, ledger, tools, say
         self._pins = ToolPins(ledger.store, names.agent_id)
-        self._stops = StopOrders(ledger)
-        self._endings = Endings(gate.effects, watch)
-        self._lock = anyio.Lock()
-        self._opened = anyio.Event()
-        self._turn: Turn | None = None
-        self._refusal: str | None = None
         self._seen: dict[str, int] = {}
         self._recent: OrderedDict[str, Answer] = OrderedDict()
-        self.changed = anyio.Event()
-        """Set, and replaced, whenever a call may have got further."""
-
-    # -- the session ----------------------------------------------------------------------------------------------
-
-    async def _open(self) -> Turn:
-        """The session's turn, taken up or begun at its first call. Raises RefusedError once it has ended."""
-        if self._refusal is not None:
-            raise RefusedError(self._refusal)
-        if self._turn is None:
-            lease = await self._leased()
-            lease.session = self._monitor.session(
-                lease.state.session_id, self.names.agent_id, snapshot=lease.state.belief
-            )
-            turn = Turn(
-                lease,
-                ledger=self._ledger,
-                gate=self.gate,
-                declared=_says_nothing,
-                execute=_nothing_runs_here,
-                delegates={},
-            )
-            turn.restore()
-            state = lease.state  # of what ran on its own authority nothing is owed
-            state.turn = [one for one in state.turn if one.phase is not CallPhase.SETTLED or one.decisions]
-            for record in turn.recover():
-                await lease.note("outcome_unknown", turn.facts(record))
-            self._turn = turn
-            self._opened.set()
-        return self._turn
 
     async def open(self) -> None:
         """Take the session up, or begin it. Raises RefusedError once it has ended, StoreError."""
-        async with self._lock:
-            await self._open()
-
-    async def _leased(self) -> SessionLease:
-        """The session's lease. A process that died holds it for some seconds more; one that lives has the session."""
-        session_id = self.names.session_id
-        until = anyio.current_time() + 2 * self._lease_s
-        saves: set[tuple[str | None, int]] = set()
-        while anyio.current_time() < until and len(saves) < 2:  # whoever lives saves again
-            try:
-                return await self._take(session_id)
-            except SessionConflictError:
-                loaded = await self._ledger.load(self.names.agent_id, session_id)
-                if loaded is not None and loaded[0].leased_for_s():
-                    saves.add((loaded[0].worker, loaded[0].saves))
-                    await anyio.sleep(min(loaded[0].leased_for_s(), _POLL_S))
-        other = f"{session_id}-{uuid.uuid4().hex[:8]}"
-        self._say(f"session {session_id} is served by another process: this one is {other}, and ends with it")
-        self.names = SessionNames(agent_id=self.names.agent_id, session_id=other, resumes=False)
-        return await self._take(other)
-
-    async def _take(self, session_id: str) -> SessionLease:
-        agent_id = self.names.agent_id
-        loaded = await self._ledger.load(agent_id, session_id)
-        if loaded is None:
-            state, version = AgentState(agent_id=agent_id, session_id=session_id), 0
-        elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
-            state, version = AgentState(agent_id=agent_id, session_id=session_id).replaces(loaded[0]), loaded[1]
-        else:
-            state, version = loaded
-        state.metadata[ATTENDED] = True
-        worker = uuid.uuid4().hex
-        return await SessionLease.take(
-            self._ledger, state, version, worker=worker, lease_s=self._lease_s, stops=self._stops
-        )
+        async with self.session.lock:
+            await self.session.turn()
 
     async def run(self) -> None:
         """Renew the lease, take up decisions and heed stop orders, until it is cancelled."""
-        await self._opened.wait()
-        lease = self._current().lease
-        try:
-            await lease.run(self._take_decisions)
-        except StoppedError as stopped:
-            await self._end("The session was ordered to stop: no call of it runs any more.", str(stopped))
-        except SessionConflictError:
-            self._refuse(_LOST)
+        await self.session.run(self._take_decisions)
 
     async def aclose(self) -> None:
         """The client and the server are gone: a session that resumes is released, any other ends."""
-        if self._turn is None or self._refusal is not None:
-            return
-        async with self._lock:
-            lease = self._turn.lease
-            lease.state.metadata.pop(ATTENDED, None)
-            if self.names.resumes:
-                await lease.release()
-                return
-            with contextlib.suppress(SessionConflictError):
-                await self._endings.end(lease, StopReason.CLEAN, unrun=_UNDECIDED)
-
-    def _current(self) -> Turn:
-        if self._turn is None:
-            raise SessionError("The session is not open.")
-        return self._turn
-
-    def _refuse(self, why: str) -> None:
-        self._refusal = why
-        self._say(why)
-        self._wake()
-
-    async def _end(self, why: str, detail: str) -> None:
-        self._refuse(why)
-        async with self._lock:
-            with contextlib.suppress(SessionConflictError):
-                notes = [("stopped", {"why": detail})]
-                await self._endings.end(self._current().lease, StopReason.CANCELLED, unrun=why, notes=notes)
-
-    def _wake(self) -> None:
-        self.changed.set()
-        self.changed = anyio.Event()
+        await self.session.aclose()
 
     def take_list(self, result: Any, *, begins: bool = True) -> None:
         """Take the result of a `tools/list`: calls from now on are judged by it. Raises ValueError as `ListedTools`."""
@@ -238,8 +118,8 @@ class GuardedCalls:
 
         Raises RefusedError with a sentence for the model, StoreError when nothing can be known.
         """
-        async with self._lock:
-            turn = await self._open()
+        async with self.session.lock:
+            turn = await self.session.turn()
             state = turn.lease.state
             known = self._same(call)
             if known is not None:
@@ -254,7 +134,9 @@ class GuardedCalls:
             if self._monitor.plan.brings_model:
                 await self._read(turn, call)
             if await turn.judge(doubt) is UncertaintyAction.ABORT:
-                return await self._abort(call)
+                await self.session.abort(_ABORTED)
+                self._recent[call.id] = Answer(text=_ABORTED, is_error=True)
+                return call.id
             record = next(one for one in state.turn if one.proposed.id == call.id)
             if record.waiting:
                 self._asked_under(record)
@@ -271,7 +153,7 @@ class GuardedCalls:
         return next(
             (
                 record
-                for record in self._current().lease.state.turn
+                for record in self.session.current().lease.state.turn
                 if (record.waiting or record.decisions or record.phase is CallPhase.SETTLED)
                 and record.proposed.digest() == digest
             ),
@@ -279,7 +161,7 @@ class GuardedCalls:
         )
 
     def _note_call(self, call: ToolCall) -> None:
-        state = self._current().lease.state
+        state = self.session.current().lease.state
         state.turn.append(CallRecord(proposed=call, call=call, step_id=call.id))
         if len(state.messages) >= _MAX_MESSAGES:
             state.messages.clear()
@@ -305,23 +187,16 @@ class GuardedCalls:
             tools=[{"type": "function", "function": function}],
         )
 
-    async def _abort(self, call: ToolCall) -> str:
-        why = "Not executed: the policy aborted this session. No call of it runs any more."
-        self._refuse(why)
-        await self._endings.end(self._current().lease, StopReason.MONITOR_STOP, unrun=why)
-        self._recent[call.id] = Answer(text=why, is_error=True)
-        return call.id
-
     # -- what becomes of it ---------------------------------------------------------------------------------------
 
     async def next(self, call_id: str) -> Run | Wait | Answer:
         """What becomes of a call now. A cleared one is started: exactly one task is told to run it."""
-        async with self._lock:
+        async with self.session.lock:
             if call_id in self._recent:
                 return self._recent[call_id]
-            if self._refusal is not None:
-                return Answer(text=self._refusal, is_error=True)
-            turn = self._current()
+            if self.session.refusal is not None:
+                return Answer(text=self.session.refusal, is_error=True)
+            turn = self.session.current()
             record = next((one for one in turn.lease.state.turn if one.proposed.id == call_id), None)
             if record is None:
                 return Answer(text="Not executed: this call is not known any more.", is_error=True)
@@ -342,7 +217,7 @@ class GuardedCalls:
 
     def _asked_under(self, record: CallRecord) -> CallRecord:
         """Remember the definition of its tool under which a call is asked about."""
-        pin, state = self._tools.pin(record.proposed.name), self._current().lease.state
+        pin, state = self._tools.pin(record.proposed.name), self.session.current().lease.state
         open_calls = {one.proposed.id for one in state.turn}
         kept = {name: digest for name, digest in _texts(state, "asked").items() if name in open_calls}
         state.metadata["asked"] = kept | ({} if pin is None else {record.proposed.id: pin.digest})
@@ -350,12 +225,12 @@ class GuardedCalls:
 
     def _is_redefined(self, record: CallRecord) -> bool:
         pin = self._tools.pin(record.proposed.name)
-        asked = _texts(self._current().lease.state, "asked").get(record.proposed.id)
+        asked = _texts(self.session.current().lease.state, "asked").get(record.proposed.id)
         return pin is not None and asked is not None and asked != pin.digest
 
     def _handed_over(self, record: CallRecord) -> Answer:
         """The answer of a settled call: its kept result, or the text in its place."""
-        state = self._current().lease.state
+        state = self.session.current().lease.state
         kept = _texts(state, "results")
         raw = kept.get(record.proposed.id)
         texts = (m.content for m in reversed(state.messages) if m.tool_call_id == record.proposed.id)
@@ -363,8 +238,8 @@ class GuardedCalls:
 
     async def finish(self, record: CallRecord, *, text: str, is_error: bool, raw: str | None = None) -> None:
         """Take the result of a call that ran; it is stored before anybody is told of it."""
-        async with self._lock:
-            turn = self._current()
+        async with self.session.lock:
+            turn = self.session.current()
             state = turn.lease.state
             if not any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 return
@@ -378,7 +253,7 @@ class GuardedCalls:
                 state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
             else:
                 self._remember(record.proposed.id, Answer(text=_short(text), is_error=is_error, raw=raw))
-            self._wake()
+            self.session.wake()
 
     def _remember(self, call_id: str, answer: Answer) -> None:
         self._recent[call_id] = answer
@@ -387,8 +262,8 @@ class GuardedCalls:
 
     async def lost(self, record: CallRecord) -> None:
         """No result of a call that was started will come: a read may run again, for any other a human is asked."""
-        async with self._lock:
-            turn = self._current()
+        async with self.session.lock:
+            turn = self.session.current()
             state = turn.lease.state
             if any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 now_s = self._ledger.now_s()
@@ -399,7 +274,7 @@ class GuardedCalls:
                         await turn.lease.try_save(("outcome_unknown", turn.facts(record)))
                 else:
                     state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
-            self._wake()
+            self.session.wake()
 
     async def given_up(self, record: CallRecord) -> None:
         """The client gave a call up that runs, and no answer came: what became of it is asked where it matters."""
@@ -410,10 +285,10 @@ class GuardedCalls:
 
     async def delivered(self, call_id: str) -> None:
         """The client was handed what became of a call: the same call again is a new one."""
-        async with self._lock:
-            if self._turn is None:
+        async with self.session.lock:
+            if not self.session.is_open:
                 return
-            state = self._turn.lease.state
+            state = self.session.current().lease.state
             settled = [r for r in state.turn if r.proposed.id == call_id and r.phase is CallPhase.SETTLED]
             if settled:
                 state.turn = [record for record in state.turn if record.proposed.id != call_id]
@@ -427,7 +302,7 @@ class GuardedCalls:
         """Look for decisions and expired requests while calls wait; never ends."""
         while True:
             await anyio.sleep(_POLL_S)
-            waiting = [record for record in self._current().lease.state.turn if record.waiting]
+            waiting = [record for record in self.session.current().lease.state.turn if record.waiting]
             if not waiting:
                 continue
             try:
@@ -438,11 +313,11 @@ class GuardedCalls:
                     request.expired(self._ledger.now_s()) and not request.unknown_outcome for request in requests
                 )
                 if late or any(self._seen.get(request) != count for request, count in counts.items()):
-                    async with self._lock:
-                        await apply_response(self._current(), self._ledger, None)
-                        await self._current().lease.save()
+                    async with self.session.lock:
+                        await apply_response(self.session.current(), self._ledger, None)
+                        await self.session.current().lease.save()
                     self._seen = counts
-                    self._wake()
+                    self.session.wake()
             except StoreError as error:
                 self._say(f"decisions cannot be looked for: {error}")
                 await anyio.sleep(10 * _POLL_S)
@@ -453,7 +328,7 @@ class GuardedCalls:
 
     def rules(self) -> str:
         """The digest of the rules that calls are asked under now."""
-        return self._current().terms().rules
+        return self.session.current().terms().rules
 
 
 def _short(text: str) -> str:
@@ -464,11 +339,3 @@ def _texts(state: AgentState, name: str) -> dict[str, str]:
     """Texts by the id of their call, out of the stored state; nothing where its seal does not hold."""
     found = state.metadata.get(name)
     return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) and state.sealed else {}
-
-
-def _says_nothing(name: str) -> None:
-    """A server's annotations count in the gate's effects, which tell a trusted server from another."""
-
-
-async def _nothing_runs_here(call: ToolCall, key: str) -> ToolResult:
-    raise SessionError(f"The call {call.id!r:.80} is run by its server, not here ({key:.8}).")

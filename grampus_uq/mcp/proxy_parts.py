@@ -10,8 +10,9 @@ import anyio.to_thread
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
 from grampus_uq.mcp.call_exchange import CallExchange
+from grampus_uq.mcp.connection_session import SessionNames
 from grampus_uq.mcp.elicitation import Elicitation
-from grampus_uq.mcp.guarded_calls import GuardedCalls, SessionNames
+from grampus_uq.mcp.guarded_calls import GuardedCalls
 from grampus_uq.mcp.listed_tools import ListedTools
 from grampus_uq.mcp.pins import shadowed
 from grampus_uq.mcp.proxy_config import ProxySettings

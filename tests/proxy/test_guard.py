@@ -399,7 +399,7 @@ async def test_a_session_whose_process_died_goes_on_once_its_lease_ran_out() -> 
     async with bench(store, hold_s=30) as two:
         await two.call(1, path="a")
         await two.asked()
-        assert two.calls.names.session_id == "s"
+        assert two.calls.session.names.session_id == "s"
         await two.returns(1)
 
 
@@ -409,7 +409,7 @@ async def test_a_session_that_another_process_serves_is_left_to_it() -> None:
         await one.call(1, path="a")
         await one.waiting()
         await two.call(1, path="a")
-        while two.calls.names.resumes:  # noqa: ASYNC110 (nothing tells it)
+        while two.calls.session.names.resumes:  # noqa: ASYNC110 (nothing tells it)
             await anyio.sleep(0.1)
         await one.decide()
         await one.asked()

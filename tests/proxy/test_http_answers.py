@@ -334,7 +334,7 @@ async def test_more_open_requests_than_are_served_are_refused_and_served_again_o
         async with anyio.create_task_group() as group:
             for number in range(3):
                 group.start_soon(one.call, number)
-            await one.until(lambda: one.bench.exchange.calls._turn is not None)
+            await one.until(lambda: one.bench.calls.session.is_open)
             await anyio.sleep(0.2)
             assert (await one.post(id=9, method="ping")).status_code == 503
             group.cancel_scope.cancel()
@@ -441,5 +441,5 @@ async def test_in_advisory_mode_a_call_is_judged_beside_its_run() -> None:
     async with web(advisory=True) as one:
         assert "is" in (await one.call(1, path="a"))["result"]
         assert len(one.server.ran()) == 1
-        state = one.bench.exchange.calls._current().lease.state
+        state = one.bench.calls.session.current().lease.state
         await one.until(lambda: state.tool_calls_made == 1)
