@@ -64,23 +64,34 @@ def _runner(store: SessionStore, journal: Path, note: str) -> AgentRunner:
 
 
 async def _life(url: str, journal: Path, drills: int, seed: int) -> None:
-    """Work until so many drills are answered: ask, mix, approve, attack, resume."""
+    """Work in an order drawn anew until so many drills are answered: ask, mix, approve, attack, resume."""
     store, rng = open_store(url), random.Random(seed)
     ledger, stored = Ledger(store), StoredDrills(store, rng)
     while len(await store.scan(DRILL, label="answered")) < drills:
-        session = f"{_REAL}-{uuid.UUID(int=rng.getrandbits(128)).hex[:12]}"
-        with contextlib.suppress(GrampusError):
-            await _runner(store, journal, session).run(SHOP, "refund it", session_id=session)
-        now_s = await store.now()
-        asked = [request(rng, now_s - 50_000.0, rng.randrange(10**6))[1] for _ in range(40)]
-        for card in await stored.mixed(asked, now_s):
-            drill = await stored.find(card.id, now_s)
-            if drill is not None:
-                await _attacked(ledger, drill, rng)
-                with contextlib.suppress(ApprovalError):
-                    await stored.answer(drill.answered("approve", principal="ann"), now_s, waiting=40)
-        await _resumed(ledger, store, journal)
+        work = rng.choice(("ask", "mix", "answer", "resume"))
+        if work == "ask":
+            session = f"{_REAL}-{uuid.UUID(int=rng.getrandbits(128)).hex[:12]}"
+            with contextlib.suppress(GrampusError):
+                await _runner(store, journal, session).run(SHOP, "refund it", session_id=session)
+        elif work == "mix":
+            now_s = await store.now()
+            await stored.mixed([request(rng, now_s - 50_000.0, rng.randrange(10**6))[1] for _ in range(10)], now_s)
+        elif work == "answer":
+            await _answered(ledger, stored, rng)
+        else:
+            await _resumed(ledger, store, journal)
     await store.aclose()
+
+
+async def _answered(ledger: Ledger, stored: StoredDrills, rng: random.Random) -> None:
+    """Approve every drill, and leave decisions where a runner would look for decisions on requests."""
+    now_s = await ledger.store.now()
+    for card in await stored.mixed([], now_s):
+        drill = await stored.find(card.id, now_s)
+        if drill is not None:
+            await _attacked(ledger, drill, rng)
+            with contextlib.suppress(ApprovalError):
+                await stored.answer(drill.answered("approve", principal="ann"), now_s, waiting=40)
 
 
 async def _attacked(ledger: Ledger, drill: Drill, rng: random.Random) -> None:
@@ -92,7 +103,7 @@ async def _attacked(ledger: Ledger, drill: Drill, rng: random.Random) -> None:
 
 async def _resumed(ledger: Ledger, store: SessionStore, journal: Path) -> None:
     """Approve and resume what really waits; a call whose process died while it ran is asked about and let be."""
-    for pending in await ledger.pending():
+    for pending in (await ledger.pending())[:10]:
         for asked in pending.requests:
             if not asked.unknown_outcome:
                 await ledger.decide(asked.decide("approve", principal="ann"))
@@ -116,7 +127,7 @@ def campaign(folder: Path, *, drills: int, kills: int, seed: int = 1) -> Campaig
                 status = 0
             os._exit(status)
         if killed < kills:
-            time.sleep(rng.uniform(0.05, 2.0))
+            _worked(child, rng.uniform(0.02, 0.6))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -127,6 +138,16 @@ def campaign(folder: Path, *, drills: int, kills: int, seed: int = 1) -> Campaig
         elif os.WEXITSTATUS(status) == 0:
             drills += 20  # all were answered before the kills were: some more
     return anyio.run(_found, url, journal, lives, killed)
+
+
+def _worked(child: int, cpu_s: float) -> None:
+    """Wait until a process has used so much of a processor, or is over: on a busy machine it gets as far."""
+    ticks = cpu_s * os.sysconf("SC_CLK_TCK")
+    while True:
+        fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] == "Z" or int(fields[11]) + int(fields[12]) >= ticks:
+            return
+        time.sleep(0.01)
 
 
 async def _prepared(url: str, drills: int) -> None:
