@@ -29,6 +29,7 @@ _COMMANDS: Final = (
     "evaluate",
     "evidence",
     "fit",
+    "health",
     "inbox",
     "mcp",
     "permits",

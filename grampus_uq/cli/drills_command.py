@@ -146,5 +146,5 @@ def _print(plan: DrillPlan | None, found: Reviewed) -> None:
         say_beside(
             f"More than {tolerated} are missed: shown at drill {found.alarm_at}, with at most 5 % false reports."
         )
-    for sentence in found.pauses:
+    for sentence in found.pauses.values():
         say_beside(one_line(sentence))

@@ -52,6 +52,7 @@ def command(
         raise ConfigurationError.of("--store", "inbox", "given: what waits is in there", None, "--store sqlite:///FILE")
     from grampus_uq.inbox.inbox_app import inbox_app
     from grampus_uq.inbox.inbox_serving import inbox_server
+    from grampus_uq.inbox.reviewer_pages import SECTIONS
 
     settings = InboxSettings(origin=origin or f"http://localhost:{port}")
     sentences = {} if path is None else read_sentences(path)
@@ -61,7 +62,7 @@ def command(
         try:
             await index_pending(Ledger(store))
             click.echo(f"The inbox is at {settings.origin}", err=True)
-            app = inbox_app(store, settings, required=required, sentences=sentences)
+            app = inbox_app(store, settings, SECTIONS, required=required, sentences=sentences)
             await inbox_server(app, host, port).serve()
         finally:
             await store.aclose()

@@ -22,9 +22,8 @@ from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.runtime.audit import verify_audit
 from grampus_uq.runtime.cards import Card
-from grampus_uq.runtime.store import Document, SessionStore, chained
+from grampus_uq.runtime.store import SessionStore, chained, pages
 
-_PAGE: Final = 200
 _SIGNED: Final[Mapping[str, type[BaseModel]]] = {"decision": ApprovalDecision, "grant": Grant, "permit": Permit}
 _MOST_FAULTS: Final = 100
 
@@ -41,21 +40,13 @@ async def evidence(store: SessionStore) -> AsyncIterator[str]:
 
 async def _entries(store: SessionStore) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     for kind in _SIGNED:
-        async for document in _pages(store, kind):
+        async for document in pages(store, kind):
             yield kind, {"key": document.key, "body": document.body, "written_s": document.written_s}
     for kind in ("session", "kept_audit"):
-        async for document in _pages(store, kind):
+        async for document in pages(store, kind):
             if kind == "session" or await store.get("session", document.key) is None:
                 for entry in await store.read(f"audit/{document.key}"):
                     yield "audit", {"of": document.key, "entry": entry}
-
-
-async def _pages(store: SessionStore, kind: str) -> AsyncIterator[Document]:
-    after: str | None = None
-    while page := await store.scan(kind, after=after, limit=_PAGE):
-        after = page[-1].key
-        for document in page:
-            yield document
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,11 +24,10 @@ from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.asked_rows import ASKED
 from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore
+from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore, pages
 from grampus_uq.runtime.stored_drills import DRILL, SOURCE
 from grampus_uq.runtime.worker_jobs import DEAD, PARENT, TIMER, WAKES, Job
 
-_PAGE = 200
 _KEPT_AUDIT = "kept_audit"
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 
@@ -87,7 +86,7 @@ async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, dict[str,
     """The sessions that ended, each with its head and the time of its end; a sub-agent's if its parent ended."""
     ledger = Ledger(store)
     for status in (*(one for one in AgentStatus if one not in _ENDED), *_ENDED):
-        async for document in _pages(store, "session", status.value):
+        async for document in pages(store, "session", status.value):
             if not await _rests(ledger, document):
                 continue
             head = json.loads(document.body)
@@ -152,7 +151,7 @@ async def _moved(store: SessionStore, document: Document, folder: RunFolder) -> 
 
 async def _prune_audits(store: SessionStore, older_than_s: float) -> None:
     """Remove the audits of forgotten sessions whose last entry is that old."""
-    async for document in _pages(store, _KEPT_AUDIT):
+    async for document in pages(store, _KEPT_AUDIT):
         log = f"audit/{document.key}"
         entries = await store.read(log)
         last_s = max((_time_of(entry) for entry in entries[-1:]), default=document.written_s)
@@ -177,30 +176,22 @@ def _time_of(entry: str) -> float:
 async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> None:
     asked = await _asked(store)  # sessions of older releases have no rows that name them
     for kind, part in (("decision", 0), (WAKES, 0), (ASKED, -1)):
-        async for document in _pages(store, kind):
+        async for document in pages(store, kind):
             request = document.key.split("/")[part]
             old = document.age_s >= older_than_s and unquote(request) not in asked
             if old and not await _asks(store, request):
                 await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
     for kind in (DRILL, SOURCE):
-        async for document in _pages(store, kind):
+        async for document in pages(store, kind):
             if document.age_s >= older_than_s:
                 await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
     for kind in (WAKING, TIMER, DEAD):
-        async for document in _pages(store, kind):
+        async for document in pages(store, kind):
             if document.age_s >= older_than_s and not await _lives(store, document):
                 await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
-    async for document in _pages(store, "grant"):
+    async for document in pages(store, "grant"):
         if document.read_s - _expiry(document) >= older_than_s:
             await _remove(store, [Delete(kind="grant", key=document.key, expected=document.version)])
-
-
-async def _pages(store: SessionStore, kind: str, label: str | None = None) -> AsyncIterator[Document]:
-    after: str | None = None
-    while page := await store.scan(kind, label=label, after=after, limit=_PAGE):
-        after = page[-1].key
-        for document in page:
-            yield document
 
 
 async def _forget(store: SessionStore, document: Document, head: dict[str, object], audits: bool) -> bool:
@@ -237,7 +228,7 @@ async def _asked(store: SessionStore) -> set[str]:
     ledger, asked = Ledger(store), set[str]()
     for status in AgentStatus:
         if status not in _ENDED:
-            async for document in _pages(store, "session", status.value):
+            async for document in pages(store, "session", status.value):
                 state, _ = ledger.head(document)  # one that cannot be read ends it: what it asks is not known
                 asked |= {request.id for request in state.pending()}
     return asked

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from grampus_uq.runtime.drills import Drill, DrillPlan
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import SessionStore, pages
 from grampus_uq.stats.missed_cases import reported_at
 from grampus_uq.stats.ranks import binomial_interval
 
@@ -18,7 +18,6 @@ LEAST_FOR_A_PERSON: Final = 30
 _LEVEL: Final = 0.9
 _SITTING_S: Final = 900.0
 _HOUR_S: Final = 3_600.0
-_PAGE: Final = 500
 _MINUTES: Final = (15.0, 30.0, 60.0)
 _WAITING: Final = (5, 20)
 
@@ -64,7 +63,7 @@ class Reviewed:
     `people` has None for a principal with fewer than `LEAST_FOR_A_PERSON` drills. `by_minutes` is by the time since the
     sitting began (a quarter of an hour without a decision ends one), `by_queue` by what waited. `alarm_at`: the drill
     at which it was shown that more than `tolerated` are missed, with at most 5 % false reports ever. `pauses` are
-    suggestions, one sentence each.
+    suggestions by principal, "" for all.
     """
 
     team: Missed
@@ -73,7 +72,7 @@ class Reviewed:
     by_queue: Mapping[str, Missed]
     tolerated: float
     alarm_at: int | None
-    pauses: tuple[str, ...]
+    pauses: Mapping[str, str]
 
 
 def reviewed(drills: Sequence[Drill], times: Times, now_s: float, plan: DrillPlan | None = None) -> Reviewed:
@@ -104,7 +103,7 @@ def reviewed(drills: Sequence[Drill], times: Times, now_s: float, plan: DrillPla
         by_queue={name: missed(found) for name, found in by_queue.items()},
         tolerated=tolerated,
         alarm_at=alarm_at,
-        pauses=(*_too_fast(times, now_s, pace), *_tired(late)),
+        pauses=_too_fast(times, now_s, pace) | _tired(late),
     )
 
 
@@ -127,22 +126,23 @@ def _sitting_began(times: Sequence[float], at_s: float) -> float:
     return began
 
 
-def _too_fast(times: Times, now_s: float, pace: int) -> list[str]:
-    found = []
-    for who, decided in sorted(times.items()):
-        n = sum(now_s - _HOUR_S < time_s <= now_s for time_s in decided)
-        if n > pace:
-            found.append(f"{who} decided {n} times within the last hour; above {pace} a pause is suggested.")
-    return found
+def _too_fast(times: Times, now_s: float, pace: int) -> dict[str, str]:
+    counts = {who: sum(now_s - _HOUR_S < time_s <= now_s for time_s in decided) for who, decided in times.items()}
+    return {
+        who: f"{who} decided {n} times within the last hour; above {pace} a pause is suggested."
+        for who, n in sorted(counts.items())
+        if n > pace
+    }
 
 
-def _tired(by_minutes: Mapping[str, Missed]) -> list[str]:
-    """A pause where significantly more is missed late in a sitting: the intervals do not meet."""
+def _tired(by_minutes: Mapping[str, Missed]) -> dict[str, str]:
+    """A pause for all where significantly more is missed late in a sitting: the intervals do not meet."""
     (first, fresh), *later = by_minutes.items()
     for name, share in later:
         if fresh.high is not None and share.low is not None and share.low > fresh.high:
-            return [f"More is missed later: {share.words} at {name}, {fresh.words} at {first}. A pause is suggested."]
-    return []
+            late = f"{share.words} at {name}, {fresh.words} at {first}"
+            return {"": f"More is missed later: {late}. A pause is suggested."}
+    return {}
 
 
 async def decision_times(store: SessionStore, drills: Sequence[Drill]) -> Times:
@@ -151,12 +151,9 @@ async def decision_times(store: SessionStore, drills: Sequence[Drill]) -> Times:
     for drill in drills:
         if drill.answer is not None:
             times[drill.answer.principal].append(drill.answered_s)
-    after: str | None = None
-    while page := await store.scan("decision", after=after, limit=_PAGE):
-        after = page[-1].key
-        for document in page:
-            try:
-                times[str(json.loads(document.body)["decision"]["principal"])].append(document.written_s)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue  # it counts for nothing
+    async for document in pages(store, "decision"):
+        try:
+            times[str(json.loads(document.body)["decision"]["principal"])].append(document.written_s)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue  # it counts for nothing
     return {who: sorted(found) for who, found in times.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
@@ -31,6 +31,7 @@ Stored = TypeVar("Stored", bound=BaseModel)
 WAKING: Final = "job"
 """The kind of documents that wake who waits in `wait_for_job`."""
 _POLL_S = 0.1
+_PAGE = 200
 GENESIS: Final = "0" * 64
 """What the first entry of a chained log follows."""
 
@@ -172,6 +173,15 @@ class SessionStore(Protocol):
     async def append(self, log: str, body: str, *, expected: int | None) -> None:
         """`write` one `Append` of one entry."""
         await self.write(Append(log=log, bodies=(body,), expected=expected))
+
+
+async def pages(store: SessionStore, kind: str, label: str | None = None) -> AsyncIterator[Document]:
+    """All documents of a kind, read in pages: memory does not grow with the store."""
+    after: str | None = None
+    while page := await store.scan(kind, label=label, after=after, limit=_PAGE):
+        after = page[-1].key
+        for document in page:
+            yield document
 
 
 def link(previous: str, position: int, time_s: str, body: str) -> str:

@@ -20,13 +20,12 @@ from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError,
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
 from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.drills import Drill, DrillAnswer, DrillPlan, made
-from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, parsed
+from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, pages, parsed
 
 DRILL: Final = "drill"
 SOURCE: Final = "drill-source"
 _PLAN: Final = "drill-plan"
 _SOURCES: Final = 200
-_PAGE: Final = 500
 _SHORTEST_ID: Final = 8
 
 
@@ -155,11 +154,7 @@ class StoredDrills:
 
     async def answered(self) -> list[Drill]:
         """The answered drills, in the order of their answers."""
-        found: list[Drill] = []
-        after: str | None = None
-        while page := await self._store.scan(DRILL, label="answered", after=after, limit=_PAGE):
-            after = page[-1].key
-            found += [parsed(Drill, document.body, "A stored drill") for document in page]
+        found = [parsed(Drill, one.body, "A stored drill") async for one in pages(self._store, DRILL, "answered")]
         return sorted(found, key=lambda drill: drill.answered_s)
 
 

@@ -101,18 +101,18 @@ def test_the_curve_is_by_the_time_since_a_sitting_began_and_a_pause_is_suggested
     times = {"ann": [1_000.0 + 10.0 * n for n in range(600)]}
     found = reviewed(drilled, times, 6_990.0, plan())
     assert (found.by_minutes["0 to 15 min"].missed, found.by_minutes["from 60 min"].missed) == (0, 30)
-    assert [pause.split(";")[0].split(":")[0] for pause in found.pauses] == [
+    assert [pause.split(";")[0].split(":")[0] for pause in found.pauses.values()] == [
         "ann decided 360 times within the last hour",
         "More is missed later",
     ]
     rested = {"ann": [*times["ann"][:61], 1_000.0 + 3_700.0]}
     again = reviewed(drilled, rested, 50_000.0, plan())
     assert again.by_minutes["from 60 min"].drills == 0
-    assert again.pauses == ()
+    assert again.pauses == {}
 
 
 def test_nothing_is_said_of_no_drills(tmp_path: Path) -> None:
     found = reviewed([], {}, 0.0)
     assert found.team == Missed(missed=0, drills=0)
-    assert (found.people, found.alarm_at, found.pauses) == ({}, None, ())
+    assert (found.people, found.alarm_at, found.pauses) == ({}, None, {})
     assert "no drill" in cli(store_with(tmp_path, []), "report").output

@@ -219,6 +219,10 @@ TABLE = """
 1 runs label-next nowhere
 1 runs agreement nowhere
 2 runs agreement
+1 health --store sqlite:///nowhere.db
+2 health --store sqlite:///nowhere.db --days 0
+2 health --store sqlite:///nowhere.db --budget nan
+2 health
 1 drills off --store sqlite:///nowhere.db
 1 drills report --store sqlite:///nowhere.db
 2 drills on --store sqlite:///nowhere.db

@@ -1,0 +1,30 @@
+"""`grampus-uq health`: how often people are asked, how often for a right call, what it costs, what runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from grampus_uq.cli.argument_types import FiniteRange
+from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.runtime.health import health_in_words, store_health
+
+
+@click.command(name="health")
+@store_option
+@as_json_option
+@click.option("--days", type=FiniteRange(0.01, 3_650.0), default=7.0, show_default=True, help="Length of the window.")
+@click.option("--budget", type=FiniteRange(0.0, 1e6), default=None, help="Pauses a day that are wanted at most.")
+@click.option("--check", is_flag=True, help="Exit with 1 where there are more pauses than the budget.")
+def command(url: str, as_json: bool, days: float, budget: float | None, check: bool) -> None:
+    """Say how a store's agents and reviewers are, over the last days."""
+    found = with_store(url, lambda store: store_health(store, days=days, budget_a_day=budget))
+    if as_json:
+        print_json(asdict(found))
+    else:
+        for name, words in health_in_words(found).items():
+            click.echo(f"{name:<10} {words}")
+    if check and found.over_budget:
+        raise SystemExit(1)

@@ -1,0 +1,43 @@
+"""How reviewers do at drills, and how the store is: two sections of the inbox, for whoever may look."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from grampus_uq.inbox.people import Role
+from grampus_uq.inbox.visits import Section, Visit, for_role
+from grampus_uq.runtime.health import health_in_words, store_health
+from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON, decision_times, reviewed
+from grampus_uq.runtime.stored_drills import StoredDrills
+
+
+@for_role(Role.LOOK)
+async def _reviewers(visit: Visit) -> Response:
+    """The team's figures; of persons, only one's own."""
+    store = visit.inbox.ledger.store
+    stored = StoredDrills(store)
+    plan, drills = await stored.plan(), await stored.answered()
+    found = reviewed(drills, await decision_times(store, drills), await store.now(), plan)
+    name = visit.person.name
+    own = sum(drill.answer is not None and drill.answer.principal == name for drill in drills)
+    return visit.page(
+        "reviewers.html",
+        plan=plan,
+        found=found,
+        pauses=[sentence for who, sentence in found.pauses.items() if who in ("", name)],
+        mine=found.people.get(name),
+        own=own,
+        least=LEAST_FOR_A_PERSON,
+    )
+
+
+@for_role(Role.LOOK)
+async def _health(visit: Visit) -> Response:
+    return visit.page("health.html", rows=health_in_words(await store_health(visit.inbox.ledger.store)))
+
+
+SECTIONS = (
+    Section(path="/reviewers", label="Reviewers", role=Role.LOOK, routes=(Route("/reviewers", _reviewers),)),
+    Section(path="/health", label="Health", role=Role.LOOK, routes=(Route("/health", _health),)),
+)

@@ -1,0 +1,161 @@
+"""The health of a store's agents and reviewers in a few numbers, over the last days."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import Document, SessionStore, pages
+from grampus_uq.runtime.worker_jobs import WAKES
+from grampus_uq.stats.ranks import binomial_interval
+
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Over the last `days`: what people were asked, and what it came to.
+
+    `right` of the `decided` pauses were approved as they were: people were asked about a right call. `right_low` and
+    `right_high` are the exact 90 % interval of that share, None without a decision. `over_budget` is None without a
+    budget. `cost_usd` is that of the `ended` runs whose price is known, None where it is known of none. `running` runs
+    are held by `workers` that are alive; `stops` counts stop orders, ever.
+    """
+
+    days: float
+    pauses: int
+    pauses_a_day: float
+    budget_a_day: float | None
+    over_budget: bool | None
+    decided: int
+    right: int
+    right_low: float | None
+    right_high: float | None
+    waiting: int
+    oldest_s: float | None
+    ended: int
+    cost_usd: float | None
+    running: int
+    workers: int
+    stops: int
+
+
+def health(
+    *,
+    now_s: float,
+    days: float,
+    asked_s: Iterable[float],
+    decided: Iterable[Sequence[str]],
+    waiting_since_s: Sequence[float],
+    costs: Sequence[float | None],
+    holders: Mapping[str, str],
+    stops: int,
+    budget_a_day: float | None = None,
+) -> Health:
+    """Sum it up.
+
+    Args:
+        now_s: by the clock of all times here, seconds since 1970.
+        days: length of the window, above 0.
+        asked_s: when each request was made; those outside of the window are left out.
+        decided: for each request that was decided in the window, the kinds of its decisions in order.
+        waiting_since_s: when each request that still waits was made.
+        costs: of each run that ended in the window, in USD; None where no price is known.
+        holders: for each session that runs, its live worker.
+        stops: stop orders so far.
+        budget_a_day: how many pauses a day are wanted at most.
+    """
+    pauses = sum(now_s - days * _DAY_S < time_s <= now_s for time_s in asked_s)
+    firsts = [kinds[0] for kinds in decided if kinds]
+    right = sum(kind == ApprovalKind.APPROVE for kind in firsts)
+    low, high = binomial_interval(right, len(firsts), 0.9) if firsts else (None, None)
+    priced = [cost for cost in costs if cost is not None]
+    return Health(
+        days=days,
+        pauses=pauses,
+        pauses_a_day=pauses / days,
+        budget_a_day=budget_a_day,
+        over_budget=None if budget_a_day is None else pauses / days > budget_a_day,
+        decided=len(firsts),
+        right=right,
+        right_low=low,
+        right_high=high,
+        waiting=len(waiting_since_s),
+        oldest_s=max((now_s - since_s for since_s in waiting_since_s), default=None),
+        ended=len(costs),
+        cost_usd=sum(priced) if priced else None,
+        running=len(holders),
+        workers=len(set(holders.values())),
+        stops=stops,
+    )
+
+
+async def store_health(store: SessionStore, *, days: float = 7.0, budget_a_day: float | None = None) -> Health:
+    """The health of a store. Drills are none of it: they are no requests, and their answers no decisions."""
+    ledger = Ledger(store)
+    now_s = await store.now()
+    since_s = now_s - days * _DAY_S
+    pending = [request for session in await ledger.pending() for request in session.requests]
+    decided: dict[str, list[tuple[float, str]]] = {}
+    async for document in pages(store, "decision"):
+        if document.written_s > since_s:
+            request = document.key.partition("/")[0]
+            decided.setdefault(request, []).append((document.written_s, _kind(document)))
+    stop = await store.get("stop", "*")
+    return health(
+        now_s=now_s,
+        days=days,
+        asked_s=[document.written_s async for document in pages(store, WAKES)],
+        decided=[[kind for _, kind in sorted(given)] for given in decided.values()],
+        waiting_since_s=[request.created_s for request in pending if request.child_session is None],
+        costs=[
+            _cost(document)
+            for status in ("completed", "failed")
+            async for document in pages(store, "session", status)
+            if document.written_s > since_s
+        ],
+        holders=await ledger.running(),
+        stops=0 if stop is None else stop.version,
+        budget_a_day=budget_a_day,
+    )
+
+
+def health_in_words(found: Health) -> dict[str, str]:
+    """The numbers as sentences, by name."""
+    days = f"{found.days:g} days"
+    budget = "" if found.budget_a_day is None else f"; the budget is {found.budget_a_day:g}"
+    over = ", EXCEEDED" if found.over_budget else ""
+    right = "no decision yet"
+    if found.right_low is not None and found.right_high is not None:
+        share = f"{100.0 * found.right / found.decided:.0f} %"
+        between = f"{100.0 * found.right_low:.0f} to {100.0 * found.right_high:.0f}"
+        right = f"{found.right} of {found.decided} decided calls were approved as they were: {share} ({between})"
+    oldest = "" if found.oldest_s is None else f", the oldest for {found.oldest_s / 60.0:.0f} min"
+    cost = "no price is known" if found.cost_usd is None else f"{found.cost_usd:.2f} USD"
+    return {
+        "pauses": f"{found.pauses} in {days}: {found.pauses_a_day:.1f} a day{budget}{over}",
+        "right": right,
+        "waiting": f"{found.waiting}{oldest}",
+        "cost": f"{cost} for {found.ended} runs that ended in {days}",
+        "running": f"{found.running} runs on {found.workers} live workers",
+        "stops": f"{found.stops} stop orders, ever",
+    }
+
+
+def _kind(document: Document) -> str:
+    try:
+        return str(json.loads(document.body)["decision"]["kind"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def _cost(document: Document) -> float | None:
+    try:
+        used: Any = json.loads(document.body)["total_token_usage"]
+        return None if used is None or used["cost_usd"] is None else float(used["cost_usd"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
