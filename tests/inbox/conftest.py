@@ -9,8 +9,9 @@ import pytest
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores import open_store
 from tests.learn.test_pages_in_a_browser import axe
+from tests.runtime.conftest import postgres_url
 
-__all__ = ["axe"]
+__all__ = ["axe", "postgres_url"]
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.worker import Worker
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner
+from tests.runtime.test_worker import emptied
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -48,14 +49,14 @@ def elsewhere(work: Callable[[], Awaitable[Any]]) -> Any:
 class House:
     """A store, the inbox over it in a process of its own, and a runner that believes the keys of a file."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.url, self.world, self.keys = f"sqlite:///{folder}/store.db", World(), folder / "keys.json"
+    def __init__(self, folder: Path, url: str) -> None:
+        self.url, self.world, self.keys = url, World(), folder / "keys.json"
         elsewhere(self._make_store)
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             port = one.getsockname()[1]
         self.origin = f"http://localhost:{port}"
-        self.server = subprocess.Popen([*_CLI, "--store", self.url, "--port", str(port), *options])
+        self.server = subprocess.Popen([*_CLI, "--store", self.url, "--port", str(port)])
         for _ in range(1_000):
             try:
                 httpx.get(f"{self.origin}/sign-in")
@@ -131,8 +132,8 @@ _CLI = [sys.executable, "-m", "grampus_uq.cli", "inbox"]
 
 
 @contextmanager
-def a_house(folder: Path, *options: str) -> Iterator[House]:
-    house = House(folder, *options)
+def a_house(folder: Path, url: str) -> Iterator[House]:
+    house = House(folder, url)
     try:
         yield house
     finally:
@@ -142,7 +143,15 @@ def a_house(folder: Path, *options: str) -> Iterator[House]:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    with a_house(tmp_path) as found:
+    with a_house(tmp_path, f"sqlite:///{tmp_path}/store.db") as found:
+        yield found
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def any_house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+    on_postgres = request.param == "postgres"
+    url = emptied("postgres", request.getfixturevalue("postgres_url")) if on_postgres else f"sqlite:///{tmp_path}/s.db"
+    with a_house(tmp_path, url) as found:
         yield found
 
 
@@ -198,8 +207,8 @@ def shot(page: Any, name: str) -> None:
         page.screenshot(path=f"{SHOTS}/{name}.png", full_page=True)
 
 
-def test_a_call_is_approved_on_a_phone_and_runs_once(house: House, open_page: Callable[..., Any]) -> None:
-    page = open_page()
+def test_a_call_is_approved_on_a_phone_and_runs_once(any_house: House, open_page: Callable[..., Any]) -> None:
+    page, house = open_page(), any_house
     enter(page, house)
     page.get_by_text("Nothing waits for you.").wait_for()
     house.pause()

@@ -179,7 +179,7 @@ if (one("#list")) {
 
 // -- a card -----------------------------------------------------------------------------------------------------------
 
-function whenSeen(work) {
+function whenSeen(covered, work) {
   const left = new Set(document.querySelectorAll("[data-part]"));
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) {
@@ -188,7 +188,7 @@ function whenSeen(work) {
       watcher.unobserve(entry.target);
     }
     if (!left.size) work();
-  }, { rootMargin: "0px 0px -90px 0px" }); // the buttons may cover that much
+  }, { rootMargin: `0px 0px -${covered}px 0px` });
   left.forEach((part) => watcher.observe(part));
 }
 
@@ -267,7 +267,7 @@ function deciding(panel) {
     link.focus();
   }
 
-  whenSeen(() => {
+  whenSeen(panel.offsetHeight, () => { // the panel covers that much
     seen = true;
     for (const button of choices) button.disabled = false;
     one("[data-unread]").hidden = true;
