@@ -45,7 +45,7 @@ _SPOILT = np.array([0.1, 0.25])  # share of the right answers that would become 
 _RISEN: Final = 4.0  # odds that an answer is wrong, over what they were
 _JOINED: Final = 5.0  # ratio of the contrary bet that is joined with each of those on calls that do not go out
 _CAUTION = 0.25  # standard deviations by which the usual share of wrong answers is overestimated
-_FEW = 0.75  # wrong answers that are added for the same reason
+_FEW = 1.0  # wrong answers that are added for the same reason
 _LOG_WITHDRAWAL: Final = math.log(5e4)
 _LOG_CHANGE: Final = math.log(5e4)
 _LOG_SUSPICION: Final = math.log(10.0)
@@ -166,7 +166,8 @@ def level(target: Target, earned: Earned) -> IntArray:
         passed = earned.log_peak >= math.log(k / target.delta)
         found: IntArray = np.where(passed, np.arange(1, k + 1), 0).max(axis=-1)
         return found
-    in_a_row: IntArray = np.cumprod(earned.log_peak >= -math.log(target.delta), axis=-1).sum(axis=-1)
+    failed = earned.log_peak < -math.log(target.delta)
+    in_a_row: IntArray = np.where(failed.any(axis=-1), failed.argmax(axis=-1), k)
     return in_a_row
 
 

@@ -138,10 +138,11 @@ class Earned:
     def take(self, at: IntArray, asked: BoolArray, wrong: BoolArray, audit: FloatArray, stored: BoolArray) -> None:
         level = earned.level(self.target, self.state)
         state = earned.update(self.target, self.state, at, asked, wrong, in_force=level, audit=audit)
-        state = earned.chosen(stored, state, self.state)
+        state = state if stored.all() else earned.chosen(stored, state, self.state)
         broken, changed = earned.broken(self.target, state)
-        self.revoked = (broken | changed) & (earned.level(self.target, state) > 0)
-        self.state = earned.chosen(broken | changed, earned.nothing_earned(self.target, at.shape), state)
+        again = broken | changed
+        self.revoked = again & (earned.level(self.target, state) > 0)
+        self.state = earned.chosen(again, earned.nothing_earned(self.target, at.shape), state) if again.any() else state
         self.out = self.places < earned.level(self.target, self.state)[:, None]
 
 

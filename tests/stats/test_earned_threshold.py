@@ -142,7 +142,7 @@ def usual(state: e.Earned, level: int) -> np.ndarray:
     found = np.empty(K + 1)
     for zone in zones:
         k, n = state.usual_wrong[zone].sum(), state.usual[zone].sum()
-        found[zone] = min((k + 0.25 * math.sqrt(k + 1.0) + 0.75) / (n + 1.0), 1.0)
+        found[zone] = min((k + 0.25 * math.sqrt(k + 1.0) + 1.0) / (n + 1.0), 1.0)
     return found
 
 
@@ -368,6 +368,25 @@ def test_a_threshold_once_in_force_stays_although_its_wealth_falls() -> None:
     after = e.update(target, state, 0, True, True, in_force=1, audit=1.0)
     assert after.log_wealth < math.log(1.0 / target.delta) <= after.log_peak
     assert e.level(target, after) == 1
+
+
+@settings(deadline=None)
+@given(TARGETS, HISTORIES, st.integers(1, K))
+def test_after_one_wrong_audit_nothing_goes_out_until_answers_were_right(
+    target: e.Target, history: Any, level: int
+) -> None:
+    """So an agent that turns wrong lets out no more than what comes before its first audit: a geometric number."""
+    target = replace(target, epsilon=min(target.epsilon, 0.06))
+    earned = replace(played(target, history), log_peak=np.where(np.arange(K) < level, 9.0, 0.0))
+    audit = float(e.audit_probability(target, earned))
+    for _ in range(10):
+        if any(e.broken(target, earned)):
+            return
+        in_force = int(e.level(target, earned))
+        earned = e.update(target, earned, 0, True, True, in_force=in_force, audit=audit)
+        audit = float(e.audit_probability(target, earned))
+        assert audit == 1.0
+    raise AssertionError("never withdrawn")
 
 
 def test_wrong_audits_make_every_call_asked_about_and_then_withdraw() -> None:
