@@ -8,7 +8,8 @@ import inspect
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,22 +19,24 @@ import click
 from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, print_json
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import several_stores_option, with_stores
 from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_jobs import Job
 from grampus_uq.runtime.worker_metrics import WorkerMetrics
+from grampus_uq.runtime.worker_places import Places
 
 _HEALTH_S = 60.0
 
 
 @click.command()
 @click.argument("factory", metavar="MODULE:FUNCTION")
-@store_option
+@several_stores_option
 @click.option("--agent", "agents", multiple=True, required=True, help="Whose sessions it resumes; may be repeated.")
 @click.option("--at-once", type=click.IntRange(min=1), default=8, show_default=True, help="Sessions side by side.")
 @click.option("--per-agent", type=click.IntRange(min=1), default=None, help="Sessions of one agent side by side.")
+@click.option("--per-tenant", type=click.IntRange(min=1), default=None, help="Sessions of one store, in all workers.")
 @click.option("--tries", type=click.IntRange(min=1), default=5, show_default=True, help="Errors until it is set aside.")
 @click.option(
     "--drain",
@@ -46,10 +49,11 @@ _HEALTH_S = 60.0
 @as_json_option
 def command(
     factory: str,
-    url: str,
+    urls: tuple[str, ...],
     agents: tuple[str, ...],
     at_once: int,
     per_agent: int | None,
+    per_tenant: int | None,
     tries: int,
     drain_s: float,
     as_json: bool,
@@ -58,31 +62,37 @@ def command(
 
     MODULE:FUNCTION is yours: called with the store, it returns (or is awaited for) the `AgentRunner` that resumes the
     sessions, or the `ThreadRunner` of a LangGraph graph. Modules are looked for in the current folder too. With --json
-    each job's end, and the state of the worker once a minute, is one JSON object on a line.
+    each job's end, and the state of the worker once a minute, is one JSON object on a line. Several stores share the
+    places: no tenant's flood keeps another waiting, and a store that is down stops nobody else.
     """
-    if url == "memory:":
-        raise ConfigurationError.of("--store", "worker", "a store that outlives a process", url)
+    if "memory:" in urls:
+        raise ConfigurationError.of("--store", "worker", "a store that outlives a process", "memory:")
     make = _imported(factory)
     say = _say_json if as_json else _say
 
-    async def work(store: SessionStore) -> None:
-        made = make(store)
-        runner = await made if inspect.isawaitable(made) else made
-        if not callable(getattr(runner, "resume", None)) or getattr(runner, "ledger", None) is None:
-            rule = "a function that takes a store and returns an AgentRunner over it"
-            raise ConfigurationError.of("MODULE:FUNCTION", "worker", rule, factory)
-        worker = Worker(
-            runner=runner,
-            agents=agents,
-            at_once=at_once,
-            per_agent=per_agent,
-            tries=tries,
-            drain_s=drain_s,
-            on_job=_told(say),
-        )
-        await _until_signalled(worker, say)
+    async def work(stores: Sequence[SessionStore]) -> None:
+        places, workers = Places(at_once), []
+        for number, store in enumerate(stores, 1):
+            made = make(store)
+            runner = await made if inspect.isawaitable(made) else made
+            if not callable(getattr(runner, "resume", None)) or getattr(runner, "ledger", None) is None:
+                rule = "a function that takes a store and returns an AgentRunner over it"
+                raise ConfigurationError.of("MODULE:FUNCTION", "worker", rule, factory)
+            worker = Worker(
+                runner=runner,
+                agents=agents,
+                at_once=at_once,
+                per_agent=per_agent,
+                at_once_everywhere=per_tenant,
+                places=places,
+                tries=tries,
+                drain_s=drain_s,
+                on_job=_told(say, {} if len(stores) == 1 else {"store": number}),
+            )
+            workers.append(worker)
+        await _until_signalled(workers, say)
 
-    with_store(url, work, create=True)
+    with_stores(urls, work, create=True)
 
 
 def _imported(factory: str) -> Callable[[SessionStore], Any]:
@@ -101,50 +111,55 @@ def _imported(factory: str) -> Callable[[SessionStore], Any]:
     return found  # type: ignore[no-any-return]  # the user's own
 
 
-async def _until_signalled(worker: Worker, say: Callable[[dict[str, Any]], None]) -> None:
-    """Run the worker beside the receiver of signals and the health line; a second signal cancels what is at work."""
+async def _until_signalled(workers: Sequence[Worker], say: Callable[[dict[str, Any]], None]) -> None:
+    """Run the workers beside the receiver of signals and the health line; a second signal cancels what is at work."""
+    metrics = WorkerMetrics(*workers)
     with contextlib.suppress(StoreError):  # a store that is down does not end a worker
-        await worker.runner.ledger.store.now()
-    say({"event": "started", "agents": list(worker.agents), "at_once": worker.at_once})
+        for worker in workers:
+            await worker.runner.ledger.store.now()
+    say({"event": "started", "agents": list(workers[0].agents), "at_once": workers[0].at_once})
 
     async def receive(scope: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
-                if worker.stopping:
+                if workers[0].stopping:
                     scope.cancel()
-                say({"event": "draining", "running": worker.running})
-                worker.stop()
-
-    metrics = WorkerMetrics(worker)
+                say({"event": "draining", "running": sum(worker.running for worker in workers)})
+                for worker in workers:
+                    worker.stop()
 
     async def health() -> None:
         while True:
             await anyio.sleep(_HEALTH_S)
-            queue = {
-                "oldest_job_s": round(max(metrics.oldest_s.values(), default=0.0), 1),
-                "dead_letters": sum(metrics.dead_letters.values()),
-            }
-            say({"event": "health", **_state(worker), **queue})
+            oldest_s, dead = max(metrics.oldest_s.values(), default=0.0), sum(metrics.dead_letters.values())
+            say({"event": "health", **_state(workers), "oldest_job_s": round(oldest_s, 1), "dead_letters": dead})
 
     async with anyio.create_task_group() as group:
         with anyio.CancelScope() as work:
             group.start_soon(receive, work)
             group.start_soon(health)
             group.start_soon(metrics.watch)
-            await worker.run()
+            async with anyio.create_task_group() as working:
+                for worker in workers:
+                    working.start_soon(worker.run)
         group.cancel_scope.cancel()
-    say({"event": "stopped", **_state(worker)})
+    say({"event": "stopped", **_state(workers)})
 
 
-def _state(worker: Worker) -> dict[str, Any]:
-    return {"running": worker.running, "at_once": worker.at_once, **asdict(worker.counts)}
+def _state(workers: Sequence[Worker]) -> dict[str, Any]:
+    counts: Counter[str] = Counter()
+    for worker in workers:
+        counts.update({name: count for name, count in asdict(worker.counts).items() if name != "last_s"})
+    last_s = max(worker.counts.last_s for worker in workers)
+    running = sum(worker.running for worker in workers)
+    return {"running": running, "at_once": workers[0].at_once, **counts, "last_s": round(last_s, 3)}
 
 
-def _told(say: Callable[[dict[str, Any]], None]) -> Callable[[Job, str, str], None]:
+def _told(say: Callable[[dict[str, Any]], None], place: Mapping[str, Any]) -> Callable[[Job, str, str], None]:
     def told(job: Job, ended: str, why: str) -> None:
         if ended not in ("nothing_to_do", "busy"):
             error = {"error": why} if why else {}
-            say({"event": ended, "agent": job.agent_id, "session": job.session_id, **error})
+            say({"event": ended, **place, "agent": job.agent_id, "session": job.session_id, **error})
 
     return told
 

@@ -11,6 +11,7 @@ import logging
 import math
 import random
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +31,11 @@ from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import WAKING
 from grampus_uq.runtime.worker_jobs import TIMER, Job, Taken, finish, looked_after, set_aside, standing_letter, take
+from grampus_uq.runtime.worker_places import Places, StorePlaces
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _POLL_S = 1.0
+_EVERYWHERE_S = 0.25
 _BUSY_S = (0.25, 0.5)  # the second time, and ever after: a decision is taken up within a second of the pause
 _STAGGER_S = 0.02
 _LATEST_TRY_S = 300.0
@@ -98,10 +101,10 @@ class Worker:
     """Resumes sessions of these agents that have something to do, with one runner, at most `at_once` side by side.
 
     Agents share the places: who has the fewest sessions at work is served first, and of one agent at most `per_agent`
-    run here (by default all but one place for each other agent). A decision, an expiry, a finished sub-agent and the
-    death of another worker make something to do. A
-    session whose resuming fails is tried `tries` times, ever later, then set aside with its error until somebody says
-    otherwise (`dead_letters`).
+    run here (by default all but one place for each other agent). At most `at_once_everywhere` sessions of the store run
+    in all workers that have this bound. `places` are shared with the workers of other stores.
+    A decision, an expiry, a finished sub-agent and the death of another worker make something to do. A session whose
+    resuming fails is tried `tries` times, ever later, then set aside with its error until somebody says otherwise.
     `stop` lets those that run go on for `drain_s` seconds, then cancels them: their leases are given back at once.
     `on_job` is told of every job's end: its job, how it ended, and the error if there was one.
     """
@@ -110,11 +113,16 @@ class Worker:
     agents: Sequence[str]
     at_once: int = 8
     per_agent: int | None = None
+    at_once_everywhere: int | None = None
+    places: Places | None = None
     tries: int = 5
     drain_s: float = 30.0
     on_job: Callable[[Job, str, str], None] = lambda job, ended, why: None
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     running: int = 0
+    _name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _shared: Places = field(init=False)
+    _everywhere: StorePlaces | None = None
     _looked_for_dead: float = float("-inf")
     _looked_for_due: float = float("-inf")
     _busy: Counter[str] = field(default_factory=Counter)
@@ -122,12 +130,17 @@ class Worker:
     _freed: anyio.Event = field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
-        for name in ("at_once", "per_agent", "tries"):
+        for name in ("at_once", "per_agent", "at_once_everywhere", "tries"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError.of(name, "Worker", "at least 1", getattr(self, name))
         if not self.agents or isinstance(self.agents, str):
             raise ConfigurationError.of("agents", "Worker", "names of agents, at least one", self.agents)
+        self._shared = self.places or Places(self.at_once)
+        self._shared.join(self._name)
+        if self.at_once_everywhere is not None:
+            runner = self.runner
+            self._everywhere = StorePlaces(runner.ledger.store, self.at_once_everywhere, runner.lease_s)
 
     def stop(self) -> None:
         """Take no more jobs; `run` returns when those at work have ended, or have been given back."""
@@ -142,6 +155,8 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop`. A store that is down is asked again every second; the worker does not end by itself."""
         async with anyio.create_task_group() as group:
+            if self._everywhere is not None:
+                group.start_soon(self._everywhere.renew)
             while not self._stopping.is_set():
                 try:
                     taken = await self._take()
@@ -161,7 +176,7 @@ class Worker:
 
     async def _take(self) -> list[Taken]:
         """Some new jobs; once a second also those whose time has come, now and then those of dead workers."""
-        free, now = self.at_once - self.running, time.monotonic()
+        free, now = self._free(), time.monotonic()
         if free < 1:
             return []
         if now - self._looked_for_dead >= self.runner.lease_s / 2:
@@ -171,7 +186,16 @@ class Worker:
         if now - self._looked_for_due >= _POLL_S:
             self._looked_for_due = now
             kinds.append(TIMER)
-        return await self._share_out(free, kinds)
+        most = free if self._everywhere is None else min(free, len(await self._everywhere.free()))
+        if not most:
+            await anyio.sleep(_EVERYWHERE_S)
+            return []
+        taken = await self._share_out(most, kinds)
+        self._shared.began(self._name, len(taken), hungry=len(taken) == most)
+        return taken
+
+    def _free(self) -> int:
+        return min(self.at_once - self.running, self._shared.room(self._name))
 
     def _room(self, agent: str) -> int:
         kept = len(self.agents) - 1  # a place for each of the others, whose sessions may be the shorter ones
@@ -200,6 +224,9 @@ class Worker:
             return
         if self.running >= self.at_once or all(self._room(agent) < 1 for agent in self.agents):
             await self._slot()
+        elif self._free() < 1:  # others have the places; who is told to stop need not wait for them
+            with anyio.move_on_after(_POLL_S):
+                await self._shared.changed()
         else:
             await self.runner.ledger.store.wait_for_job(_POLL_S)
             # All workers hear of a job: who has less to do looks first, and the others seldom find it.
@@ -256,6 +283,7 @@ class Worker:
         finally:
             self.running -= 1
             self._busy[job.agent_id] -= 1
+            self._shared.ended(self._name)
             self._freed.set()
 
     def _tell(self, job: Job, end: _End) -> None:
@@ -266,8 +294,12 @@ class Worker:
 
     async def _outcome(self, taken: Taken) -> _End:
         """What becomes of a job that was taken: the session is resumed, where it has something to do."""
-        job, now_s = taken.job, self.runner.ledger.now_s
+        job, now_s, place = taken.job, self.runner.ledger.now_s, None
         try:
+            if self._everywhere is not None:
+                place = await self._everywhere.take()
+                if place is None:  # other workers were first
+                    return _End(how="busy", again=_untaken(job), due_s=now_s() + _EVERYWHERE_S)
             if job.taken > self.tries * _DEATHS_PER_TRY and not await self._is_over(job):  # perhaps by a look alone
                 why = f"It was taken up {job.taken - 1} times, and no worker came back from it."
                 return _End(how="set_aside", why=why)
@@ -300,6 +332,10 @@ class Worker:
             return self._failed(job, error)  # a model client let its own out
         except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001 (a model, a tool or a row of one session must not end the others)
             return self._failed(job, error)
+        finally:
+            if place is not None and self._everywhere is not None:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
+                    await self._everywhere.give(place)
         again = _untaken(job).model_copy(update={"busy": job.busy + 1})
         return _End(how="busy", again=again, due_s=now_s() + _BUSY_S[min(job.busy, 1)])
 

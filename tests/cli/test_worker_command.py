@@ -30,11 +30,40 @@ def lines(process: subprocess.Popen[str]) -> dict[str, object]:
     return found
 
 
-def started(url: str) -> subprocess.Popen[str]:
+def started(*urls: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "grampus_uq.cli", "worker", "tests.cli.test_worker_command:make", "--json"]
     return subprocess.Popen(
-        [*command, "--store", url, "--agent", "mailer"], cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True
+        [*command, *(part for url in urls for part in ("--store", url)), "--agent", "mailer"],
+        cwd=ROOT,
+        env=os.environ,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+
+
+async def test_a_worker_process_serves_the_stores_of_several_tenants(tmp_path: Path) -> None:
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("acme", "globex")]
+    for url in urls:
+        store = open_store(url)
+        asked = (await make(store).run(AGENT, "mail bob", session_id="s")).pending[0]
+        await Ledger(store).decide(asked.decide("approve", principal="ann"))
+        await store.aclose()
+    process = started(*urls)
+    try:
+        assert lines(process)["event"] == "started"
+        assert {(done["event"], done["store"]) for done in (lines(process), lines(process))} == {
+            ("resumed", 1),
+            ("resumed", 2),
+        }
+        process.send_signal(signal.SIGTERM)
+        assert lines(process)["event"] == "draining"
+        assert lines(process)["resumed"] == 2
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 async def test_a_worker_process_resumes_what_was_decided_and_ends_on_sigterm(tmp_path: Path) -> None:

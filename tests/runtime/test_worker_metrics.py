@@ -35,7 +35,7 @@ async def test_jobs_are_counted_by_their_end_and_what_waits_is_shown_for_each_ag
     (request,) = (await one.run(AGENT, "x", session_id="s")).pending
     reader = InMemoryMetricReader()
     worker = Worker(runner=one, agents=["mailer", "desk"], on_job=lambda job, ended, why: worker.stop())
-    metrics = WorkerMetrics(worker, MeterProvider(metric_readers=[reader], shutdown_on_exit=False))
+    metrics = WorkerMetrics(worker, meter_provider=MeterProvider(metric_readers=[reader], shutdown_on_exit=False))
     await one.ledger.decide(request.decide("approve", principal="ann"))
     now_s = await store.now()
     await store.write(Job(agent_id="desk", session_id="s").at(now_s - 60.0))
@@ -70,8 +70,7 @@ async def test_a_store_that_is_down_leaves_what_was_known() -> None:
         raise StoreError("down")
 
     store.scan = down  # type: ignore[method-assign]
-    with pytest.raises(StoreError):
-        await metrics.read()
+    await metrics.read()
     assert metrics.dead_letters == {"mailer": 0}
 
 
