@@ -22,8 +22,8 @@ from grampus_uq.importers.run_folder import RunFolder
 from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.asked_rows import ASKED
-from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
-from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.ledger import Ledger, session_key
+from grampus_uq.runtime.run_state import AgentState, SessionHead
 from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore, pages
 from grampus_uq.runtime.stored_drills import DRILL, SOURCE
 from grampus_uq.runtime.worker_jobs import DEAD, PARENT, TIMER, WAKES, Job
@@ -53,7 +53,8 @@ async def prune(
     readings of a monitor (a `RecordingProcessor` keeps those), and stays in the store where that fails.
 
     Raises ConfigurationError for an age that is not above 0 and for a `keep` below 0, StoreError when the store cannot
-    be reached; at the end, the first DataError (the folder has another run under the name of a session) or OSError.
+    be reached; at the end, the first DataError (a session that cannot be read; a folder that has another run under the
+    name of a session) or OSError.
     """
     for name, age_s in (("older_than_s", older_than_s), ("audits_older_than_s", audits_older_than_s)):
         if age_s is not None and not age_s > 0.0:
@@ -65,33 +66,33 @@ async def prune(
     ended_before_s = await _ended_before(store, older_than_s, keep)
     forgotten, folder = 0, None if move_to is None else RunFolder(move_to)
     failure: DataError | OSError | None = None
-    async for document, head, ended_s in _ended(store):
+    async for document, ended_s in _ended(store):
         if ended_s > ended_before_s:
             continue
         try:
+            log = _transcript_of(Ledger(store), document)
             if folder is None or await _moved(store, document, folder):
-                forgotten += await _forget(store, document, head, audits)
+                forgotten += await _forget(store, document, log, audits)
         except (DataError, OSError) as error:  # it stays; the others go on
             failure = failure or error
     if audits_older_than_s is not None:
         await _prune_audits(store, audits_older_than_s)
     if older_than_s is not None:
-        await _prune_what_is_left(store, older_than_s)
+        unread = await _prune_what_is_left(store, older_than_s)
+        failure = failure or unread
     if failure is not None:
         raise failure
     return forgotten
 
 
-async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, dict[str, object], float]]:
-    """The sessions that ended, each with its head and the time of its end; a sub-agent's if its parent ended."""
+async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, float]]:
+    """The sessions that ended, each with the time of its end; a sub-agent's if its parent ended."""
     ledger = Ledger(store)
     for status in (*(one for one in AgentStatus if one not in _ENDED), *_ENDED):
         async for document in pages(store, "session", status.value):
-            if not await _rests(ledger, document):
-                continue
-            head = json.loads(document.body)
-            ended_s = document.written_s or float(head.get("created_s", document.read_s))  # 0: from before schema 2
-            yield document, head, ended_s
+            if await _rests(ledger, document):
+                created_s = _number(document.body, document.read_s, "created_s")
+                yield document, document.written_s or created_s  # 0: from before schema 2
 
 
 async def _rests(ledger: Ledger, document: Document) -> bool:
@@ -99,7 +100,10 @@ async def _rests(ledger: Ledger, document: Document) -> bool:
     ended = document.label in _ENDED
     if PARENT not in document.body:
         return ended
-    head, left = ledger.head(document)
+    try:
+        head, left = ledger.head(document)
+    except StoreError:
+        return ended
     parent = await ledger.parent_status(head.metadata.parent_session)
     return (ended and parent is None) or (parent in _ENDED and not left)
 
@@ -110,19 +114,38 @@ async def _ended_before(store: SessionStore, older_than_s: float | None, keep: i
     if keep is None:
         return by_age
     ends = array("d")
-    async for _, _, ended_s in _ended(store):
+    async for _, ended_s in _ended(store):
         ends.append(ended_s)
     too_many = sorted(ends)[: max(0, len(ends) - keep)]
     return max(by_age, too_many[-1]) if too_many else by_age
 
 
+def _head(ledger: Ledger, document: Document) -> SessionHead:
+    try:
+        return ledger.head(document)[0]
+    except StoreError as error:
+        raise _unread(document) from error
+
+
+def _unread(document: Document) -> DataError:
+    return DataError(f"the stored session {document.key!r:.80} cannot be read: it stays")
+
+
+def _transcript_of(ledger: Ledger, document: Document) -> str | None:
+    """The log of a session's own transcript; raises DataError for a session that cannot be read."""
+    _head(ledger, document)
+    transcript = json.loads(document.body).get("transcript")
+    log = str(transcript.get("log")) if isinstance(transcript, dict) else ""
+    return log if log.startswith(f"transcript/{document.key}/") else None
+
+
 async def _moved(store: SessionStore, document: Document, folder: RunFolder) -> bool:
-    """Write a session as a recording; False when it cannot be read, or was taken up meanwhile."""
-    found = Ledger(store).head(document)[0]
+    """Write a session as a recording; False when it was taken up meanwhile."""
+    found = _head(Ledger(store), document)
     try:
         loaded = await Ledger(store).load(found.agent_id, found.session_id)
-    except StoreError:
-        return False
+    except StoreError as error:
+        raise _unread(document) from error
     if loaded is None or loaded[1] != document.version:
         return False
     state = loaded[0]
@@ -154,7 +177,8 @@ async def _prune_audits(store: SessionStore, older_than_s: float) -> None:
     async for document in pages(store, _KEPT_AUDIT):
         log = f"audit/{document.key}"
         entries = await store.read(log)
-        last_s = max((_time_of(entry) for entry in entries[-1:]), default=document.written_s)
+        # one whose age nobody can say stays
+        last_s = _number(entries[-1], math.inf, "time_s") if entries else document.written_s
         if document.read_s - last_s >= older_than_s:
             place = Delete(kind=_KEPT_AUDIT, key=document.key, expected=document.version)
             # A session that begins meanwhile makes this write fail; one that begins behind it takes its place.
@@ -166,21 +190,13 @@ async def _prune_audits(store: SessionStore, older_than_s: float) -> None:
                 await _remove(store, [Delete(kind="session", key=name, expected=1)])
 
 
-def _time_of(entry: str) -> float:
+async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> DataError | None:
+    """Remove what no session needs; while one cannot be read, decisions stay, and its error is returned."""
+    failure = None
     try:
-        return float(json.loads(entry)["time_s"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf  # nobody can say how old it is: it stays
-
-
-async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> None:
-    asked = await _asked(store)  # sessions of older releases have no rows that name them
-    for kind, part in (("decision", 0), (WAKES, 0), (ASKED, -1)):
-        async for document in pages(store, kind):
-            request = document.key.split("/")[part]
-            old = document.age_s >= older_than_s and unquote(request) not in asked
-            if old and not await _asks(store, request):
-                await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
+        await _prune_what_was_asked(store, older_than_s, await _asked(store))
+    except DataError as error:
+        failure = error
     for kind in (DRILL, SOURCE):
         async for document in pages(store, kind):
             if document.age_s >= older_than_s:
@@ -190,28 +206,36 @@ async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> None:
             if document.age_s >= older_than_s and not await _lives(store, document):
                 await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
     async for document in pages(store, "grant"):
-        if document.read_s - _expiry(document) >= older_than_s:
+        if document.read_s - _number(document.body, document.read_s, "grant", "expires_s") >= older_than_s:
             await _remove(store, [Delete(kind="grant", key=document.key, expected=document.version)])
+    return failure
 
 
-async def _forget(store: SessionStore, document: Document, head: dict[str, object], audits: bool) -> bool:
+async def _prune_what_was_asked(store: SessionStore, older_than_s: float, asked: set[str]) -> None:
+    for kind, part in (("decision", 0), (WAKES, 0), (ASKED, -1)):
+        async for document in pages(store, kind):
+            request = document.key.split("/")[part]
+            old = document.age_s >= older_than_s and unquote(request) not in asked
+            if old and not await _asks(store, request):
+                await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
+
+
+async def _forget(store: SessionStore, document: Document, transcript: str | None, audits: bool) -> bool:
     changes: list[Change] = [Delete(kind="session", key=document.key, expected=document.version)]
-    transcript = head.get("transcript")
-    if isinstance(transcript, dict):
-        changes.append(Drop(log=str(transcript["log"])))
+    if transcript is not None:
+        changes.append(Drop(log=transcript))
     stop = await store.get("stop", document.key)
     belonging = [] if stop is None else [stop]
     for kind in ("checkpoint", "branch"):
         belonging += await store.scan(kind, prefix=f"{document.key}/")
     changes += [Delete(kind=found.kind, key=found.key, expected=found.version) for found in belonging]
-    log = audit_of(str(head["agent_id"]), str(head["session_id"]), []).log
     kept = await store.get(_KEPT_AUDIT, document.key)
     if audits:
-        changes.append(Drop(log=log))
+        changes.append(Drop(log=f"audit/{document.key}"))
         if kept is not None:
             changes.append(Delete(kind=_KEPT_AUDIT, key=document.key, expected=kept.version))
-    elif kept is None:
-        changes.append(Put(kind=_KEPT_AUDIT, key=document.key, body="{}", expected=0))
+    else:  # anew each time: who is about to remove the audit sees that it went on
+        changes.append(Put(kind=_KEPT_AUDIT, key=document.key, body="{}", expected=kept.version if kept else 0))
     return await _remove(store, changes)
 
 
@@ -224,13 +248,20 @@ async def _remove(store: SessionStore, changes: list[Change]) -> bool:
 
 
 async def _asked(store: SessionStore) -> set[str]:
-    """The ids of all requests that may still be pending."""
-    ledger, asked = Ledger(store), set[str]()
+    """The ids of all requests that may be pending, of releases too that made no rows for them.
+
+    Raises DataError where that cannot be read.
+    """
+    ledger, asked, failure = Ledger(store), set[str](), None
     for status in AgentStatus:
         if status not in _ENDED:
             async for document in pages(store, "session", status.value):
-                state, _ = ledger.head(document)  # one that cannot be read ends it: what it asks is not known
-                asked |= {request.id for request in state.pending()}
+                try:
+                    asked |= {request.id for request in _head(ledger, document).pending()}
+                except DataError as error:
+                    failure = error
+    if failure is not None:
+        raise failure
     return asked
 
 
@@ -243,7 +274,7 @@ async def _asks(store: SessionStore, request: str) -> bool:
             found = await store.get("session", session_key(named.agent_id, named.session_id))
         except (ValueError, RecursionError):
             continue
-        if found is not None and unquote(request) in {one.id for one in ledger.head(found)[0].pending()}:
+        if found is not None and unquote(request) in {one.id for one in _head(ledger, found).pending()}:
             return True
     return False
 
@@ -258,8 +289,12 @@ async def _lives(store: SessionStore, job: Document) -> bool:
     return found is not None and found.label not in _ENDED
 
 
-def _expiry(document: Document) -> float:
+def _number(text: str, default: float, *path: str) -> float:
+    """A number in a stored JSON text; the default where it cannot be read."""
     try:
-        return float(json.loads(document.body)["grant"]["expires_s"])
-    except (ValueError, KeyError, TypeError):
-        return document.read_s
+        found = json.loads(text)
+        for name in path:
+            found = found[name]
+        return float(found)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return default

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import open_store
 from grampus_uq.cli.prune_command import command
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording import pack, runs
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.audit import AuditLog
@@ -111,6 +111,36 @@ async def test_a_session_that_cannot_be_written_stays_in_the_store(tmp_path: Pat
     with pytest.raises(OSError, match="file"):
         await prune(store, 1e-9, move_to=tmp_path / "file")
     assert len(await store.scan("session")) == 1
+
+
+UNREAD = ("not json", "[]", '{"v": 2}', '{"a":' * 3_000, '{"v": 99, "agent_id": "mailer", "session_id": "odd"}')
+
+
+@pytest.mark.parametrize("body", [*UNREAD, UNREAD[2][:-1] + ', "metadata": {"parent_session": ["mailer", "s"]}}'])
+async def test_a_session_that_cannot_be_read_stays_and_is_named_and_holds_up_nothing_but_decisions(
+    body: str, tmp_path: Path
+) -> None:
+    for status, folder in [(AgentStatus.COMPLETED, tmp_path / "moved"), *((status, None) for status in AgentStatus)]:
+        store = MemoryStore()
+        await runner(World(), ["Done."], store=store, p_true=0.95).run(AGENT, "x", session_id="s")
+        await store.put("session", "mailer/odd", body, expected=0, label=status.value)
+        for kind in ("decision", "dead", "timer"):
+            await store.put(kind, "a/b", "{}", expected=0)
+        with pytest.raises(DataError, match="'mailer/odd' cannot be read"):
+            await prune(store, 1e-9, move_to=folder)
+        assert [found.key for found in await store.scan("session")] == ["mailer/odd"]
+        assert await store.scan("dead") + await store.scan("timer") == []
+        waits = status not in (AgentStatus.COMPLETED, AgentStatus.FAILED)
+        assert len(await store.scan("decision")) == waits  # it may be the one that this session waits for
+
+
+async def test_what_a_stored_session_names_as_its_transcript_is_removed_only_if_it_is_its_own() -> None:
+    store = MemoryStore()
+    await runner(World(), ["Done."], store=store, p_true=0.95).run(AGENT, "x", session_id="s")
+    forged = '{"v": 2, "agent_id": "mailer", "session_id": "odd", "status": "completed", "transcript": {"log": "%s"}}'
+    await store.put("session", "mailer/odd", forged % "audit/mailer/s", expected=0, label="completed")
+    assert await prune(store, 1e-9) == 2
+    assert len(await AuditLog(store, "mailer", "s").entries()) == 1
 
 
 async def test_an_audit_goes_when_its_last_entry_is_as_old_as_stated_and_never_that_of_a_session_that_is_there() -> (
