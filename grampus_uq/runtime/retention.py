@@ -274,7 +274,9 @@ async def _asks(store: SessionStore, request: str) -> bool:
             found = await store.get("session", session_key(named.agent_id, named.session_id))
         except (ValueError, RecursionError):
             continue
-        if found is not None and unquote(request) in {one.id for one in _head(ledger, found).pending()}:
+        if found is None or found.label in _ENDED:
+            continue
+        if unquote(request) in {one.id for one in _head(ledger, found).pending()}:
             return True
     return False
 
