@@ -26,7 +26,7 @@ from grampus_uq.mcp.listed_tools import ListedTools
 from grampus_uq.mcp.proxy_config import ProxySettings
 from grampus_uq.mcp.request_state import RequestStates
 from grampus_uq.records.values import ToolCall
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Arrived, Ledger
 from grampus_uq.signals.call_reader import Reader, written_call
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, ScriptedModel
 from tests.integrations.forging import forge_session
@@ -34,6 +34,7 @@ from tests.signals.test_reader import forced, writes
 
 AGENT = "mcp"
 SETTINGS = ProxySettings(effects={"look_up": "read", "pay": "irreversible", "mcp_pay": "irreversible"})
+HOLD_S = 0.1
 WAITS = ("Not executed yet", "This call was approved and is still running")
 _AMOUNT = {"to": {"type": "string"}, "amount": {"type": "integer"}}
 _PAYS = {"type": "object", "properties": _AMOUNT, "additionalProperties": False}
@@ -61,6 +62,17 @@ class Server:
             text = "no such tool" if tool is None else tool(**message["params"]["arguments"])
             result = {"content": [{"type": "text", "text": text}], "isError": tool is None}
         return json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+
+
+class Looking(Ledger):
+    """A proxy's ledger, which counts how often it was asked for decisions."""
+
+    looks = 0
+
+    async def decisions(self, request_ids: Sequence[str]) -> dict[str, list[Arrived]]:
+        found = await super().decisions(request_ids)
+        self.looks += 1
+        return found
 
 
 class Connection:
@@ -126,7 +138,7 @@ class ProxiedAgent:
                         return writes({call.name: turn.confidence**2}, form=0.9999)(messages, options)
         raise AssertionError(text)
 
-    def _guard(self, session: str, connection: Connection, hold_s: float) -> Guard | None:
+    def _guard(self, session: str, connection: Connection, ledger: Ledger) -> Guard | None:
         monitor = self._setup.monitor(
             policy=UncertaintyPolicy(enable_p_true=False, irreversible_tool_names=["pay", "mcp_pay"]),
             estimator=UncertaintyEstimator(extra_weights={Reader.source: 1.0}),
@@ -135,14 +147,10 @@ class ProxiedAgent:
         if monitor is None:
             return None
         tools = ListedTools(SETTINGS.tool_effects())
-        gate = Gate(
-            approvals=self._approvals, effects=tools.effects(), schema_of=tools.schema, clock=self._ledger.now_s
-        )
+        gate = Gate(approvals=self._approvals, effects=tools.effects(), schema_of=tools.schema, clock=ledger.now_s)
         names = SessionNames(agent_id=AGENT, session_id=session, resumes=True)
-        calls = GuardedCalls(
-            names, monitor=monitor, ledger=self._ledger, gate=gate, tools=tools, say=print, lease_s=0.5
-        )
-        exchange = CallExchange(calls, RequestStates(Seal(b"k" * 32)), print, hold_s=hold_s)
+        calls = GuardedCalls(names, monitor=monitor, ledger=ledger, gate=gate, tools=tools, say=print, lease_s=0.5)
+        exchange = CallExchange(calls, RequestStates(Seal(b"k" * 32)), print, hold_s=HOLD_S)
 
         async def to_server(line: bytes) -> None:
             if "id" in (message := json.loads(line)):
@@ -152,10 +160,10 @@ class ProxiedAgent:
         return guard
 
     @asynccontextmanager
-    async def _connected(self, session: str, hold_s: float) -> AsyncIterator[Connection]:
+    async def _connected(self, session: str, ledger: Ledger) -> AsyncIterator[Connection]:
         """A client's connection to its server: through the proxy, or bare."""
         connection = Connection()
-        guard = self._guard(session, connection, hold_s)
+        guard = self._guard(session, connection, ledger)
 
         async def bare(line: bytes) -> None:
             await connection.take(self._server.answer(json.loads(line)))
@@ -174,13 +182,17 @@ class ProxiedAgent:
     # -- the agent ----------------------------------------------------------------------------------------------------
 
     async def run(self, session: str, prompt: str) -> Ended | Paused:
-        return await self._go_on(session, prompt, hold_s=0.02)
+        return await self._go_on(session, prompt)
 
-    async def _go_on(self, session: str, prompt: str, hold_s: float) -> Ended | Paused:
+    async def _go_on(self, session: str, prompt: str, looks: int = 0) -> Ended | Paused:
+        """Answer the prompt, with the same calls again until the proxy has looked for decisions so often."""
         file = self._setup.folder / f"{session}.transcript"
         known: dict[str, list[Any]] = json.loads(file.read_text()) if file.exists() else {}
-        async with self._connected(session, hold_s) as connection:
-            output = await self._task(connection, known, prompt)
+        ledger, looked, output = Looking(self._store, seal=self._approvals.seal), False, None
+        async with self._connected(session, ledger) as connection:
+            while output is None and not looked:
+                looked = ledger.looks >= looks
+                output = await self._task(connection, known, prompt)
         file.write_text(json.dumps({"": [prompt]} | known))
         if output is not None:
             return Ended(output=output)
@@ -219,7 +231,7 @@ class ProxiedAgent:
             with suppress(GrampusError):  # not one of those that wait, or not theirs to decide
                 await self._ledger.decide(self._setup.decide(request, decision))
         prompt = json.loads((self._setup.folder / f"{session}.transcript").read_text())[""][0]
-        return await self._go_on(session, prompt, hold_s=1.5)
+        return await self._go_on(session, prompt, looks=3)
 
     async def _pending(self, session: str, known: Mapping[str, list[Any]]) -> list[Pending]:
         """The requests of a session, each with the id that the model gave the call that it is about."""
