@@ -132,7 +132,7 @@ def health_in_words(found: Health) -> dict[str, str]:
     right = "no decision yet"
     if found.right_low is not None and found.right_high is not None:
         share = f"{100.0 * found.right / found.decided:.0f} %"
-        between = f"{100.0 * found.right_low:.0f} to {100.0 * found.right_high:.0f}"
+        between = f"{100.0 * found.right_low:.0f} to {100.0 * found.right_high:.0f} %"
         right = f"{found.right} of {found.decided} decided calls were approved as they were: {share} ({between})"
     oldest = "" if found.oldest_s is None else f", the oldest for {found.oldest_s / 60.0:.0f} min"
     cost = "no price is known" if found.cost_usd is None else f"{found.cost_usd:.2f} USD"
@@ -142,7 +142,7 @@ def health_in_words(found: Health) -> dict[str, str]:
         "waiting": f"{found.waiting}{oldest}",
         "cost": f"{cost} for {found.ended} runs that ended in {days}",
         "running": f"{found.running} runs on {found.workers} live workers",
-        "stops": f"{found.stops} stop orders, ever",
+        "stops": f"{found.stops} so far",
     }
 
 

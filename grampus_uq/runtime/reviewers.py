@@ -45,8 +45,8 @@ class Missed:
         """The share in words."""
         if self.low is None or self.high is None:
             return "no drill"
-        shares = f"{100.0 * self.missed / self.drills:.0f} % missed ({100.0 * self.low:.0f} to {100.0 * self.high:.0f})"
-        return f"{shares}, {self.drills} drills"
+        between = f"{100.0 * self.low:.0f} to {100.0 * self.high:.0f} %"
+        return f"{100.0 * self.missed / self.drills:.0f} % missed ({between}), {self.drills} drills"
 
 
 def missed(drills: Sequence[Drill]) -> Missed:

@@ -1,0 +1,105 @@
+"""What is shown does not tell a drill from a request, short of comparing the call with its run: the reviewer's task."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from grampus_uq.runtime.cards import Card
+from grampus_uq.runtime.drills import made
+from tests.runtime.drill_worlds import RULES, plan, request
+
+pytestmark = pytest.mark.slow
+
+
+def shown_text(card: Card) -> str:
+    """Everything of a card that terminal or page shows, times aside."""
+    said = " ".join(f"[{m.role.value}] {m.content} {m.tool_calls}" for m in card.messages)
+    call = f"{card.tool} {card.arguments} {card.call_id}"
+    rest = f"{card.level} {card.rule} {card.reason} {card.confidence} {card.readings} {card.rules}"
+    return (
+        f"{card.id} {card.digest} {card.agent_id} {card.session_id} {card.run_id} {card.step_id} {call} {rest} {said}"
+    )
+
+
+def queue(seed: int, count: int) -> tuple[list[Card], list[bool]]:
+    """A year of requests, 1 in 20 of them wrong, each followed by a drill made of requests before; in order of time."""
+    rng = random.Random(seed)
+    sources = [request(rng, 0.0, number)[1] for number in range(2 * count)]
+    mixed: list[tuple[Card, bool]] = []
+    at_s = 1_000_000.0
+    for number in range(count):
+        at_s += rng.expovariate(1.0 / 120.0)
+        asked = request(rng, at_s, 2 * count + number, right=rng.random() > 0.05)[1]
+        mixed.append((asked, False))
+        drill = made(plan(0.5, RULES), rng.sample(sources, 100), asked, rng)
+        assert drill is not None
+        sources = [source for source in sources if source.digest != drill.source]
+        mixed.append((drill.card, True))
+    mixed.sort(key=lambda pair: pair[0].created_s)
+    return [card for card, _ in mixed], [is_drill for _, is_drill in mixed]
+
+
+def looked_at(cards: Sequence[Card], rng: random.Random) -> list[list[float]]:
+    """Age and place in the list at a moment while each waits: one reviewer, oldest first, a minute each."""
+    ends, free_s = [], 0.0
+    for card in cards:
+        free_s = max(free_s, card.created_s) + rng.expovariate(1.0 / 50.0)
+        ends.append(free_s)
+    found = []
+    for index, card in enumerate(cards):
+        moment = rng.uniform(card.created_s, ends[index])
+        place = sum(other.created_s <= moment < end for other, end in zip(cards[:index], ends, strict=False))
+        expires = (card.expires_s or moment) - moment
+        text = shown_text(card)
+        digits = sum(c.isdigit() for c in text)
+        found.append([moment - card.created_s, place, expires, len(text), digits, len(card.messages), index % 2])
+    return found
+
+
+def auroc(cards: Sequence[Card], is_drill: Sequence[bool], seed: int = 0) -> float:
+    """Cross-validated, of a logistic regression on words, letters of names, lengths, age and place.
+
+    It counts words: whether one card holds two names instead of one name twice is what the reviewer is to notice.
+    """
+    from scipy.sparse import csr_matrix, hstack
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import cross_val_predict
+    from sklearn.preprocessing import MaxAbsScaler, StandardScaler
+
+    texts = [shown_text(card) for card in cards]
+    words = CountVectorizer(token_pattern=r"[A-Za-z]+|\d", ngram_range=(1, 2), min_df=10).fit_transform(texts)
+    names = CountVectorizer(analyzer="char", ngram_range=(1, 2), min_df=10).fit_transform(
+        [f"{card.id} {card.session_id} {card.run_id} {card.call_id} {card.arguments}" for card in cards]
+    )
+    numbers = StandardScaler().fit_transform(np.array(looked_at(cards, random.Random(seed))))
+    features = hstack([MaxAbsScaler().fit_transform(part) for part in (words, names)] + [csr_matrix(numbers)]).tocsr()
+    model = LogisticRegression(solver="liblinear", max_iter=1_000, C=0.1)
+    chance = cross_val_predict(model, features, np.array(is_drill), cv=5, method="predict_proba")[:, 1]
+    return float(roc_auc_score(is_drill, chance))
+
+
+def test_a_classifier_does_not_tell_drills_from_requests() -> None:
+    assert np.mean([auroc(*queue(seed, 1_000)) for seed in (1, 2, 3)]) <= 0.55
+
+
+def test_the_classifier_would_see_drills_that_give_themselves_away() -> None:
+    """The sabotage: amounts ten times as large, or ids with a mark, are found at once."""
+    cards, is_drill = queue(2, 300)
+    tenfold = [
+        card.model_copy(update={"arguments": {**card.arguments, "amount": card.arguments["amount"] * 10}})  # type: ignore[operator]
+        if drilled
+        else card
+        for card, drilled in zip(cards, is_drill, strict=True)
+    ]
+    marked = [
+        card.model_copy(update={"session_id": f"{card.session_id}-b"}) if drilled else card
+        for card, drilled in zip(cards, is_drill, strict=True)
+    ]
+    assert auroc(tenfold, is_drill) > 0.6
+    assert auroc(marked, is_drill) > 0.9
