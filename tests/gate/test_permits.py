@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,8 +17,25 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.gate.permits import MOST_OPEN, Entry, Permit, PermitState, applied, issued, replayed, sentence
-from grampus_uq.records.values import ToolCall
+from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallRecord, Doubt, Terms, asked, decided, settled
+from grampus_uq.gate.permits import (
+    MOST_OPEN,
+    Entry,
+    Permit,
+    PermitState,
+    Ticket,
+    applied,
+    identity_of,
+    issued,
+    label_of,
+    refusal,
+    replayed,
+    same_of,
+    sentence,
+)
+from grampus_uq.gate.requests import ApprovalPolicy
+from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.earned_threshold import Target, audit_probability, broken, level, nothing_earned, place, update
 
 PERMIT = Permit(
@@ -452,3 +471,115 @@ def test_of_an_agent_that_turns_no_more_goes_out_than_until_the_first_audit_of_a
     assert (out > ceiling).sum() <= allowed
     assert (out > ceiling / 2).sum() > allowed
     assert abs(out.mean() - (1 - rate) / rate) < 4 * (1 - rate) ** 0.5 / rate / n**0.5
+
+
+# -- which call a ticket is of, and which answers are labels -----------------------------------------------------------
+
+TERMS = Terms(agent_id="clerk", session_id="s", run_id="r")
+CALL = ToolCall(id="c", name="refund", arguments={"amount": 5})
+RECORD = CallRecord(proposed=CALL, step_id="llm_0")
+
+
+def test_a_ticket_is_of_one_call_of_one_step_of_one_run_and_equal_calls_are_those_of_one_agent() -> None:
+    others = [
+        (RECORD, replace(TERMS, agent_id="x")),
+        (RECORD, replace(TERMS, session_id="x")),
+        (RECORD, replace(TERMS, run_id="x")),
+        (RECORD.change(step_id="x"), TERMS),
+        (RECORD.change(proposed=CALL.model_copy(update={"id": "x"})), TERMS),
+        (RECORD.change(proposed=CALL.model_copy(update={"arguments": {"amount": 6}})), TERMS),
+    ]
+    own, equal = identity_of(RECORD, TERMS), same_of(RECORD, TERMS)
+    assert len({own, *(identity_of(record, terms) for record, terms in others)}) == 7
+    assert [same_of(record, terms) == equal for record, terms in others] == [False, True, True, True, True, False]
+    assert identity_of(RECORD.change(phase="waiting", call=CALL.model_copy(update={"arguments": {}})), TERMS) == own
+    assert (len(own), len(equal)) == (32, 16)
+    assert (
+        own
+        == hashlib.sha256(canonical_json(["clerk", "s", "r", "llm_0", "c", CALL.digest()]).encode()).hexdigest()[:32]
+    )
+    assert identity_of(RECORD, replace(TERMS, session_id="\ud800"))  # half a character is no reason to fail
+
+
+@pytest.mark.parametrize(
+    ("says", "given_", "wrong"),
+    [
+        ("approve", {}, False),
+        ("edit", {"arguments": {"amount": 5}}, False),
+        ("edit", {"arguments": {"amount": 6}}, True),
+        ("reject", {}, True),
+        ("respond", {"message": "done"}, True),
+    ],
+)
+def test_approved_as_it_was_is_right_and_all_else_wrong(says: str, given_: dict[str, Any], wrong: bool) -> None:
+    doubt = Doubt(level=UncertaintyLevel.MEDIUM, rule="tier", reason="")
+    waits = asked(RECORD, TERMS, ApprovalPolicy(), doubt, 0.0)
+    assert label_of(waits) is None
+    assert label_of(decided(waits, [waits.requests[0].decide(says, principal="ann", **given_)])) is wrong
+    assert label_of(settled(waits, "it expired")) is True
+    unknown = asked(RECORD, TERMS, ApprovalPolicy(), UNKNOWN_OUTCOME, 0.0)
+    answered_ = decided(unknown, [unknown.requests[0].decide(says, principal="ann", **given_)])
+    assert label_of(answered_.change(requests=unknown.requests)) is None
+
+
+def test_an_entry_is_kept_without_what_it_does_not_say() -> None:
+    assert propose(0.5, same="x", alike=True).to_json() == {
+        "do": "propose",
+        "now_s": 0.0,
+        "score": 0.5,
+        "same": "x",
+        "judge": "j",
+        "draw": 0.5,
+        "alike": True,
+    }
+    assert answer(3, True, 2.0).to_json() == {"do": "answer", "now_s": 2.0, "ticket": 3, "wrong": True}
+    assert Entry(do="close", now_s=1.0, why="x").to_json() == {"do": "close", "now_s": 1.0, "why": "x"}
+    assert Entry(do="look", now_s=1.0).to_json() == {"do": "look", "now_s": 1.0}
+
+
+def test_what_is_counted_is_told_apart_and_begins_anew_with_the_evidence() -> None:
+    state = EARNED
+    for number, (draw, score, wrong) in enumerate(
+        [(0.999, 0.95, None), (0.0, 0.95, False), (0.0, 0.1, True)], start=60
+    ):
+        state = applied(PERMIT, state, propose(score, draw=draw, same=f"s{number}"))
+        state = state if wrong is None else applied(PERMIT, state, answer(number, wrong))
+    tallies = (state.answers, state.audits, state.released, state.wrong, state.overdue, state.corrected)
+    assert tallies == (62, EARNED.audits + 1, 1, 1, 0, 0)
+    assert (state.counted, state.issued, state.open, state.withdrawn) == (63, 63, (), 0)
+    looked = applied(PERMIT, state, Entry(do="look", now_s=5.0))
+    assert looked == state.model_copy(update={"revision": state.revision + 1})
+    closed = applied(PERMIT, state, Entry(do="close", now_s=5.0, why="enough"))
+    assert applied(PERMIT, closed, Entry(do="close", now_s=6.0, why="later")).closed == "enough"
+    assert applied(PERMIT, closed, answer(62)).corrected == state.corrected + 1
+
+
+def test_an_answer_on_a_ticket_that_was_not_asked_or_does_not_exist_changes_nothing() -> None:
+    blocked = applied(PERMIT, EARNED, propose(0.1, same="below"))
+    ahead = applied(PERMIT, blocked, propose(0.95, draw=0.999, same="ahead"))
+    assert [ticket.asked for ticket in ahead.open] == [True, False]
+    for ticket in (61, 62, 10**9):
+        assert applied(PERMIT, ahead, answer(ticket, True)).open == ahead.open
+    assert applied(PERMIT, ahead, answer(60)).counted == 62
+
+
+def test_the_refusals_say_why() -> None:
+    assert refusal(PERMIT, FRESH, "anybody") is None
+    assert refusal(PERMIT, EARNED, "j") is None
+    assert "another profile, model, prompt or tool set" in str(refusal(PERMIT, EARNED, "k"))
+    closed = EARNED.model_copy(update={"closed": "enough"})
+    assert refusal(PERMIT, closed, "j") == "the permit is closed: enough"
+    ticket = Ticket(at=0, in_force=0, audit=1.0, asked=True, due_s=1.0, same="x")
+    assert refusal(PERMIT, FRESH.model_copy(update={"open": (ticket,) * (MOST_OPEN - 1)}), "j") is None
+    full = FRESH.model_copy(update={"open": (ticket,) * MOST_OPEN})
+    assert refusal(PERMIT, full, "j") == "256 calls wait for earlier answers"
+
+
+def test_a_state_of_an_earlier_release_is_refused_by_its_name() -> None:
+    values = json.loads(EARNED.model_dump_json())
+    with pytest.raises(DataError, match="by an earlier release: revoke it"):
+        PermitState.read(PERMIT, values | {"v": 1})
+    with pytest.raises(DataError, match="its state is broken: v: "):
+        PermitState.read(PERMIT, values | {"v": 3})
+    with pytest.raises(DataError, match=r"its state is broken: open.0.at: "):
+        PermitState.read(PERMIT, values | {"open": [{"at": -1}]})

@@ -27,13 +27,15 @@ POLICY = UncertaintyPolicy(irreversible_tool_names=["pay"])
 class Permits:
     """Lets ahead as it is told, and keeps what it was asked."""
 
-    def __init__(self, released: Released | None = RELEASED, stands: str | None = None) -> None:
+    def __init__(self, released: Released | str | None = RELEASED, stands: str | None = None) -> None:
         self.released, self.stands = released, stands
         self.asked: list[tuple[str, bool]] = []
         self.told: list[tuple[CallRecord, Terms]] = []
         self.of: list[tuple[Session, Terms]] = []
 
-    async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | None:
+    async def release(
+        self, record: CallRecord, session: Session, terms: Terms, *, alike: bool
+    ) -> Released | str | None:
         self.asked.append((record.proposed.id, alike))
         self.of.append((session, terms))
         return self.released
@@ -97,6 +99,17 @@ async def test_a_permit_that_says_nothing_leaves_the_request_as_it_was() -> None
     drop = {"requests": {0: {"id", "created_s"}}}
     assert mine.model_dump(exclude=drop) == theirs.model_dump(exclude=drop)
     assert beside.decisions() == []
+
+
+async def test_what_is_wrong_with_a_permit_stands_in_the_request_and_changes_nothing_else() -> None:
+    plain, broken = Scene(Permits(None)), Scene(Permits("permit abc lets nothing ahead: its state is broken"))
+    (mine, _), (theirs, action) = await plain.judge(), await broken.judge()
+    (without,), (request,) = mine.requests, theirs.requests
+    assert request.reason == f"{without.reason}; permit abc lets nothing ahead: its state is broken"
+    assert (theirs.phase, action) == (CallPhase.WAITING, UncertaintyAction.PAUSE_FOR_HUMAN)
+    drop = {"id", "created_s", "reason"}
+    assert request.model_dump(exclude=drop) == without.model_dump(exclude=drop)
+    assert broken.decisions() == []
 
 
 @pytest.mark.parametrize(
