@@ -45,8 +45,9 @@ async def prune(
 
     Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Audits that were kept
     are removed once their last entry is older than `audits_older_than_s`. Decisions, drills, grants and jobs that are
-    older than `older_than_s` are removed too, unless a pending request or a live session needs them. What has not ended
-    is never touched; sub-agents end with their parent, and stay for it until then. Sessions are read in pages: memory
+    older than `older_than_s` are removed too, unless a pending request or a live session needs them; permits that
+    expired so long ago, and tickets of others that were counted and are so old. What has not ended is never touched;
+    sub-agents end with their parent, and stay for it until then. Sessions are read in pages: memory
     grows with the store by 8 bytes a session that ended.
 
     `move_to` is a folder of recordings: each session is written there in full first, with its steps but without the
@@ -208,7 +209,23 @@ async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> DataE
     async for document in pages(store, "grant"):
         if document.read_s - _number(document.body, document.read_s, "grant", "expires_s") >= older_than_s:
             await _remove(store, [Delete(kind="grant", key=document.key, expected=document.version)])
+    async for document in pages(store, "permit"):
+        await _prune_permit(store, document, older_than_s)
     return failure
+
+
+async def _prune_permit(store: SessionStore, permit: Document, older_than_s: float) -> None:
+    """Remove a permit that expired so long ago; of any other the tickets that were counted and are so old."""
+    expired = permit.read_s - _number(permit.body, permit.read_s, "permit", "expires_s") >= older_than_s
+    state = await store.get("permit-state", permit.key)
+    counted = -math.inf if state is None else _number(state.body, -math.inf, "counted")
+    async for ticket in pages(store, "permit-ticket", permit.key):
+        if expired or (ticket.age_s >= older_than_s and _number(ticket.body, math.inf, "number") < counted):
+            await _remove(store, [Delete(kind=ticket.kind, key=ticket.key, expected=ticket.version)])
+    if expired:
+        gone = [one for one in (permit, state) if one is not None]
+        deletes = [Delete(kind=one.kind, key=one.key, expected=one.version) for one in gone]
+        await _remove(store, [*deletes, Drop(log=f"permit/{permit.key}")])
 
 
 async def _prune_what_was_asked(store: SessionStore, older_than_s: float, asked: set[str]) -> None:
@@ -298,5 +315,5 @@ def _number(text: str, default: float, *path: str) -> float:
         for name in path:
             found = found[name]
         return float(found)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return default

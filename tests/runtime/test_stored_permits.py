@@ -14,12 +14,13 @@ from grampus_uq import AgentRunner, Ed25519Signer, PublicKeys, Seal, Uncertainty
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import DataError
 from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallRecord, Terms, asked, decided
-from grampus_uq.gate.permits import Permit, PermitState
+from grampus_uq.gate.permits import Entry, Permit, PermitState
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Grant
 from grampus_uq.records.events import DecisionEvent
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.store import Append, SessionStore
 from grampus_uq.runtime.stored_permits import (
@@ -349,6 +350,32 @@ async def test_of_several_answers_on_one_ticket_the_wrong_one_counts() -> None:
         await permits.answered(decided(record, [request.decide(says, principal="ann")]), terms)
     state = (await office.standing()).state
     assert (state.answers, state.wrong, state.corrected) == (1, 1, 0)
+
+
+async def test_pruning_takes_expired_permits_whole_and_of_others_the_old_tickets_that_are_counted() -> None:
+    office = Office()
+    one = await office.earn()
+    office.draw = AUDIT
+    (request,) = (await office.run("open", says=None, body="open")).pending
+    late = permit(id="aaaaaaaaa", expires_s=time.time() - 10.0)
+    await grant_permit(office.store, late, [Entry(do="look", now_s=1.0)])
+    standing = {found.permit.id: found for found in await stored_permits(office.store)}
+    before = (await office.store.read(f"permit/{one.id}"), standing[one.id].state)
+    await prune(office.store, 3_600.0)
+    assert len(await office.store.scan("permit-ticket")) == 9
+    await anyio.sleep(0.01)
+    await prune(office.store, 0.001)
+    (ticket,) = await office.store.scan("permit-ticket")
+    assert json.loads(ticket.body)["number"] == 8
+    assert [found.key for found in await office.store.scan("permit")] == [one.id]
+    assert [found.key for found in await office.store.scan("permit-state")] == [one.id]
+    assert await office.store.read(f"permit/{late.id}") == []
+    assert (await office.store.read(f"permit/{one.id}"), (await office.standing()).state) == before
+    await office.runner().resume("mailer", "open", request.decide("reject", principal="ann"))
+    assert (await office.standing()).state.answers == before[1].answers + 1
+    office.draw = NO_AUDIT
+    assert (await office.run("then", says=None, body="then")).status is not None
+    assert (await office.standing()).state == await replayed_permit(office.store, one)
 
 
 async def test_closed_stays_closed_and_never_closes_every_permit_that_covers_the_call() -> None:
