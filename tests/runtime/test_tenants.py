@@ -491,6 +491,28 @@ async def test_what_another_role_puts_into_a_tenants_search_path_is_neither_call
     assert shop.execute("SELECT * FROM loot") == [(shop.acme,)]  # what befalls those who use other tools
 
 
+async def test_a_store_in_a_schema_of_its_own_is_named_by_the_url_and_two_in_one_path_are_refused(shop: Shop) -> None:
+    def url(role: str, path: str) -> str:
+        return f"{shop.url(role)}{'&' if '?' in shop.url(role) else '?'}options=-csearch_path%3D{path}"
+
+    shop.execute(
+        f"CREATE SCHEMA agents AUTHORIZATION {shop.owner}; CREATE SCHEMA more; GRANT ALL ON SCHEMA more TO PUBLIC"
+    )
+    await add_tenant(url(shop.owner, "agents,more"), shop.acme)
+    shop.execute(f"GRANT USAGE ON SCHEMA agents TO {shop.acme}")
+    assert await problems(url(shop.owner, "more,agents")) == ([shop.acme], [])
+    theirs = open_store(url(shop.acme, "more,agents"))
+    await theirs.put("session", "a/b", "{}", expected=0)
+    await theirs.aclose()
+    assert shop.execute("SELECT tenant FROM agents.grampus_documents") == [(shop.acme,)]
+    shop.execute("CREATE TABLE more.grampus_schema AS SELECT 2 AS version", shop.globex)
+    lost = open_store(url(shop.acme, "more,agents"))
+    with pytest.raises(StoreError, match="two stores"):
+        await lost.now()
+    await lost.aclose()
+    assert (await problems(url(shop.owner, "agents,more")))[0] == [shop.acme]  # what is a role's own is no trap
+
+
 async def test_the_planner_and_the_locks_tell_a_tenant_nothing_of_the_rows_of_another(shop: Shop) -> None:
     async def fill(role: str) -> None:
         store = shop.open(role)

@@ -230,17 +230,17 @@ def _psycopg() -> Any:
         raise MissingDependencyError.of("psycopg", "postgres", "The PostgreSQL store") from error
 
 
-# The first schema of the path with a store in it, else the first at all. One that is named after this role counts only
-# if it belongs to whoever could change the role's data anyway: others may have made it, since "$user" leads the path.
-_SCHEMA = """
-SELECT quote_ident(n.nspname)
+# The schemas of the path, those with a store first. One that is named after this role counts only if it belongs to
+# whoever could change the role's data anyway: others may have made it, since "$user" leads the path.
+_SCHEMAS = """
+SELECT quote_ident(n.nspname), owner.rolname = current_user, store.oid IS NOT NULL
 FROM unnest(%s::text[]) WITH ORDINALITY AS path (name, place)
 JOIN pg_namespace n ON n.nspname = path.name
 JOIN pg_roles owner ON owner.oid = n.nspowner
 LEFT JOIN pg_class store ON store.relnamespace = n.oid AND store.relname = 'grampus_schema'
 WHERE n.nspname <> current_user OR owner.rolsuper OR owner.rolname IN (current_user, 'pg_database_owner')
   OR n.nspowner = (SELECT datdba FROM pg_database WHERE datname = current_database())
-ORDER BY store.oid IS NULL, path.place LIMIT 1
+ORDER BY store.oid IS NULL, path.place
 """
 
 
@@ -249,10 +249,13 @@ def _pin_schema(db: Any) -> None:
     (path,) = db.execute("SELECT pg_catalog.current_schemas(false)::pg_catalog.text[]").fetchone()
     pin = "SELECT pg_catalog.set_config('search_path', %s, false)"
     db.execute(pin, ("pg_catalog, pg_temp",))
-    found = db.execute(_SCHEMA, (path,)).fetchone()
-    if found is None:
+    found = db.execute(_SCHEMAS, (path,)).fetchall()
+    if not found:
         raise StoreError("The search path of this PostgreSQL role names no schema that it may use.")
-    db.execute(pin, (f"{found[0]}, pg_temp",))
+    (schema, own, _), *others = found
+    if not own and any(holds_store for *_, holds_store in others):  # somebody may have put one before the real one
+        raise StoreError("The search path names two stores. Name one schema: …?options=-csearch_path%3DSCHEMA")
+    db.execute(pin, (f"{schema}, pg_temp",))
 
 
 def _version(db: Any) -> int:
