@@ -29,7 +29,7 @@ from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.turn import Turn
 
@@ -70,7 +70,11 @@ class Answer:
 
 
 class GuardedCalls:
-    """The calls of one session. Safe for concurrent tasks of one event loop; `run` has to run beside."""
+    """The calls of one session. Safe for concurrent tasks of one event loop; `run` has to run beside.
+
+    What one call writes to the store is awaited without the session's lock, so that a store which hangs delays that
+    call, and not those that need no store.
+    """
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class GuardedCalls:
         self._monitor, self._ledger, self._tools, self._say = monitor, ledger, tools, say
         self._pins = ToolPins(ledger.store, names.agent_id)
         self._seen: dict[str, int] = {}
+        self._storing: set[str] = set()
         self._recent: OrderedDict[str, Answer] = OrderedDict()
 
     async def open(self) -> None:
@@ -140,7 +145,8 @@ class GuardedCalls:
             record = next(one for one in state.turn if one.proposed.id == call.id)
             if record.waiting:
                 self._asked_under(record)
-                await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
+        if record.waiting:
+            await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return call.id
 
     @property
@@ -192,6 +198,8 @@ class GuardedCalls:
     async def next(self, call_id: str) -> Run | Wait | Answer:
         """What becomes of a call now. A cleared one is started: exactly one task is told to run it."""
         async with self.session.lock:
+            if call_id in self._storing:
+                return Wait(request=None)
             if call_id in self._recent:
                 return self._recent[call_id]
             if self.session.refusal is not None:
@@ -204,16 +212,18 @@ class GuardedCalls:
                 void = self.gate.void(record, turn.terms(), "the definition of its tool changed since it was asked")
                 record = turn.lease.state.keep(self._asked_under(void))
                 await turn.lease.save()
-            if record.phase is CallPhase.CLEARED:
-                reads = record.effect is Effect.READ and not record.decisions and record.grant is None
-                started = await turn.start([record], announced=not reads)
-                if started:
-                    await self._pins.keep(self._tools.pin(record.call.name))
-                    return Run(record=started[0])
+            started = await turn.start([record], announced=False) if record.phase is CallPhase.CLEARED else []
+            if not started:
                 record = turn.lease.state.record(record)
-            if record.phase is CallPhase.SETTLED:
-                return self._handed_over(record)
-            return Wait(request=record.requests[0] if record.waiting else None)
+                if record.phase is CallPhase.SETTLED:
+                    return self._handed_over(record)
+                return Wait(request=record.requests[0] if record.waiting else None)
+        pin, record = self._tools.pin(record.call.name), started[0]
+        reads = record.effect is Effect.READ and not record.decisions and record.grant is None
+        if not reads and not await turn.announce(started):
+            return await self.next(call_id)
+        await self._pins.keep(pin)
+        return Run(record=record)
 
     def _asked_under(self, record: CallRecord) -> CallRecord:
         """Remember the definition of its tool under which a call is asked about."""
@@ -246,13 +256,19 @@ class GuardedCalls:
             kept = _texts(state, "results")
             if record.decisions and raw is not None and len(raw) + sum(map(len, kept.values())) <= _MAX_RESULTS:
                 state.metadata["results"] = {**kept, record.proposed.id: raw}
-            with contextlib.suppress(SessionConflictError):
-                outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
-                await turn.finish(turn.lease.state.record(record), outcome)
-            if not record.decisions:
-                state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
-            else:
+            outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
+            record = state.record(record)
+            turn.take_result(record, outcome)
+            if record.decisions:
                 self._remember(record.proposed.id, Answer(text=_short(text), is_error=is_error, raw=raw))
+            else:
+                state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
+            self._storing.add(record.proposed.id)
+        try:
+            with contextlib.suppress(SessionConflictError):
+                await turn.store_result(record, outcome)
+        finally:
+            self._storing.discard(record.proposed.id)
             self.session.wake()
 
     def _remember(self, call_id: str, answer: Answer) -> None:
@@ -262,6 +278,7 @@ class GuardedCalls:
 
     async def lost(self, record: CallRecord) -> None:
         """No result of a call that was started will come: a read may run again, for any other a human is asked."""
+        notes: list[Note] = []
         async with self.session.lock:
             turn = self.session.current()
             state = turn.lease.state
@@ -270,11 +287,13 @@ class GuardedCalls:
                 after = recovered(state.record(record), turn.terms(), self.gate.approvals, record.effect, now_s)
                 if after.waiting:
                     state.keep(after)
-                    with contextlib.suppress(SessionConflictError):
-                        await turn.lease.try_save(("outcome_unknown", turn.facts(record)))
+                    notes.append(("outcome_unknown", turn.facts(record)))
                 else:
                     state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
-            self.session.wake()
+        if notes:
+            with contextlib.suppress(SessionConflictError):
+                await turn.lease.try_save(*notes)
+        self.session.wake()
 
     async def given_up(self, record: CallRecord) -> None:
         """The client gave a call up that runs, and no answer came: what became of it is asked where it matters."""

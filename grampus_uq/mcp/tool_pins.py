@@ -60,6 +60,6 @@ class ToolPins:
                 await self._store.put(_KIND, session_key(self._agent_id, now.name), body, expected=version),
             )
         except SessionConflictError:
-            del self._known[now.name]  # another session of this agent was first: read again at the next call
+            self._known.pop(now.name, None)  # another session of this agent was first: read again at the next call
         except StoreError:
             return

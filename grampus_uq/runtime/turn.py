@@ -242,9 +242,9 @@ class Turn:
             else:
                 why = new.requests[0].reason if new.requests else "it ran already"
                 await self.lease.note("clearance_refused", {**self.facts(record), "why": why})
-        return await self._announce(started) if announced else started
+        return await self.announce(started) if announced else started
 
-    async def _announce(self, started: list[CallRecord]) -> list[CallRecord]:
+    async def announce(self, started: list[CallRecord]) -> list[CallRecord]:
         """Write the started calls to the store and the audit, then look for stop orders.
 
         So a call does not run if an order was given before it was announced. With the store down, only calls that may
@@ -312,10 +312,18 @@ class Turn:
 
     async def finish(self, record: CallRecord, outcome: ToolResult) -> None:
         """Take the result of a call that ran into the transcript, the belief, the store and the audit."""
+        self.take_result(record, outcome)
+        await self.store_result(record, outcome)
+
+    def take_result(self, record: CallRecord, outcome: ToolResult) -> None:
+        """Take the result of a call that ran into the transcript and the belief."""
         self._state.settle(record, outcome.text(), is_error=outcome.is_error)
         self._state.tool_calls_made += 1
         if self.lease.session is not None:
             self.lease.session.observe_tool_result(record.call.id, outcome.text(), is_error=outcome.is_error)
+
+    async def store_result(self, record: CallRecord, outcome: ToolResult) -> None:
+        """Write a result that was taken to the store and the audit; nobody waits for that of a call that reads."""
         if record.effect is not Effect.READ:
             await self.lease.try_save(("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
 

@@ -466,6 +466,12 @@ async def test_a_store_that_hangs_delays_the_calls_that_need_it_and_nothing_else
         await one.asked()
         await one.call(2, path="cancelled")
         await one.waiting()
+        await one.lists(**_READS)
+        await one.call(5, "read_note")
+        await one.asked(2)
+        await one.returns(5)
+        await one.answered(5)
+        one.to_client.clear()
         store.locked = True
         with anyio.fail_after(5):
             await one.returns(1, "gone")  # its result must be stored first
@@ -474,10 +480,17 @@ async def test_a_store_that_hangs_delays_the_calls_that_need_it_and_nothing_else
             await one.say(method="notifications/cancelled", params={"requestId": 1})
             await one.say(id=4, method="ping")
             await one.guard.from_server(b'{"jsonrpc":"2.0","id":4,"result":{}}')
-        await anyio.sleep(0.1)
         assert one.to_client == [b'{"jsonrpc":"2.0","id":4,"result":{}}']
-        assert len(one.ran()) == 1
+        await one.call(6, "read_note")  # needs no store, behind calls that do
+        await one.asked(3)
+        await one.returns(6)
+        await one.answered(6)
+        assert len(one.ran()) == 3
+        await one.call(7, path="a")  # the result is not handed over before it is stored
+        await anyio.sleep(0.2)
+        assert not any(json.loads(line)["id"] == 7 for line in one.to_client)
         store.locked = False
+        assert (await one.answered(7))["result"]["content"][0]["text"] == "gone"
         assert (await one.answered(1))["result"]["content"][0]["text"] == "gone"
 
 
