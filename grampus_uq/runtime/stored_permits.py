@@ -122,8 +122,11 @@ class StoredPermits:
             _log.warning("permits cannot be read, so everything is asked about: %s", error)
             return f"permits cannot be read: {str(error)[:200]}"
         permits = [standing for standing in said if isinstance(standing, Standing)]
-        if not said or len(permits) < len(said):
+        if len(permits) < len(said):
             return next((trouble for trouble in said if isinstance(trouble, str)), None)
+        permits = [standing for standing in permits if standing.state.closed is None]
+        if not permits:
+            return None
         principals = " and ".join(dict.fromkeys(standing.permit.principal for standing in permits))
         ids = " and ".join(standing.permit.id for standing in permits)
         why = "; ".join(f"{sentence(one.permit, one.state)} (permit {one.permit.id[:8]})" for one in permits)
@@ -171,20 +174,22 @@ class StoredPermits:
     async def _propose(
         self, permit: Permit, record: CallRecord, session: Session, terms: Terms, alike: bool
     ) -> Standing | str | None:
-        """Take a ticket of a call: the permit if it lets the call ahead, a text if it cannot be believed.
+        """Take a ticket of a call: the permit if it lets the call ahead or is closed, a text if it cannot be believed.
 
         A call that is judged again waits while the question on its ticket is open. Otherwise it takes another ticket,
         with every check and a draw of its own: no call ever goes ahead on a ticket that let one ahead before.
         """
         score = session.call_score(permit.stream, record.proposed, record.step_id)
-        if score is None:
-            return None
         version = self.agent_version if isinstance(self.agent_version, str) else self.agent_version(permit.tool)
         key, judge, draw = identity_of(record, terms), session.judge(version), self._draw()
         for attempt in range(_TRIES):
             now = await self._looked(permit)
             if now.trouble is not None:
                 return f"permit {permit.id[:8]} lets nothing ahead: {now.trouble}"
+            if now.state.closed is not None:
+                return now
+            if score is None:
+                return None
             known = await self._ticket(permit, key)
             if known is not None and known.asked and known.wrong is None:
                 return None

@@ -434,6 +434,27 @@ async def test_of_two_permits_on_one_call_the_stricter_decides() -> None:
     assert (await office.run("both", says=None, body="both")).status is AgentStatus.WAITING_FOR_HUMAN
 
 
+@pytest.mark.parametrize("how", ["revoked", "never"])
+async def test_what_was_closed_may_be_granted_anew_and_is_earned_anew(how: str) -> None:
+    office = Office()
+    one = await office.earn()
+    if how == "revoked":
+        await close_permit(office.store, one.id, "enough")
+    else:
+        office.draw = AUDIT
+        (request,) = (await office.run("never", says=None, body="never")).pending
+        await Ledger(office.store).decide(request.decide("reject", principal="ann", never=True))
+        office.draw = NO_AUDIT
+    assert (await office.run("closed", says=None, body="closed")).status is AgentStatus.WAITING_FOR_HUMAN
+    await grant_permit(office.store, again := permit())
+    for number in range(4):
+        await office.run(f"again-{number}", body=f"again {number}")
+    assert (await office.run("ahead", says=None, body="ahead")).status is AgentStatus.COMPLETED
+    states = {found.permit.id: found.state for found in await stored_permits(office.store)}
+    assert states[one.id].closed is not None
+    assert states[again.id].answers > 0
+
+
 async def test_a_call_that_is_judged_again_finds_its_ticket_and_is_not_drawn_anew() -> None:
     office = Office()
     one = await office.earn()
