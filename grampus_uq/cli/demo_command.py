@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from grampus_uq.cli.demo_mails import run_mails
+from grampus_uq.cli.demo_mails import run_mails, run_waiting_mails
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.demo.demo_report import summarise
 from grampus_uq.demo.demo_run import Answered
@@ -22,6 +22,7 @@ from grampus_uq.demo.view import Screen, closing_lines, report_view
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models import open_model
 
+_WAITING = 8  # mails for the inbox
 _INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 _MODEL_TIMEOUT_S = 180.0
 _WIDTH_ELSEWHERE = 110  # of a pipe or a file, which have none
@@ -43,6 +44,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
     help=f"Mails to handle, or questions to ask.  [default: {DEFAULT_MAILS}, {DEFAULT_N}]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws mails or questions.")
+@click.option("--inbox", is_flag=True, help="(mails) Let what is held wait on a page, where you decide it.")
 @click.option("--details", is_flag=True, help="(mails) Show every mail with what both monitors did.")
 @click.option(
     "--questions",
@@ -71,7 +73,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
 )
 @as_json_option
 @click.pass_context
-def command(context: click.Context, /, task: str, details: bool, as_json: bool, **options: Any) -> None:
+def command(context: click.Context, /, task: str, inbox: bool, details: bool, as_json: bool, **options: Any) -> None:
     """Watch a small model act, and what is held before it does harm.
 
     The mails are customers' who want money back or an order cancelled. Each is handled three ways: without a monitor,
@@ -81,14 +83,19 @@ def command(context: click.Context, /, task: str, details: bool, as_json: bool, 
     is held or cleared.
     """
     if task == "questions":
-        if details:
-            raise click.UsageError("--details belongs to the mails; --json has every answer of the questions.")
+        if details or inbox:
+            raise click.UsageError(
+                "--details and --inbox belong to the mails; --json has every answer of the questions."
+            )
         _ask_questions(as_json=as_json, **options)
         return
     given = {name for name in options if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if strange := sorted(given - {"n", "seed", "runs_folder"}):
         flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
         raise click.UsageError(f"{flags[strange[0]]} belongs to the questions: add --task questions.")
+    if inbox:
+        run_waiting_mails(n=options["n"] or _WAITING, seed=options["seed"], runs_folder=options["runs_folder"])
+        return
     number = options["n"] or DEFAULT_MAILS
     run_mails(n=number, seed=options["seed"], runs_folder=options["runs_folder"], details=details, as_json=as_json)
 

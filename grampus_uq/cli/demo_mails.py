@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -50,6 +51,20 @@ def run_mails(*, n: int, seed: int, runs_folder: str, details: bool, as_json: bo
         raise failure
     if interrupted:
         raise SystemExit(_INTERRUPTED)
+
+
+def run_waiting_mails(*, n: int, seed: int, runs_folder: str) -> None:
+    """Handle the mails, and let what is held wait in the inbox."""
+    from grampus_uq.cli.demo_inbox import run_inbox
+
+    folder = Path(runs_folder).expanduser() / time.strftime("demo-inbox-%Y%m%d-%H%M%S", time.gmtime())
+    file = folder / "sessions.db"
+
+    async def work() -> None:
+        async with LocalModel(timeout_s=_MODEL_TIMEOUT_S, progress=_Stages()) as model:
+            await run_inbox(model, f"sqlite:///{file}", n=n, seed=seed)
+
+    anyio.run(work)
 
 
 async def _handle(plan: MailPlan, on_mail: Any) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from grampus_uq.errors import MissingDependencyError
@@ -47,6 +51,20 @@ class _Impatient(H11Protocol):
             self._overdue = self.loop.call_later(_HEADERS_S, self.transport.close)
 
 
+class _Server(uvicorn.Server):
+    """Ends in peace on SIGINT and SIGTERM: uvicorn's own raises them again."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        known = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self.handle_exit) for number in known}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
 def inbox_server(app: FrontDoor, host: str, port: int) -> uvicorn.Server:
     """The server; its `serve` goes on until a signal ends it."""
     config = uvicorn.Config(
@@ -65,4 +83,4 @@ def inbox_server(app: FrontDoor, host: str, port: int) -> uvicorn.Server:
         timeout_graceful_shutdown=_SHUTDOWN_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
     )
-    return uvicorn.Server(config)
+    return _Server(config)

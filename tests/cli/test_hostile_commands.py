@@ -253,6 +253,7 @@ TABLE = """
 2 worker builtins:id --store memory: --agent a --drain nan
 2 send runs --otlp http://127.0.0.1:1 --timeout 0
 2 calibration feed
+2 demo --inbox --task questions
 2 inbox
 1 inbox --store sqlite:///nowhere.db
 2 inbox --store sqlite:///nowhere.db --origin http://example.org

@@ -138,7 +138,7 @@ def a_house(folder: Path, url: str) -> Iterator[House]:
         yield house
     finally:
         house.server.terminate()
-        assert house.server.wait(20) in (0, -15)
+        assert house.server.wait(20) == 0
 
 
 @pytest.fixture
