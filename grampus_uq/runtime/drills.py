@@ -33,6 +33,7 @@ from grampus_uq.runtime.cards import Card
 _strict = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 _MEAN_DELAY_S: Final = 600.0
 _LEAST_RATIO: Final = 1.25
+_LARGEST: Final = 1e15
 _NUMBER: Final = re.compile(r"\d(?:[\d ,.']*\d)?")
 _TOKEN: Final = re.compile(r"[0-9A-Za-z]{8,}")
 _DIGITS: Final = re.compile(r"\d+(?=\D*$)")
@@ -248,7 +249,7 @@ def _other_amount(right: JsonValue, value: JsonValue) -> bool:
 
 
 def _positive(value: JsonValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
 
 
 def _other_recipient(right: JsonValue, value: JsonValue) -> bool:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from grampus_uq.errors import ApprovalError, DataError
 from grampus_uq.gate.permits import Permit
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest, Grant
+from grampus_uq.gate.seal import session_place
 from grampus_uq.gate.signatures import Verifier
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import ToolCall, canonical_json
@@ -82,14 +83,14 @@ def verified(lines: Iterable[str], keys: Verifier | None = None, *, digest: str 
     found, audits = Verified(), dict[str, list[dict[str, Any]]]()
     held: dict[str, list[tuple[ApprovalDecision, Card | None]]] = {}
     lifted: set[str] = set()
-    starts: list[tuple[int, Mapping[str, Any]]] = []
+    starts: list[tuple[int, str, dict[str, Any]]] = []
     for number, what, data in _chain(lines, found):
         try:
             if what == "audit":
                 entry = parse_json(data["entry"])
                 audits.setdefault(data["of"], []).append(entry)
                 if entry["what"] == "execution_started":
-                    starts.append((number, entry["data"]))
+                    starts.append((number, data["of"], entry["data"]))
             elif what in _SIGNED:
                 _take(what, parse_json(data["body"]), keys, found, held, lifted)
         except (ValueError, KeyError, TypeError, ApprovalError) as error:
@@ -99,9 +100,9 @@ def verified(lines: Iterable[str], keys: Verifier | None = None, *, digest: str 
             verify_audit(entries)
         except DataError as error:
             found.faults.append(f"audit of {of!r:.100}: {error}")
-    for number, facts in starts:
+    for number, of, facts in starts:
         found.ran += 1
-        _ran(number, facts, found, held, lifted, looked=keys is not None)
+        _ran(number, facts | {"of": of}, found, held, lifted, looked=keys is not None)
     if digest is not None and found.digest != digest:
         found.faults.append(f"the last line has the digest {found.digest}, not {digest!r:.100}")
     return found
@@ -209,5 +210,6 @@ def _lets(decision: ApprovalDecision, card: Card | None, facts: Mapping[str, Any
         return False
     arguments = request.call.arguments if decision.arguments is None else decision.arguments
     call = request.call.model_copy(update={"arguments": arguments})
-    place = (request.step_id, call.id, call.digest())
-    return place == (facts.get("step_id"), facts.get("call_id"), facts.get("digest"))
+    of = session_place(request.agent_id, request.session_id)
+    place = (of, request.run_id, request.step_id, call.id, call.digest())
+    return place == tuple(facts.get(name) for name in ("of", "run_id", "step_id", "call_id", "digest"))

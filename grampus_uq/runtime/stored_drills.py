@@ -11,6 +11,7 @@ what is shown cannot.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import uuid
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ SOURCE: Final = "drill-source"
 _PLAN: Final = "drill-plan"
 _SOURCES: Final = 200
 _SHORTEST_ID: Final = 8
+_log = logging.getLogger(__name__)
 
 
 class StoredDrills:
@@ -62,15 +64,19 @@ class StoredDrills:
 
         Makes the drills that are to follow these requests. A drill appears at its time, as a request does.
         """
-        plan = await self.plan()
-        if plan is None:
-            return sorted(cards, key=lambda card: card.created_s)
-        for card in cards:
-            if card.tool is not None and plan.follows(card.id):
-                await self._follow(plan, card, now_s)
         shown = list(cards)
-        for document in await self._store.scan(DRILL, label="open"):
-            drill = parsed(Drill, document.body, "A stored drill")
+        try:
+            plan = await self.plan()
+            for card in cards if plan is not None else ():
+                if card.tool is not None and plan is not None and plan.follows(card.id):
+                    await self._follow(plan, card, now_s)
+        except (StoreError, ValueError) as error:  # the list is more than its drills
+            _log.warning("no drill was made: %s", error)
+            plan = None
+        for document in await self._store.scan(DRILL, label="open") if plan is not None else ():
+            drill = _readable(document)
+            if drill is None:
+                continue
             if drill.card.expired(now_s):
                 await self._closed(document, drill, "expired")
             elif drill.card.created_s <= now_s and agent_id in (None, drill.card.agent_id):
@@ -116,12 +122,15 @@ class StoredDrills:
 
     async def find(self, drill_id: str, now_s: float) -> Drill | None:
         """The open drill with this id or unique beginning of it, where one is shown; raises SessionError for two."""
-        if len(drill_id) < _SHORTEST_ID or await self.plan() is None:
-            return None
+        try:
+            if len(drill_id) < _SHORTEST_ID or await self.plan() is None:
+                return None
+        except StoreError:
+            return None  # drills that nobody can plan are not shown
         found = [
             drill
             for document in await self._store.scan(DRILL, label="open", prefix=drill_id, limit=2)
-            if (drill := parsed(Drill, document.body, "A stored drill")).card.created_s <= now_s
+            if (drill := _readable(document)) is not None and drill.card.created_s <= now_s
         ]
         if len(found) > 1:
             raise SessionError(f"2 pending requests have an id beginning with {drill_id!r:.40}.")
@@ -154,8 +163,17 @@ class StoredDrills:
 
     async def answered(self) -> list[Drill]:
         """The answered drills, in the order of their answers."""
-        found = [parsed(Drill, one.body, "A stored drill") async for one in pages(self._store, DRILL, "answered")]
-        return sorted(found, key=lambda drill: drill.answered_s)
+        found = [_readable(one) async for one in pages(self._store, DRILL, "answered")]
+        return sorted((drill for drill in found if drill is not None), key=lambda drill: drill.answered_s)
+
+
+def _readable(document: Document) -> Drill | None:
+    """A stored drill; None for one that cannot be read, which is logged and left out."""
+    try:
+        return parsed(Drill, document.body, "A stored drill")
+    except StoreError as error:
+        _log.warning("drill %s is left out: %s", document.key[:40], error)
+        return None
 
 
 def _approved(documents: Sequence[Document]) -> Card | None:

@@ -311,6 +311,37 @@ def test_an_edit_notices_where_it_takes_out_what_was_wrong(change: Change, edit:
     assert drill.model_copy(update={"answer": answer}).caught is caught
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("hostile", ["{", "null", "{}", '{"drill":1}', "[" * 5_000, '{"share":2}'])
+async def test_what_cannot_be_read_of_drills_never_hides_what_waits(hostile: str) -> None:
+    store, rng = MemoryStore(), random.Random(11)
+    await past(store, rng, 20)
+    waiting = [request(rng, NOW, number)[1] for number in range(10)]
+    stored = StoredDrills(store, rng)
+    await store.put(DRILL, "a" * 32, hostile, expected=0, label="open")
+    await store.put(DRILL, "b" * 32, hostile, expected=0, label="answered")
+    await stored.switch_on(plan(0.5))
+    shown = await stored.mixed(waiting, NOW + 50_000.0)
+    assert {card.id for card in waiting} < {card.id for card in shown}
+    assert await stored.find("a" * 32, NOW) is None
+    assert await stored.answered() == []
+    plans = await store.scan("drill-plan")
+    await store.put("drill-plan", plans[0].key, hostile, expected=plans[0].version)
+    assert await stored.mixed(waiting, NOW + 50_000.0) == waiting
+    assert await stored.find("a" * 32, NOW) is None
+
+
+def test_odd_arguments_make_no_drill_and_no_error() -> None:
+    rng = random.Random(12)
+    odd: list[Any] = [10**400, -1, 0, True, None, "", " ", [1], {"a": 1}, 1e308, "\ud800", "9" * 5_000]
+    cards = [
+        request(rng, NOW, n)[1].model_copy(update={"arguments": {"amount": v, "to": v}}) for n, v in enumerate(odd)
+    ]
+    for _ in range(20):
+        drill = made(plan(rules=RULES[:2]), cards, request(rng, NOW)[1], rng)
+        assert drill is None or drill.card.arguments != drill.was
+
+
 # -- the command line -------------------------------------------------------------------------------------------------
 
 
