@@ -20,6 +20,7 @@ from grampus_uq.mcp.server_messages import read_server_message
 
 _MAX_OPEN: Final = 10_000
 _ENDS: Final = 1_024
+_MOST_SAID: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Answers:
     """The open requests of one stream of a server's messages. Of more than 10,000 the oldest are forgotten."""
 
     def __init__(self, calls: GuardedCalls, say: Callable[[str], None]) -> None:
-        self._calls, self._say = calls, say
+        self._calls, self._say, self._said = calls, say, 0
         self._open: OrderedDict[Id, bool | None] = OrderedDict()
         self.running: dict[Id, CallRecord] = {}
         """The calls that the server works on."""
@@ -74,7 +75,7 @@ class Answers:
         if "method" in values or (identity is None and "result" not in values):
             return Taken(line=message.line)
         if not is_id(identity) or identity not in self:
-            self._say(f"the server answered a request that is not open ({identity!r:.60}): the answer is dropped")
+            self._tell(f"the server answered a request that is not open ({identity!r:.60}): the answer is dropped")
             return None
         return self._answer(identity, message.line, values)
 
@@ -84,7 +85,7 @@ class Answers:
         return None if identity is None else self._failed(identity, why)
 
     def _unread(self, identity: Id | None, why: str) -> Taken | None:
-        self._say(f"a message of the server {why}: it is dropped")
+        self._tell(f"a message of the server {why}: it is dropped")
         return (
             None if identity is None or identity not in self else self._failed(identity, f"the server's answer {why}")
         )
@@ -92,6 +93,11 @@ class Answers:
     def _failed(self, identity: Id, why: str) -> Taken:
         line = error_line(identity, INVALID_REQUEST, why)
         return self._answer(identity, line, json.loads(line))
+
+    def _tell(self, text: str) -> None:
+        self._said += 1
+        if self._said <= _MOST_SAID:
+            self._say(text if self._said < _MOST_SAID else f"{text} (the last of these that is told)")
 
     def _answer(self, identity: Id, line: bytes, values: Mapping[str, Any]) -> Taken:
         record = self.running.pop(identity, None)
@@ -102,6 +108,6 @@ class Answers:
             try:
                 self._calls.take_list(values["result"], begins=begins_list)
             except ValueError as error:
-                self._say(f"a list of tools is refused: {error}")
+                self._tell(f"a list of tools is refused: {error}")
                 line = error_line(identity, INVALID_REQUEST, f"the server's list of tools is refused: {error}")
         return Taken(line=line)

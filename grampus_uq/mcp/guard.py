@@ -69,7 +69,7 @@ class Guard:
         self._answers, self._say = Answers(exchange.calls, say), say
         self._open: dict[Id, _Open] = {}
         self._given_up: set[str] = set()
-        self._budget = ByteBudget(max_bytes)
+        self._calls, self._results = ByteBudget(max_bytes), ByteBudget(max_bytes)
         self._working = 0
         self._rested = anyio.Event()
         self._group: TaskGroup | None = None
@@ -181,7 +181,7 @@ class Guard:
         full = None
         if len(self._open) + len(self._answers.running) >= _MAX_HELD:
             full = f"Not executed: {_MAX_HELD} calls are open already."
-        elif not self._budget.take(len(message.line)):
+        elif not self._calls.take(len(message.line)):
             full = "Not executed: the calls that are open hold too many bytes already."
         if full is None:
             self._open[message.id] = one = _Open(message)
@@ -196,7 +196,7 @@ class Guard:
         assert one.message.id is not None  # noqa: S101 (a call without one was refused)
         outcome = await self._exchange.outcome(one.message, one.cancelled)
         del self._open[one.message.id]
-        self._budget.give(len(one.message.line))
+        self._calls.give(len(one.message.line))
         if isinstance(outcome, Passed) and one.cancelled.is_set():
             await self._exchange.calls.finish(outcome.record, text=GIVEN_UP, is_error=True)
         elif isinstance(outcome, Passed):
@@ -222,7 +222,7 @@ class Guard:
         if taken.record is None:
             await self._reply(taken.line)
             return
-        await self._budget.wait_for(len(taken.line))
+        await self._results.wait_for(len(taken.line))
         self._working += 1
         await self._start(self._work, self._store, taken, taken.record)
 
@@ -233,4 +233,4 @@ class Guard:
                 await self._exchange.calls.delivered(record.proposed.id)
         finally:
             self._given_up.discard(record.proposed.id)
-            self._budget.give(len(taken.line))
+            self._results.give(len(taken.line))

@@ -79,8 +79,8 @@ def _header_text(value: str) -> str | None:
 
 
 def session_name(headers: Mapping[str, str]) -> str:
-    """The name of the session that a request belongs to: the server's own, or one that the client chose."""
-    given = headers.get("mcp-session-id") or headers.get("grampus-session")
+    """The name of the session that a request belongs to: the server's own, one that the client chose, or its login."""
+    given = headers.get("mcp-session-id") or headers.get("grampus-session") or headers.get("authorization")
     return "shared" if given is None else hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:32]
 
 

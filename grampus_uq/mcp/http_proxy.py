@@ -139,7 +139,7 @@ class _Door:
             return await self._forward(request, None, session, session.after(after) or owed)
         async with self._traffic.body(request) as body:
             if body is None:
-                return _error(None, "the message is too long, or too many are held", 413)
+                return _error(None, "the message is too long or too slow, or too many are held", 413)
             try:
                 message = read_message(body, alone=True)
                 check_routing(request.headers, message)

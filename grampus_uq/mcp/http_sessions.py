@@ -17,6 +17,7 @@ from grampus_uq.records.vocabulary import Effect
 
 _MAX_SESSIONS = 256
 _MAX_EVENTS = 1_000
+_MAX_ID = 1_024
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class HttpSession:
 
     def goes_on(self, event_id: bytes, owed: Owed) -> None:
         """The stream of a request may go on after this event."""
+        if len(event_id) > _MAX_ID:
+            return
         owed.resumable = True
         self._streams[event_id] = owed
         while len(self._streams) > _MAX_EVENTS:

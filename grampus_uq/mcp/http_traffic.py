@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import anyio
 from starlette.requests import Request
 
 from grampus_uq.mcp.byte_budget import ByteBudget
 
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _MAX_OPEN: Final = 400
+_BODY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +50,15 @@ class Traffic:
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes | None]:
-        """The body of a request, counted for so long; None where it is too long, or too much is held already."""
+        """The body of a request, counted for so long; None where it is too long or too slow, or too much is held."""
         body, fits = bytearray(), True
         try:
-            async for chunk in request.stream():
-                fits = len(body) + len(chunk) <= self.bounds.limit and self._budget.take(len(chunk))
-                if not fits:
-                    break
-                body += chunk
-            yield bytes(body) if fits else None
+            with anyio.move_on_after(_BODY_S) as scope:
+                async for chunk in request.stream():
+                    fits = len(body) + len(chunk) <= self.bounds.limit and self._budget.take(len(chunk))
+                    if not fits:
+                        break
+                    body += chunk
+            yield bytes(body) if fits and not scope.cancelled_caught else None
         finally:
             self._budget.give(len(body))

@@ -30,6 +30,7 @@ _BESIDE: Final = "beside the arguments"
 """What a call carries besides its arguments is judged under this name; no argument may have it."""
 _PLAIN: Final = frozenset({"name", "arguments", "_meta", "task"})
 _OWN_STATE: Final = "g1."
+_MAX_ID: Final = 1_024
 _SAFE_INTEGER: Final = 2**53 - 1
 _SCALAR: Final = rb'-?\d{1,18}|"(?:[^"\\]|\\.){0,256}"'
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s"{}\[\]:,]+')
@@ -75,6 +76,8 @@ def read_message(line: bytes, *, alone: bool = False) -> Message:
         raise UnclearError("it is no JSON object: batches are not passed on")
     identity = values.get("id")
     known = identity if is_id(identity) else None
+    if isinstance(known, str) and len(known) > _MAX_ID:
+        raise UnclearError(f"its id is longer than {_MAX_ID} characters")
     _check_names(values, ENVELOPE, known)
     method, params = values.get("method"), values.get("params", {})
     if method is not None and not isinstance(method, str):

@@ -17,7 +17,7 @@ from grampus_uq.mcp.pins import Pin, pinned
 
 _MAX_TOOLS: Final = 10_000
 _MAX_NAME: Final = 256
-_MAX_SIZE: Final = 32_000_000
+_MAX_SIZE: Final = 8_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

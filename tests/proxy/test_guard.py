@@ -287,6 +287,7 @@ UNCLEAR = [
     b'{"jsonrpc":"2.0","id":1,"method":"tools/callMany","params":{"calls":[{"name":"delete_note"}]}}',
     b'{"jsonrpc":"2.0","method":"tools/call","params":{"name":"delete_note"}}',
     b'{"jsonrpc":"2.0","id":null,"method":"tools/call","params":{"name":"delete_note"}}',
+    b'{"jsonrpc":"2.0","id":"' + b"1" * 2_000 + b'","method":"resources/read"}',
     b'{"jsonrpc":"2.0","id":true,"method":"tools/call","params":{"name":"delete_note"}}',
     b'{"jsonrpc":"2.0","id":1.5,"method":"tools/call","params":{"name":"delete_note"}}',
     b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":["delete_note"]}',
@@ -520,3 +521,11 @@ async def test_the_bytes_that_waiting_calls_hold_are_bounded() -> None:
         await one.call(6, text="x" * 3_000)
         await anyio.sleep(0.1)
         assert len(one.to_client) == 2
+
+
+async def test_a_server_that_talks_nonsense_for_ever_fills_no_log() -> None:
+    async with bench() as one:
+        for number in range(1_000):
+            await one.guard.from_server(b'{"id":%d,"result":{}}' % number)
+        assert len(one.said) == 100
+        assert one.to_client == []

@@ -12,13 +12,21 @@ import httpx
 import pytest
 import uvicorn
 
+from grampus_uq.mcp.http_headers import session_name
 from grampus_uq.mcp.http_proxy import Upstream, http_app
 from grampus_uq.mcp.http_traffic import Bounds
 from grampus_uq.runtime import MemoryStore
 from tests.proxy.guarded import Bench
 from tests.proxy.test_http_proxy import free_port
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The server's own."""
+    return "asyncio"
+
 
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream"}
@@ -407,6 +415,12 @@ async def test_a_call_that_waits_is_given_up_by_its_clients_notification() -> No
         await one.bench.decide()
         await anyio.sleep(0.5)
         assert one.server.ran() == []
+
+
+@pytest.mark.parametrize("name", ["mcp-session-id", "grampus-session", "authorization"])
+def test_clients_with_other_headers_have_sessions_of_their_own(name: str) -> None:
+    names = {session_name(headers) for headers in ({}, {name: "a"}, {name: "b"}, {name: "a", "x": "y"})}
+    assert len(names) == 3
 
 
 BODIES = [
