@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -100,3 +101,20 @@ def test_an_example_runs_with_any_openai_compatible_server(name: str) -> None:
     assert "waits: " in shown
     assert shown.count("  * ") == 1
     assert "answer: Done it." in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("decision", "refunds"), [("approve", 1), ("reject", 0)])
+def test_a_run_that_waits_is_no_workflow_of_dbos_and_the_next_part_refunds_once(
+    decision: str, refunds: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("dbos", reason="the package dbos is not installed (extra 'test' brings it)")
+    paused = example("dbos_agent.py", "--folder", str(tmp_path))
+    assert paused.splitlines()[0] == "the run: waiting_for_human"
+    db = sqlite3.connect(tmp_path / "dbos.db")
+    assert {status for (status,) in db.execute("SELECT status FROM workflow_status")} == {"SUCCESS"}  # nothing waits
+    db.close()
+    decided = example("dbos_agent.py", "--folder", str(tmp_path), "--decision", decision)
+    assert decided.count("refunding") == refunds
+    assert decided.splitlines()[-1] == "the run: completed"
+    assert example("dbos_agent.py", "--folder", str(tmp_path), "--decision", decision) == ""
