@@ -9,6 +9,7 @@ from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.cli.store_options import store_option
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.stores.tenants import add_tenant, problems
 
 
@@ -30,7 +31,7 @@ def _postgres(url: str) -> str:
 def add(role: str, url: str) -> None:
     """Give the database role ROLE a place of its own in the store; --store logs in as the owner of its tables."""
     anyio.run(add_tenant, _postgres(url), role)
-    click.echo(f"{role} has a place of its own. What was there before belongs to the owner of the tables.")
+    click.echo(f"{visible(role)} has a place of its own. What was there before belongs to the owner of the tables.")
 
 
 @command.command()
@@ -43,6 +44,7 @@ def check(url: str, as_json: bool) -> None:
         print_json({"roles": roles, "problems": found})
     else:
         for line in [*roles, *found]:
-            click.echo(line)
+            click.echo(visible(line))
     if found or not roles:
-        raise click.ClickException(f"{len(found)} problems." if found else "This store has no tenants.")
+        mended = "`tenants add` with one of these roles mends rights, policies and the function; the rest is by hand."
+        raise click.ClickException(f"{len(found)} problems. {mended}" if found else "This store has no tenants.")

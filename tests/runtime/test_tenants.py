@@ -387,7 +387,7 @@ async def test_every_right_that_row_level_security_does_not_watch_over_is_named_
         shop.execute(f"GRANT ALL (body) ON grampus_documents TO {who}")
     shop.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {shop.other} WITH GRANT OPTION")
     shop.execute(f"SET ROLE {shop.other}; GRANT TRIGGER ON grampus_logs TO {shop.acme}")
-    assert len((await problems(url))[1]) > 25
+    assert len((await problems(url))[1]) == 3 * 3
     await add_tenant(url, shop.globex)
     assert await problems(url) == (sorted([shop.acme, shop.globex, shop.other]), [])
 
@@ -486,7 +486,7 @@ async def test_what_another_role_puts_into_a_tenants_search_path_is_neither_call
     assert world.sent == [("bob", "hi")]
     assert shop.execute("SELECT * FROM loot") == []
     assert shop.execute("SELECT tenant FROM public.grampus_documents WHERE kind = 'session'") == [(shop.acme,)]
-    assert sum("creates" in line for line in found[1]) >= 2
+    assert sum("may create" in line for line in found[1]) >= 2
     shop.execute("SELECT grampus_write('{}', '{}', '{}', '{}', '{}', '{}')", shop.acme)
     assert shop.execute("SELECT * FROM loot") == [(shop.acme,)]  # what befalls those who use other tools
 

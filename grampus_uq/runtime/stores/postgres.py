@@ -66,10 +66,9 @@ BEGIN
         EXIT WHEN expecteds[i] <> place;
         content := bodies[i];
         IF expecteds[i] IS NULL THEN
-          previous := coalesce(
-            substring(left(latest, 300) FROM '^[{]"v":2,"seq":[0-9]+,"time_s":[0-9.]+,'
-              '"previous":"[0-9a-f]{64}","hash":"([0-9a-f]{64})"'),
-            latest::json ->> 'hash', repeat('0', 64));
+          previous := coalesce(CASE WHEN starts_with(latest, '{"v":2,"seq":')
+            THEN split_part(split_part(left(latest, 300), '","hash":"', 2), '"', 1) ELSE latest::json ->> 'hash' END,
+            repeat('0', 64));
           content := '{"v":2,"seq":' || place || ',"time_s":' || time_s || ',"previous":"' || previous || '","hash":"'
             || encode(sha256(convert_to(previous || ' ' || place || ' ' || time_s || ' '
             || encode(sha256(convert_to(content, 'UTF8')), 'hex'), 'UTF8')), 'hex') || '",' || substr(content, 2);

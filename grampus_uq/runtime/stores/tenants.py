@@ -54,10 +54,10 @@ WITH place AS (
   UNION SELECT relowner, 'owns the tables' FROM place
   UNION SELECT nspowner, 'owns the schema' FROM place
   UNION SELECT datdba, 'owns the database' FROM place
-  UNION SELECT grantee, 'creates objects in the schema ' || nspname FROM place, aclexplode(nspacl)
-    WHERE privilege_type = 'CREATE'
-  UNION SELECT grantee, 'creates schemas in the database' FROM place, aclexplode(datacl)
-    WHERE privilege_type = 'CREATE'
+  UNION SELECT grantee, 'may create in the schema ' || nspname || ' what others then call'
+    FROM place, aclexplode(nspacl) WHERE privilege_type = 'CREATE'
+  UNION SELECT grantee, 'may create schemas in the database that others then look into'
+    FROM place, aclexplode(datacl) WHERE privilege_type = 'CREATE'
 )
 SELECT r.rolname, m.rolname, why FROM mighty JOIN pg_roles m USING (oid)
   JOIN pg_roles r ON r.oid = m.oid OR NOT r.rolsuper AND pg_has_role(r.oid, m.oid, 'MEMBER')
@@ -65,9 +65,9 @@ SELECT r.rolname, m.rolname, why FROM mighty JOIN pg_roles m USING (oid)
 UNION SELECT r.rolname, m.rolname, 'is another tenant' FROM pg_roles r, pg_roles m
   WHERE r.rolname = ANY (%(roles)s) AND m.rolname = ANY (%(tenants)s) AND r.oid <> m.oid
   AND NOT r.rolsuper AND pg_has_role(r.oid, m.oid, 'MEMBER')
-UNION SELECT coalesce(rolname, 'PUBLIC'), coalesce(rolname, 'PUBLIC'), why
+UNION SELECT coalesce(rolname, 'Everybody (PUBLIC)'), coalesce(rolname, 'Everybody (PUBLIC)'), why
   FROM place, mighty LEFT JOIN pg_roles USING (oid)
-  WHERE starts_with(why, 'creates') AND oid NOT IN (relowner, nspowner, datdba) AND rolsuper IS NOT TRUE
+  WHERE starts_with(why, 'may create') AND oid NOT IN (relowner, nspowner, datdba) AND rolsuper IS NOT TRUE
 ORDER BY 1, 2, 3
 """
 # A fact a row: what the catalogue says of the tables and the function that could let one role at the rows of another.
@@ -94,13 +94,14 @@ UNION SELECT relname, 'constraint ' || conname FROM tables
 UNION SELECT relname, 'inheritance' FROM tables JOIN pg_inherits ON tables.oid IN (inhrelid, inhparent)
 UNION SELECT relname, 'owner ' || pg_get_userbyid(relowner) FROM tables
   WHERE relowner <> (SELECT relowner FROM pg_class WHERE oid = 'grampus_documents'::regclass)
-UNION SELECT proname, format('(%%s) %%s%%s %%s body %%s%%s', pg_get_function_identity_arguments(p.oid), lanname,
-  CASE WHEN prosecdef THEN ' security definer' END, proconfig, encode(sha256(convert_to(prosrc, 'UTF8')), 'hex'),
-  CASE WHEN proowner <> relowner THEN ' owner ' || pg_get_userbyid(proowner) END)
-  FROM pg_proc p JOIN pg_language l ON l.oid = prolang JOIN tables ON relnamespace = pronamespace
-  WHERE proname = 'grampus_write' AND relname = 'grampus_documents'
+UNION SELECT proname, fact FROM pg_proc p JOIN pg_language l ON l.oid = prolang
+  JOIN tables ON relnamespace = pronamespace AND proname = 'grampus_write' AND relname = 'grampus_documents'
+  CROSS JOIN LATERAL (VALUES ('arguments ' || pg_get_function_identity_arguments(p.oid)),
+    (CASE WHEN prosecdef THEN 'rights of its owner' ELSE 'rights of its caller' END),
+    (format('settings %%s', proconfig)),
+    (format('language %%s, body %%s', lanname, left(encode(sha256(convert_to(prosrc, 'UTF8')), 'hex'), 32))),
+    (CASE WHEN proowner <> relowner THEN 'owner ' || pg_get_userbyid(proowner) END)) AS f (fact) WHERE fact IS NOT NULL
 """
-_ARGUMENTS = "ops text[], names text[], keys text[], expecteds bigint[], labels text[], bodies text[]"
 
 
 async def add_tenant(url: str, role: str) -> None:
@@ -162,20 +163,28 @@ def _tenants(db: Any) -> list[str]:
 
 def _problems(db: Any, roles: Sequence[str]) -> list[str]:
     """Why the rows of these roles are not kept apart: powers of roles, rights on the tables, facts of the catalogue."""
+    undue: dict[tuple[str, str], list[str]] = {}
+    for table, who, right, _ in _undue(db):
+        undue.setdefault((table, who), []).append(right)
     expected, found = _expected(db), {tuple(row) for row in db.execute(_FACTS, ([*_MAY],))}
     return [
         *_mighty(db, roles, roles),
-        *(f"{who} holds {right} on {table}." for table, who, right, _ in _undue(db)),
-        *(f"{place} is without this: {fact}." for place, fact in sorted(expected - found)),
-        *(f"{place} has this, which is not of `tenants add`: {fact}." for place, fact in sorted(found - expected)),
+        *(f"{who} holds {', '.join(rights)} on {table}." for (table, who), rights in undue.items()),
+        *(f"{place} lacks what `tenants add` makes: {fact}." for place, fact in sorted(expected - found)),
+        *(f"{place} has what `tenants add` does not make: {fact}." for place, fact in sorted(found - expected)),
     ]
 
 
 def _expected(db: Any) -> set[tuple[str, str]]:
     """The facts of a store of tenants as `add_tenant` leaves them."""
-    body = write_function(db).encode()
-    settings = '{"search_path=pg_catalog, pg_temp"}'
-    facts = {("grampus_write", f"({_ARGUMENTS}) plpgsql {settings} body {hashlib.sha256(body).hexdigest()}")}
+    body = hashlib.sha256(write_function(db).encode()).hexdigest()[:32]
+    function = (
+        "arguments ops text[], names text[], keys text[], expecteds bigint[], labels text[], bodies text[]",
+        "rights of its caller",
+        'settings {"search_path=pg_catalog, pg_temp"}',
+        f"language plpgsql, body {body}",
+    )
+    facts = {("grampus_write", fact) for fact in function}
     mine = "(tenant = CURRENT_USER)"
     for table, key in _TABLES.items():
         place = ", ".join(('"position"' if name == "position" else name) for name in ("tenant", *key))
@@ -209,7 +218,7 @@ def _undue(db: Any) -> Iterator[tuple[str, str, str, str]]:
 def _mighty(db: Any, roles: Sequence[str], tenants: Sequence[str]) -> list[str]:
     rows = db.execute(_MIGHTY, {"roles": [*roles], "tenants": [*tenants]}).fetchall()
     return [
-        f"The role {role!r} {why}." if role == mighty else f"The role {role!r} can become {mighty!r}, who {why}."
+        f"{role} {why}." if role == mighty else f"{role} is a member of {mighty}, who {why}."
         for role, mighty, why in rows
     ]
 
