@@ -22,12 +22,14 @@ from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import Reading
 from grampus_uq.records.visible_text import arguments_in_short, legend, short, visible, whole_arguments
 from grampus_uq.runtime.cards import Card, card
+from grampus_uq.runtime.dead_letters import dead_letters
 from grampus_uq.runtime.deciding import check_shown, open_request, store_decision
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 _Result = TypeVar("_Result")
+_LETTERS = 100
 _TAIL = 6
 _BESIDE = {"call_id", "tool", "arguments", "readings", "thresholds", "unread", "messages"}
 """Of a card, what the JSON of a request holds elsewhere."""
@@ -79,18 +81,22 @@ def keygen(file: str, principal: str | None) -> None:
 def list_(url: str, as_json: bool, agent: str | None) -> None:
     """List pending requests, and decisions that no runner has taken up."""
 
-    async def work(ledger: Ledger) -> tuple[float, list[tuple[Card, list[ApprovalDecision]]]]:
+    async def work(ledger: Ledger) -> tuple[float, list[tuple[Card, list[ApprovalDecision]]], int]:
         sessions = await ledger.pending(agent)
         requests = [request for session in sessions for request in session.requests if request.child_session is None]
         arrived = await ledger.decisions([request.id for request in requests])
         now_s = ledger.now_s()
         cards = await StoredDrills(ledger.store).mixed([card(request) for request in requests], now_s, agent)
-        return now_s, [(one, [decision for decision, _ in arrived.get(one.id, [])]) for one in cards]
+        shown = [(one, [decision for decision, _ in arrived.get(one.id, [])]) for one in cards]
+        return now_s, shown, len(await dead_letters(ledger.store, agent, limit=_LETTERS))
 
-    now_s, found = _with_ledger(url, work)
+    now_s, found, letters = _with_ledger(url, work)
     if as_json:
         print_json([_shown(shown, decisions) for shown, decisions in found])
         return
+    if letters:
+        count = f"{letters} or more" if letters == _LETTERS else str(letters)
+        say_beside(f"Set aside after errors: {count} (`grampus-uq stuck list`).")
     if not found:
         say_beside("Nothing waits for a human.")
         return

@@ -41,6 +41,7 @@ class Bank:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.paid, self.dies = folder, list[str](), False
+        self.release = ""
 
     @asynccontextmanager
     async def runner(self, store: SessionStore, **given: Any) -> AsyncIterator[ThreadRunner]:
@@ -54,6 +55,18 @@ class Bank:
                 raise ZeroDivisionError
             return f"paid {to}"
 
+        @tool("pay")
+        def pay_in(to: str, currency: str) -> str:
+            """Pay, as the next release does."""
+            self.paid.append(f"{to} {currency}")
+            return "paid"
+
+        @tool("pay")
+        def pay_too(to: str, currency: str = "EUR") -> str:
+            """Pay, as another next release does."""
+            self.paid.append(f"{to} {currency}")
+            return "paid"
+
         async def agent(state: MessagesState) -> dict[str, Any]:
             if any(message.type == "tool" for message in state["messages"]):
                 return {"messages": [AIMessage("Done.")]}
@@ -63,7 +76,7 @@ class Bank:
         builder.add_node("agent", agent)
         builder.add_edge(START, "agent")
         guard = uncertainty_guard(UncertaintyMonitor(), effects=ToolEffects({"pay": "irreversible"}), agent_id="payer")
-        guard.attach(builder, after="agent", tools=[pay])
+        guard.attach(builder, after="agent", tools=[{"required": pay_in, "optional": pay_too}.get(self.release, pay)])
         async with AsyncSqliteSaver.from_conn_string(str(self.folder / "graph.db")) as saver:
             yield ThreadRunner(builder.compile(checkpointer=saver), store, agent_id="payer", **given)
 
@@ -213,6 +226,20 @@ async def test_a_thread_that_died_before_its_first_checkpoint_is_not_taken_for_o
                 await Ledger(store).decide(pending.requests[0].decide("reject", principal="ann"))
                 assert await one.resume("payer", "t") == "completed"
     assert bank.paid == []
+
+
+@pytest.mark.parametrize(("release", "paid"), [("required", []), ("optional", ["bob EUR"])])
+async def test_an_approved_call_whose_tool_changed_runs_only_where_its_arguments_still_fit(
+    bank: Bank, store: SessionStore, release: str, paid: list[str]
+) -> None:
+    async with bank.runner(store) as one:
+        await one.invoke(GIVEN, "t")
+    asked = (await Ledger(store).pending())[0].requests[0]
+    await Ledger(store).decide(asked.decide("approve", principal="ann"))
+    bank.release = release
+    async with bank.runner(store) as other:
+        assert await other.resume("payer", "t") == "completed"
+    assert bank.paid == paid
 
 
 def drive(url: str, *options: str) -> subprocess.CompletedProcess[str]:

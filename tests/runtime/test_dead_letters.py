@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import open_store
+from grampus_uq.cli.approvals_command import command as approvals
 from grampus_uq.cli.stuck_command import command
 from grampus_uq.errors import SessionError, StoreError
 from grampus_uq.records.vocabulary import AgentStatus
@@ -130,6 +131,9 @@ def test_the_command_lists_retries_and_drops(tmp_path: Path) -> None:
     anyio.run(prepare)
     assert "\x1b" not in cli("list").output
     assert [one["session_id"] for one in json.loads(cli("list", "--json").output)] == ["a", "b\x1b[31m", "c"]
+    listed = CliRunner().invoke(approvals, ["list", "--store", url])
+    assert "Set aside after errors: 3 (`grampus-uq stuck list`)." in listed.stderr
+    assert len(listed.stdout.splitlines()) == 4  # what waits, and nothing else
     assert cli("drop", "mailer", "a", "--as", "ann").exit_code == 0
     assert isinstance(cli("drop", "mailer", "a").exception, SessionError)
     assert "1 sessions" in cli("retry", "mailer", "c").output
