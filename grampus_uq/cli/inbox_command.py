@@ -32,6 +32,7 @@ _origin_option = click.option(
     "--required", default=1, show_default=True, type=click.IntRange(1, 20), help="Approvals a runner asks for."
 )
 @click.option("--sentences", "path", default=None, help="TOML file with a line for each tool, what a call of it does.")
+@click.option("--runs", "folder", default=None, help="A folder of recordings, for labels on pages.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -41,6 +42,7 @@ def command(
     origin: str | None,
     required: int,
     path: str | None,
+    folder: str | None,
 ) -> None:
     """Serve the inbox; its commands invite people and print their public keys.
 
@@ -52,6 +54,7 @@ def command(
         raise ConfigurationError.of("--store", "inbox", "given: what waits is in there", None, "--store sqlite:///FILE")
     from grampus_uq.inbox.inbox_app import inbox_app
     from grampus_uq.inbox.inbox_serving import inbox_server
+    from grampus_uq.inbox.label_pages import labels_section
     from grampus_uq.inbox.reviewer_pages import SECTIONS
 
     settings = InboxSettings(origin=origin or f"http://localhost:{port}")
@@ -62,7 +65,8 @@ def command(
         try:
             await index_pending(Ledger(store))
             click.echo(f"The inbox is at {settings.origin}", err=True)
-            app = inbox_app(store, settings, SECTIONS, required=required, sentences=sentences)
+            sections = SECTIONS if folder is None else (labels_section(folder), *SECTIONS)
+            app = inbox_app(store, settings, sections, required=required, sentences=sentences)
             await inbox_server(app, host, port).serve()
         finally:
             await store.aclose()

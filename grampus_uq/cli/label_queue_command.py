@@ -9,13 +9,11 @@ import click
 
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, say_beside
-from grampus_uq.recording.label_queue import label_agreement, label_by_key, label_queue
-from grampus_uq.recording.run_rows import event_row
+from grampus_uq.recording.label_queue import label_agreement, label_by_key, label_queue, shown_rows
 from grampus_uq.recording.runs import RunSummary, find_run
 from grampus_uq.records.visible_text import short, visible
 
 _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
-_MOST_EVENTS = 40
 
 
 @click.command(name="label-next")
@@ -45,14 +43,8 @@ def label_next(folder: str, by: str | None, second: bool, as_json: bool) -> None
 def _asked(folder: str, summary: RunSummary, place: str) -> str:
     """Show a run, without what others said of it, and return the key."""
     click.echo(f"--- {place}: {visible(summary.session_id)} ({visible(summary.agent_id)}) ---")
-    events = [row for event in find_run(folder, summary.session_id).events if (row := event_row(event, most=3))]
-    rows = [row for row in events if row.event != "outcome"]
-    if len(rows) > _MOST_EVENTS:
-        click.echo(f"({len(rows) - _MOST_EVENTS} earlier events: grampus-uq runs show)")
-    for row in rows[-_MOST_EVENTS:]:
-        click.echo(
-            f"{row.step if row.step is not None else '':>4} {visible(row.event)}: {visible(short(row.text, 400))}"
-        )
+    for step, row in shown_rows(find_run(folder, summary.session_id)):
+        click.echo(f"{visible(short(step, 40)):>8} {visible(row.event)}: {visible(short(row.text, 400))}")
     click.echo(_ASKED)
     key = ""
     while key not in ("s", "f", "e", "u", "n", "q"):

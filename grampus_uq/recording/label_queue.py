@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.recording.labels import Label, label
+from grampus_uq.recording.run_rows import EventRow, event_row
 from grampus_uq.recording.runs import Paths, Refused, Run, RunSummary, runs, summarise
-from grampus_uq.records.events import OutcomeEvent
+from grampus_uq.records.events import OutcomeEvent, StepEvent
 from grampus_uq.stats.missed_cases import agreement
 
+_MOST_EVENTS = 40
 KEYS = {"s": True, "f": False, "e": False, "u": None}
 """One key each: success, failure, error at a step, unsure."""
 
@@ -36,6 +38,16 @@ def label_queue(paths: Paths, *, by: str, second: bool = False, on_refused: Refu
         if len(known) == 1 if second else run.outcome.success is None:
             found.append(summarise(run))
     return sorted(found, key=lambda one: -1.0 if one.last_confidence is None else one.last_confidence, reverse=True)
+
+
+def shown_rows(run: Run) -> list[tuple[str, EventRow]]:
+    """The end of what happened in a run, each step with its id, without what anybody said of the outcome."""
+    rows = [
+        (event.step.step_id if isinstance(event, StepEvent) else "", event_row(event, most=3))
+        for event in run.events
+        if not isinstance(event, OutcomeEvent)
+    ]
+    return rows[-_MOST_EVENTS:]
 
 
 def label_by_key(paths: Paths, session_id: str, key: str, *, by: str, step: str | None = None) -> OutcomeEvent:

@@ -281,3 +281,6 @@ function deciding(panel) {
 }
 
 if (one("[data-decide]")) deciding(one("[data-decide]"));
+
+const labels = [...document.querySelectorAll("[data-label]")];
+if (labels.length) onKeys(Object.fromEntries(labels.map((button) => [button.dataset.label, () => button.click()])));
