@@ -235,7 +235,7 @@ class PermitState(BaseModel):
             earned_from_json(permit.target, state.earned)
             state._fits(permit)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
+            first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             raise DataError(f"its state is broken: {field[:80]}: {first['msg']}") from None
         except (ConfigurationError, TypeError, ValueError, RecursionError) as error:
@@ -306,7 +306,7 @@ _SAID: Final[Mapping[str, frozenset[str]]] = {
 _ENTRY: Final = TypeAdapter(Entry)
 
 
-def refusal(permit: Permit, state: PermitState, judge: str) -> str | None:
+def refusal(state: PermitState, judge: str) -> str | None:
     """Why a call in scope takes no ticket and is asked about; None where it takes one. Looks at no score."""
     if state.closed is not None:
         return f"the permit is closed: {state.closed}"
@@ -325,7 +325,7 @@ def applied(permit: Permit, state: PermitState, entry: Entry) -> PermitState:
     new = _counted(permit, new, entry.now_s)
     if entry.do == "answer":
         new = _answered(new, entry)
-    elif entry.do == "propose" and refusal(permit, new, entry.judge) is None:
+    elif entry.do == "propose" and refusal(new, entry.judge) is None:
         new = new.model_copy(update={"judge": entry.judge, "open": (*new.open, _ticket(permit, new, entry))})
     return _counted(permit, new, entry.now_s)
 
@@ -333,7 +333,7 @@ def applied(permit: Permit, state: PermitState, entry: Entry) -> PermitState:
 def issued(permit: Permit, state: PermitState, entry: Entry) -> tuple[int, Ticket] | None:
     """The number and the ticket that a proposed call takes from this state; None where it takes none."""
     state = _counted(permit, state, entry.now_s)
-    if refusal(permit, state, entry.judge) is not None:
+    if refusal(state, entry.judge) is not None:
         return None
     return state.issued, _ticket(permit, state, entry)
 
@@ -374,7 +374,8 @@ def _answered(state: PermitState, entry: Entry) -> PermitState:
 
 def _counted(permit: Permit, state: PermitState, now_s: float) -> PermitState:
     """Count the settled tickets at the front, in order."""
-    waiting, earned, tally, taken = state.open, state.of(permit), state.model_dump(include=_TALLIED), 0
+    waiting, earned, taken = state.open, state.of(permit), 0
+    tally: dict[str, Any] = {name: getattr(state, name) for name in _TALLIED}
     for ticket in waiting:
         overdue = ticket.asked and ticket.wrong is None
         if overdue and now_s < ticket.due_s:

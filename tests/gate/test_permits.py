@@ -80,6 +80,8 @@ def test_nothing_goes_ahead_until_it_is_earned_and_then_all_but_audits() -> None
     number, ticket = taken
     assert (number, ticket.asked) == (60, False)
     assert 0.2 <= ticket.audit < 1.0
+    at_rate = issued(PERMIT, EARNED, propose(0.95, draw=ticket.audit))  # draws are below 1: asked with just this chance
+    assert at_rate == (number, ticket)
     audit = issued(PERMIT, EARNED, propose(0.95, draw=ticket.audit - 1e-9))
     below = issued(PERMIT, EARNED, propose(0.69, draw=0.999))
     assert audit is not None
@@ -254,8 +256,11 @@ def test_the_sentence_names_share_scope_assurance_answers_and_who_judged() -> No
         "as judged by the reviewers, from 60 answers, 0 of them audits"
     ).replace("0 of them", f"{EARNED.audits} of them")
     drilled = PERMIT.model_copy(update={"miss_rate": 0.5})
-    assert "at most 20 % of" in sentence(drilled, EARNED)
-    assert "reviewers" not in sentence(drilled, EARNED)
+    assert sentence(drilled, EARNED) == sentence(PERMIT, EARNED).replace("10 %", "20 %").replace(
+        ", as judged by the reviewers", ""
+    )
+    released = sentence(PERMIT.model_copy(update={"of_released": True}), EARNED)
+    assert "10 % of refund calls with amount at most 50 that may go out go out wrong" in released
     assert sentence(PERMIT, FRESH).startswith("asks about all refund calls with amount at most 50")
 
 
@@ -389,7 +394,9 @@ def test_shares_are_rounded_up_and_the_assurance_down(given_: dict[str, Any], sa
 def test_a_miss_rate_that_leaves_nothing_of_the_promise_is_refused_and_one_that_does_not_begins_anew() -> None:
     with pytest.raises(ConfigurationError, match=r"'miss_rate' .* below 1 - epsilon \(0.9\).*measure it with drills"):
         PERMIT.with_miss_rate(0.9)
-    measured = PERMIT.with_miss_rate(0.5)
+    signed = PERMIT.model_copy(update={"signature": "x"})
+    measured = signed.with_miss_rate(0.5)
+    assert measured.created_s > PERMIT.created_s
     assert (measured.miss_rate, measured.signature, measured.limits) == (0.5, None, PERMIT.limits)
     assert measured.id != PERMIT.id
     with pytest.raises(DataError, match="another permit"):
@@ -554,6 +561,35 @@ def test_what_is_counted_is_told_apart_and_begins_anew_with_the_evidence() -> No
     assert applied(PERMIT, closed, answer(62)).corrected == state.corrected + 1
 
 
+@pytest.mark.parametrize(
+    ("evidence", "why"),
+    [("log_contrary", "more go out wrong than promised"), ("log_change", "answers are wrong more often than before")],
+)
+def test_each_of_the_two_signs_withdraws_the_permission_and_the_counts_begin_anew(evidence: str, why: str) -> None:
+    speaks = [40.0] * len(EARNED.earned[evidence])
+    state = EARNED.model_copy(update={"earned": {**EARNED.earned, evidence: speaks}})
+    state = applied(PERMIT, state, propose(0.95, draw=0.0, same="last"))
+    state = applied(PERMIT, state, answer(60))
+    assert (state.withdrawn, state.why_withdrawn) == (1, why)
+    assert (state.answers, state.audits, state.released, state.wrong, state.overdue, state.corrected) == (0,) * 6
+    assert state.earned == FRESH.earned
+
+
+def test_all_that_is_settled_at_once_is_counted_at_once() -> None:
+    state = FRESH
+    for number in range(3):
+        state = applied(PERMIT, state, propose(0.95, same=str(number)))
+    late = applied(PERMIT, state, Entry(do="look", now_s=100.0))
+    assert (late.counted, late.answers, late.wrong, late.overdue) == (3, 3, 3, 3)
+
+
+def test_the_first_call_binds_the_permit_to_what_judges_it_unless_that_was_written_down() -> None:
+    assert (FRESH.judge, applied(PERMIT, FRESH, propose(0.95)).judge) == (None, "j")
+    bound = PermitState.fresh(PERMIT.model_copy(update={"judge": "k"}))
+    assert bound.judge == "k"
+    assert refusal(bound, "j") is not None
+
+
 def test_an_answer_on_a_ticket_that_was_not_asked_or_does_not_exist_changes_nothing() -> None:
     blocked = applied(PERMIT, EARNED, propose(0.1, same="below"))
     ahead = applied(PERMIT, blocked, propose(0.95, draw=0.999, same="ahead"))
@@ -564,15 +600,15 @@ def test_an_answer_on_a_ticket_that_was_not_asked_or_does_not_exist_changes_noth
 
 
 def test_the_refusals_say_why() -> None:
-    assert refusal(PERMIT, FRESH, "anybody") is None
-    assert refusal(PERMIT, EARNED, "j") is None
-    assert "another profile, model, prompt or tool set" in str(refusal(PERMIT, EARNED, "k"))
+    assert refusal(FRESH, "anybody") is None
+    assert refusal(EARNED, "j") is None
+    assert "another profile, model, prompt or tool set" in str(refusal(EARNED, "k"))
     closed = EARNED.model_copy(update={"closed": "enough"})
-    assert refusal(PERMIT, closed, "j") == "the permit is closed: enough"
+    assert refusal(closed, "j") == "the permit is closed: enough"
     ticket = Ticket(at=0, in_force=0, audit=1.0, asked=True, due_s=1.0, same="x")
-    assert refusal(PERMIT, FRESH.model_copy(update={"open": (ticket,) * (MOST_OPEN - 1)}), "j") is None
+    assert refusal(FRESH.model_copy(update={"open": (ticket,) * (MOST_OPEN - 1)}), "j") is None
     full = FRESH.model_copy(update={"open": (ticket,) * MOST_OPEN})
-    assert refusal(PERMIT, full, "j") == "256 calls wait for earlier answers"
+    assert refusal(full, "j") == "256 calls wait for earlier answers"
 
 
 def test_a_state_of_an_earlier_release_is_refused_by_its_name() -> None:

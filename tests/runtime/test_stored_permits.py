@@ -535,3 +535,27 @@ async def test_workers_that_share_a_permit_lose_no_answer_and_count_none_twice(
         assert PermitState.read(one, json.loads(found.state.model_dump_json())) == found.state
     finally:
         await store.aclose()
+
+
+async def test_workers_that_share_two_permits_ask_where_one_asks_and_both_learn_every_answer() -> None:
+    store = MemoryStore()
+    lax, strict = permit(), permit(epsilon=0.02, delta=0.05)
+    for one in (lax, strict):
+        await grant_permit(store, one)
+    offices = [Office(store) for _ in range(3)]
+
+    async def work(office: Office, number: int) -> None:
+        for turn in range(4):
+            name = f"{number}-{turn}"
+            await office.run(name, body=name)
+
+    async with anyio.create_task_group() as group:
+        for number, office in enumerate(offices):
+            group.start_soon(work, office, number)
+    states = {found.permit.id: found.state for found in await stored_permits(store)}
+    assert sum(len(office.world.sent) for office in offices) == 12
+    assert (states[strict.id].answers, states[strict.id].released) == (12, 0)
+    assert states[lax.id].answers + states[lax.id].released == states[lax.id].counted == 12
+    for one in (lax, strict):
+        assert states[one.id] == await replayed_permit(store, one)
+    assert len(await store.scan("permit-ticket", label=strict.id)) == 12
