@@ -150,6 +150,8 @@ async def _moved(store: SessionStore, document: Document, folder: RunFolder) -> 
     if loaded is None or loaded[1] != document.version:
         return False
     state = loaded[0]
+    if not state.messages:
+        return True  # what a prune that died left in the place of an audit
     reason = state.metadata.get("stop_reason")
     known = reason if reason in list(StopReason) else StopReason.CLEAN
     run = ImportedRun(

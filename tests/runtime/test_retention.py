@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from grampus_uq import open_store
 from grampus_uq.cli.prune_command import command
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import ConfigurationError, DataError, StoreError
 from grampus_uq.recording import pack, runs
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.retention import prune
-from grampus_uq.runtime.store import Document
+from grampus_uq.runtime.store import Change, Document, Drop
 from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner
 
@@ -158,6 +158,31 @@ async def test_an_audit_goes_when_its_last_entry_is_as_old_as_stated_and_never_t
     assert len(await AuditLog(store, "mailer", "s").entries()) == 2
     await prune(store, None, audits_older_than_s=1e-9)
     assert (store._logs, await store.scan("kept_audit")) == ({}, [])
+
+
+async def test_a_prune_that_dies_while_it_removes_an_audit_leaves_nothing_for_good_and_no_empty_recording(
+    tmp_path: Path,
+) -> None:
+    class Dying(MemoryStore):
+        dies = False
+
+        async def write(self, *changes: Change) -> float:
+            written_s = await super().write(*changes)
+            if self.dies and any(isinstance(change, Drop) for change in changes):
+                raise StoreError("gone")
+            return written_s
+
+    store = Dying()
+    await runner(World(), ["Done."], store=store, p_true=0.95).run(AGENT, "x", session_id="s")
+    await prune(store, 1e-9, move_to=tmp_path)
+    store.dies = True
+    with pytest.raises(StoreError):
+        await prune(store, None, audits_older_than_s=1e-9)
+    store.dies = False
+    for _ in range(2):
+        await prune(store, 1e-9, audits_older_than_s=1e-9, move_to=tmp_path)
+    assert (store._documents, store._logs) == ({}, {})
+    assert len(list(runs(tmp_path))) == 1
 
 
 def test_the_command_says_what_it_did_and_wants_a_rule(tmp_path: Path) -> None:

@@ -457,6 +457,23 @@ async def test_whatever_differs_in_the_catalogue_from_what_add_leaves_is_named_a
     assert (await problems(url))[0] == [shop.acme]
 
 
+async def test_a_view_that_stands_on_the_tables_is_named_before_the_first_tenant(shop: Shop) -> None:
+    store = shop.open(shop.owner)
+    await store.put("session", "a/b", "{}", expected=0)
+    shop.execute("CREATE VIEW seen AS SELECT key FROM grampus_documents", shop.owner)
+    with pytest.raises(StoreError, match=r"view.* seen .*Drop it, add the tenant, and make it again"):
+        await add_tenant(shop.url(shop.owner), shop.acme)
+    assert (await problems(shop.url(shop.owner)))[0] == []
+    shop.execute("DROP VIEW seen", shop.owner)
+    await add_tenant(shop.url(shop.owner), shop.acme)
+    shop.execute(
+        f"CREATE VIEW seen AS SELECT key FROM grampus_documents; GRANT SELECT ON seen TO {shop.acme}", shop.owner
+    )
+    await add_tenant(shop.url(shop.owner), shop.globex)
+    assert shop.execute("SELECT * FROM seen", shop.acme) == []  # the policy asks who calls, not who made the view
+    assert await problems(shop.url(shop.owner)) == ([shop.acme, shop.globex], [])
+
+
 PLANTED = """
 CREATE SCHEMA {acme};
 CREATE TABLE {acme}.grampus_documents AS TABLE public.grampus_documents; CREATE TABLE {acme}.grampus_schema AS SELECT 2;

@@ -264,7 +264,13 @@ def _secure(db: Any) -> None:
             *_without_statistics(db, table),
             f"CREATE POLICY grampus_tenant ON {table} USING (tenant = current_user) WITH CHECK (tenant = current_user)",
         ]
-    _patiently(db, *statements)
+    from psycopg import errors
+
+    try:
+        _patiently(db, *statements)
+    except errors.FeatureNotSupported as error:  # what was sampled goes only while nobody else builds on the columns
+        what = f"{error.diag.message_primary}: {error.diag.message_detail}"
+        raise StoreError(f"{what}. Drop it, add the tenant, and make it again.") from error
 
 
 def _without_statistics(db: Any, table: str) -> list[str]:
