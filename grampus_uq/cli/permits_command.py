@@ -158,15 +158,19 @@ def _seal() -> Seal | None:
 @command.command()
 @click.argument("permit_id")
 @_granting
+@click.option(
+    "--miss-rate", type=FiniteRange(0.0, 0.9), default=None, help="Wrong calls that reviewers approve, by drills."
+)
 def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Close a permit, and grant one with further conditions or a smaller share in its place.
+    """Close a permit, and grant one with further conditions, a smaller share or a measured miss rate in its place.
 
     It begins with nothing earned: a small share of wrong calls among all says nothing of each part of them.
     """
     from grampus_uq.runtime.stored_permits import close_permit, grant_permit
 
     async def work(store: SessionStore) -> tuple[Permit, bool, PermitState]:
-        old = (await _found(store, permit_id)).permit
+        found = (await _found(store, permit_id)).permit
+        old = found if given["miss_rate"] is None else found.with_miss_rate(given["miss_rate"])
         limits = {name: dict(rule) for name, rule in old.limits.items()}
         for name, rule in limits_of(conditions).items():
             limits[name] = limits.get(name, {}) | stricter(limits.get(name, {}), rule)
@@ -176,7 +180,7 @@ def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool,
         kept = old.model_dump(exclude={"id", "signature", *changes, "expires_s"})
         permit, signed = _signed(type(old)(**kept, **changes, expires_s=min(old.expires_s, until_s)), given["key_file"])
         state = await grant_permit(store, permit)
-        await close_permit(store, old.id, f"{permit.principal} narrowed it to {permit.id[:8]}")
+        await close_permit(store, found.id, f"{permit.principal} narrowed it to {permit.id[:8]}")
         return permit, signed, state
 
     permit, signed, state = with_store(url, work)

@@ -127,6 +127,9 @@ def test_narrowing_adds_conditions_never_takes_any_and_begins_with_nothing(url: 
         invoke("narrow", new["id"], "--store", url, "--where", wider, status=2)
     later = made("narrow", new["id"], "--store", url, "--days", "3000", "--at-most", "0.4", "--as", "ann")["permit"]
     assert (later["expires_s"], later["epsilon"]) == (old["expires_s"], 0.01)
+    measured = made("narrow", later["id"], "--store", url, "--miss-rate", "0.25", "--as", "ann")["permit"]
+    assert (measured["miss_rate"], measured["limits"]) == (0.25, later["limits"])
+    assert made("show", later["id"], "--store", url)["state"]["closed"] == f"ann narrowed it to {measured['id'][:8]}"
 
 
 def test_a_permit_is_signed_with_the_key_that_is_given(url: str, tmp_path: Path) -> None:
