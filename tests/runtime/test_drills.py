@@ -23,6 +23,7 @@ from grampus_uq.gate.signatures import HmacSigner
 from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.cards import Card, card
+from grampus_uq.runtime.deciding import open_request, store_decision
 from grampus_uq.runtime.drills import Change, Drill, DrillAnswer, made
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState, SessionHead
@@ -30,6 +31,7 @@ from grampus_uq.runtime.store import SessionStore, parsed
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker_jobs import Job
+from grampus_uq.testing import answer
 from tests.binomial import binomial_ceiling
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner
 from tests.runtime.drill_worlds import RULES, past, plan, request
@@ -389,3 +391,42 @@ async def _appear_now(store: SessionStore, now_s: float) -> None:
         card = drill.card.model_copy(update={"created_s": now_s})
         body = drill.model_copy(update={"card": card}).model_dump_json()
         await store.put(DRILL, document.key, body, expected=document.version, label="open")
+
+
+@pytest.mark.anyio
+async def test_calls_that_a_team_approved_become_drills_with_another_calls_recipient() -> None:
+    """From the runner to the list: nothing here is made up but the secret, which draws a drill for this request."""
+    world, store = World(), MemoryStore()
+    for name in ("bob", "eve"):
+        await _paused(world, store, name)
+        found = await open_request(Ledger(store), (await Ledger(store).pending())[0].requests[0].id)
+        await store_decision(Ledger(store), found, found.request.decide("approve", principal="ann"))
+        await runner(world, _mailing(name), store=store).resume("mailer", name)
+    assert [to for to, _ in world.sent] == ["bob", "eve"]
+    await _paused(world, store, "joe")
+    waiting = [card((await Ledger(store).pending())[0].requests[0])]
+    secret = next(s for n in range(1_000) if plan(0.5, secret=(s := f"{n:032d}")).follows(waiting[0].id))
+    rules = ({"tool": "send_email", "change": "recipient", "argument": "to"},)
+    stored = StoredDrills(store)
+    await stored.switch_on(plan(0.5, rules, secret=secret))
+    shown = await stored.mixed(waiting, waiting[0].created_s + 100_000.0)
+    (drilled,) = [one for one in shown if one.id != waiting[0].id]
+    right = {"bob": "eve", "eve": "bob"}[str(drilled.arguments["to"])]
+    assert [m.content for m in drilled.messages if m.role is Role.USER] == [f"mail {right}"]
+    assert [c.arguments["to"] for m in drilled.messages for c in m.tool_calls] == [drilled.arguments["to"]]
+    drill = await stored.find(drilled.id, waiting[0].created_s + 100_000.0)
+    assert drill is not None
+    done = await stored.answer(drill.answered("reject", principal="ann"), drilled.created_s, waiting=1)
+    assert done.told().endswith("You noticed.")
+    await runner(world, _mailing("joe"), store=store).resume("mailer", "joe")
+    assert [to for to, _ in world.sent] == ["bob", "eve"]
+
+
+def _mailing(name: str) -> Sequence[Any]:
+    call = ToolCall(id=f"call-{name}", name="send_email", arguments={"to": name, "body": "hi"})
+    return [answer(f"I will mail {name}.", tool_calls=[call]), answer("Done.")]
+
+
+async def _paused(world: World, store: SessionStore, name: str) -> None:
+    result = await runner(world, _mailing(name), store=store).run(AGENT, f"mail {name}", session_id=name)
+    assert len(result.pending) == 1
