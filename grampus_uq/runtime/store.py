@@ -175,13 +175,28 @@ class SessionStore(Protocol):
         await self.write(Append(log=log, bodies=(body,), expected=expected))
 
 
-async def pages(store: SessionStore, kind: str, label: str | None = None) -> AsyncIterator[Document]:
+def pages(store: SessionStore, kind: str, label: str | None = None) -> AsyncIterator[Document]:
     """All documents of a kind, read in pages: memory does not grow with the store."""
-    after: str | None = None
-    while page := await store.scan(kind, label=label, after=after, limit=_PAGE):
-        after = page[-1].key
-        for document in page:
-            yield document
+    return _Pages(store, kind, label)
+
+
+class _Pages(AsyncIterator[Document]):
+    """No generator: a loop that an error ends would leave one open, of which trio warns."""
+
+    def __init__(self, store: SessionStore, kind: str, label: str | None) -> None:
+        self._store, self._kind, self._label = store, kind, label
+        self._after: str | None = None
+        self._page: list[Document] = []
+
+    async def __anext__(self) -> Document:
+        if not self._page:
+            found = await self._store.scan(self._kind, label=self._label, after=self._after, limit=_PAGE)
+            self._page = found[::-1]
+        if not self._page:
+            raise StopAsyncIteration
+        document = self._page.pop()
+        self._after = document.key
+        return document
 
 
 def link(previous: str, position: int, time_s: str, body: str) -> str:
