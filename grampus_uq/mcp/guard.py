@@ -20,7 +20,6 @@ from grampus_uq.mcp.answers import Answers, Taken
 from grampus_uq.mcp.byte_budget import ByteBudget
 from grampus_uq.mcp.call_exchange import CallExchange, Passed
 from grampus_uq.mcp.elicitation import elicits, is_answer
-from grampus_uq.mcp.guarded_calls import GIVEN_UP
 from grampus_uq.mcp.json_rpc import (
     INVALID_REQUEST,
     Id,
@@ -198,7 +197,7 @@ class Guard:
         del self._open[one.message.id]
         self._calls.give(len(one.message.line))
         if isinstance(outcome, Passed) and one.cancelled.is_set():
-            await self._exchange.calls.finish(outcome.record, text=GIVEN_UP, is_error=True)
+            await self._exchange.calls.withdraw(outcome.record)
         elif isinstance(outcome, Passed):
             self._answers.running[one.message.id] = outcome.record
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server is gone

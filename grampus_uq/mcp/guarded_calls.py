@@ -43,6 +43,7 @@ _MAX_RECENT: Final = 64
 _PROMPT: Final = 24
 _ABORTED: Final = "Not executed: the policy aborted this session. No call of it runs any more."
 _TOO_LARGE: Final = "The call ran. Its result was too large to be kept until you asked for it."
+_WITHDRAWN: Final = "its client gave it up when it was approved: its server has not heard of it"
 GIVEN_UP: Final = "The client gave this call up."
 
 
@@ -293,6 +294,22 @@ class GuardedCalls:
         if notes:
             with contextlib.suppress(SessionConflictError):
                 await turn.lease.try_save(*notes)
+        self.session.wake()
+
+    async def withdraw(self, record: CallRecord) -> None:
+        """A started call was given up before its server heard of it: one that was approved is asked about again."""
+        if not record.decisions:
+            await self.finish(record, text=GIVEN_UP, is_error=True)
+            return
+        async with self.session.lock:
+            turn = self.session.current()
+            state = turn.lease.state
+            started = [r for r in state.turn if r.proposed.id == record.proposed.id and r.phase is CallPhase.STARTED]
+            for one in started:
+                state.keep(self._asked_under(self.gate.void(one, turn.terms(), _WITHDRAWN)))
+        notes: list[Note] = [("execution_withdrawn", turn.facts(one)) for one in started]
+        with contextlib.suppress(SessionConflictError):
+            await turn.lease.try_save(*notes)
         self.session.wake()
 
     async def given_up(self, record: CallRecord) -> None:

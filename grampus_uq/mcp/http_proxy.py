@@ -20,7 +20,6 @@ from anyio.abc import TaskGroup
 from grampus_uq.errors import MissingDependencyError
 from grampus_uq.mcp.answers import Answers
 from grampus_uq.mcp.call_exchange import Answered, CallExchange, Passed
-from grampus_uq.mcp.guarded_calls import GIVEN_UP
 from grampus_uq.mcp.http_headers import (
     answer_problem,
     check_routing,
@@ -181,7 +180,7 @@ class _Door:
             owed.answers.running[message.id] = owed.record = outcome.record
             return await self._forward(request, outcome.line, session, owed)
         if isinstance(outcome, Passed):
-            await session.exchange.calls.finish(outcome.record, text=GIVEN_UP, is_error=True)
+            await session.exchange.calls.withdraw(outcome.record)
         if outcome is None or isinstance(outcome, Passed):
             return Response(status_code=499)
         if outcome.call_id is not None:

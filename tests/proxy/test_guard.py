@@ -529,3 +529,32 @@ async def test_a_server_that_talks_nonsense_for_ever_fills_no_log() -> None:
             await one.guard.from_server(b'{"id":%d,"result":{}}' % number)
         assert len(one.said) == 100
         assert one.to_client == []
+
+
+async def test_a_call_that_its_client_gave_up_while_it_was_started_is_asked_about_again() -> None:
+    """Its server never heard of it: no answer says that it ran or never will."""
+    async with bench() as one:
+        await one.call(1, path="a")
+        given_up, save = anyio.Event(), one.ledger.save
+
+        async def slow(state: Any, version: int, notes: Any = ()) -> int:
+            saved = await save(state, version, notes)
+            if any(kind == "execution_started" for kind, _ in notes) and not given_up.is_set():
+                given_up.set()
+                await one.say(method="notifications/cancelled", params={"requestId": 1})
+            return saved
+
+        one.ledger.save = slow  # type: ignore[method-assign]
+        await one.decide()
+        with anyio.fail_after(20):
+            await given_up.wait()
+        await one.call(2, path="a")
+        request = await one.waiting()
+        assert "has not heard of it" in request.reason
+        assert not request.unknown_outcome
+        assert not one.ran()
+        await one.decide()
+        await one.asked()
+        await one.returns(2, "gone")
+        assert (await one.answered(2))["result"]["content"][0]["text"] == "gone"
+        assert len(one.ran()) == 1
