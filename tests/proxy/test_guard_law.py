@@ -1,0 +1,119 @@
+"""Whatever client, server, humans and store do, in whatever order: nothing runs unapproved, twice, or for ever."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import anyio
+import pytest
+
+from grampus_uq.gate.call import CallPhase
+from tests.proxy.guarded import Bench, bench
+from tests.proxy.test_guard import SlowStore
+
+_ODD = [
+    b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"\xff"}]}}',
+    b'{"jsonrpc":"2.0","id":%d,"result":{"content":[]},"id":%d}',
+    b'{"jsonrpc":"2.0","id":"%d","result":{"content":[]}}',
+    b'{"jsonrpc":"2.0","id":%d,"error":{"code":1,"message":"no"}}',
+    b'{"jsonrpc":"2.0","id":%d,"result":',
+]
+
+
+class World:
+    """Everybody who may do something, by chance."""
+
+    def __init__(self, one: Bench, store: SlowStore, chance: random.Random) -> None:
+        self.one, self.store, self.chance = one, store, chance
+        self.sent: list[int] = []
+        self.approved: Counter[str] = Counter()
+
+    async def step(self) -> None:
+        await self.chance.choice(
+            [self.call, self.call, self.cancel, self.answer, self.answer, self.decide, self.other]
+        )()
+        if self.chance.random() < 0.3:
+            await anyio.sleep(self.chance.choice([0, 0.01, 0.1, 0.4]))
+
+    async def call(self) -> None:
+        identity = self.chance.choice([len(self.sent), len(self.sent), self.chance.randrange(len(self.sent) + 1)])
+        self.sent.append(identity)
+        tool = self.chance.choice(["delete_note", "delete_note", "read_note"])
+        await self.one.call(identity, tool, n=self.chance.randrange(2))
+
+    async def cancel(self) -> None:
+        params = {"requestId": self.chance.randrange(len(self.sent) + 1)}
+        await self.one.say(method="notifications/cancelled", params=params)
+
+    async def answer(self) -> None:
+        ran = self.one.ran()
+        if ran:
+            identity = self.chance.choice(ran)["id"]
+            if self.chance.random() < 0.6:
+                await self.one.returns(identity)
+            else:
+                line = self.chance.choice(_ODD)
+                await self.one.guard.from_server(line.replace(b"%d", b"%d" % identity))
+
+    async def decide(self) -> None:
+        if self.store.locked:
+            return
+        for session in await self.one.ledger.pending():
+            for request in session.requests:
+                kind = self.chance.choice(["approve", "reject", None])
+                if kind is not None and request.call is not None:
+                    await self.one.ledger.decide(request.decide(kind, principal="ann"))
+                    self.approved[request.call.canonical()] += kind == "approve"
+
+    async def other(self) -> None:
+        which = self.chance.randrange(3)
+        if which == 0:
+            self.store.locked = not self.store.locked
+        elif which == 1:
+            await self.one.lists(read_note={"annotations": {"readOnlyHint": True}})
+        else:
+            await self.one.guard.from_server(b"\xff not JSON")
+
+
+async def live(seed: int, steps: int) -> None:
+    store, chance = SlowStore(), random.Random(seed)
+    async with bench(store, hold_s=0.05, late_s=0.1) as one:
+        world = World(one, store, chance)
+        await one.lists(read_note={"annotations": {"readOnlyHint": True}})
+        for _ in range(steps):
+            with anyio.fail_after(60):
+                await world.step()
+        store.locked = False
+        with anyio.fail_after(60):
+            await one.guard.rest()
+        ran: Counter[str] = Counter()
+        for message in one.ran():
+            params: dict[str, Any] = message["params"]
+            if params["name"] == "delete_note":
+                ran[f"delete_note({json.dumps(params['arguments'], separators=(',', ':'))})"] += 1
+        assert all(ran[call] <= world.approved[call] for call in ran), (ran, world.approved)
+        for identity in tuple(one.guard._answers.running):  # the client gives up what is left: each call ends
+            await one.say(method="notifications/cancelled", params={"requestId": identity})
+        await anyio.sleep(0.3)
+        with anyio.fail_after(20):
+            await one.guard.rest()
+        state = one.calls.session.current().lease.state
+        assert not [record for record in state.turn if record.phase is CallPhase.STARTED]
+
+
+async def live_many(seeds: range, steps: int) -> None:
+    async with anyio.create_task_group() as group:
+        for seed in seeds:
+            group.start_soon(live, seed, steps)
+
+
+def test_no_call_runs_unapproved_or_twice_and_each_one_ends() -> None:
+    anyio.run(live_many, range(40), 60)
+
+
+@pytest.mark.slow
+def test_the_same_in_more_and_longer_lives() -> None:
+    anyio.run(live_many, range(1_000, 1_200), 300)
