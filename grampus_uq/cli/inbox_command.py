@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import anyio
 import click
 
@@ -33,6 +35,7 @@ _origin_option = click.option(
 )
 @click.option("--sentences", "path", default=None, help="TOML file with a line for each tool, what a call of it does.")
 @click.option("--runs", "folder", default=None, help="A folder of recordings, for labels on pages.")
+@click.option("--notify", default=None, metavar="URL", help="Tell this webhook when something new waits.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -43,6 +46,7 @@ def command(
     required: int,
     path: str | None,
     folder: str | None,
+    notify: str | None,
 ) -> None:
     """Serve the inbox; its commands invite people and print their public keys.
 
@@ -55,10 +59,13 @@ def command(
     from grampus_uq.inbox.inbox_app import inbox_app
     from grampus_uq.inbox.inbox_serving import inbox_server
     from grampus_uq.inbox.label_pages import labels_section
+    from grampus_uq.inbox.notices import Notices
     from grampus_uq.inbox.reviewer_pages import SECTIONS
 
     settings = InboxSettings(origin=origin or f"http://localhost:{port}")
     sentences = {} if path is None else read_sentences(path)
+    secret = os.environ.get("GRAMPUS_UQ_WEBHOOK_SECRET")
+    notices = None if notify is None else Notices(url=notify, link=f"{settings.origin}/requests", secret=secret)
 
     async def serve() -> None:
         store = open_store(url, create=False)
@@ -67,7 +74,11 @@ def command(
             click.echo(f"The inbox is at {settings.origin}", err=True)
             sections = SECTIONS if folder is None else (labels_section(folder), *SECTIONS)
             app = inbox_app(store, settings, sections, required=required, sentences=sentences)
-            await inbox_server(app, host, port).serve()
+            async with anyio.create_task_group() as group:
+                if notices is not None:
+                    group.start_soon(notices.run, store)
+                await inbox_server(app, host, port).serve()
+                group.cancel_scope.cancel()
         finally:
             await store.aclose()
 

@@ -259,6 +259,8 @@ TABLE = """
 2 inbox --store sqlite:///nowhere.db --origin http://example.org
 2 inbox --store sqlite:///nowhere.db --port 0
 2 inbox --store ftp://x/y
+2 inbox --store sqlite:///nowhere.db --notify file:///etc/passwd
+1 inbox --store sqlite:///nowhere.db --sentences nowhere.toml
 2 inbox invite ann --store sqlite:///nowhere.db
 1 inbox invite ann --role decide --store sqlite:///nowhere.db
 2 inbox invite <esc> --role decide --store sqlite:///nowhere.db

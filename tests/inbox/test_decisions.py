@@ -160,6 +160,7 @@ async def test_a_request_that_expired_while_its_page_was_open_is_not_decided(sto
     late = await signed(ann, request.id, said.json(), card["seen"])
     assert late.status_code == 409
     assert "expired" in late.json()["error"]
+    assert (await prepared(ann, request.id, card=card)).status_code == 409, "nobody signs what is over"
     await nothing_was_decided(desk, request)
 
 
@@ -250,6 +251,22 @@ async def test_a_decision_that_was_changed_after_it_was_signed_is_not_stored(
     answered = await signed(ann, request.id, said, card["seen"], decision=other)
     assert answered.status_code == 409
     await nothing_was_decided(desk, request)
+
+
+@pytest.mark.parametrize("own", [{"principal": "bob"}, {"decided_s": 0.0}, {"decided_s": 9e12}, {}], ids=str)
+async def test_a_decision_of_ones_own_making_is_ones_own_and_of_now(store: SessionStore, own: dict[str, Any]) -> None:
+    """A browser may sign whatever it likes: another person's name and another time are not taken."""
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    await someone(desk.app, store, "bob")
+    request = await desk.pause()
+    card = await shown(ann, request.id)
+    decision = request.decide("approve", principal="ann").model_copy(update=own)
+    said = {"decision": decision.model_dump_json(), "text": decision.signed_text().decode()}
+    answered = await signed(ann, request.id, said, card["seen"])
+    assert answered.status_code == (409 if own else 200)
+    if own:
+        await nothing_was_decided(desk, request)
 
 
 async def test_an_assertion_answers_one_request_of_one_person_in_one_session(store: SessionStore) -> None:

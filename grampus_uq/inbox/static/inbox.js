@@ -18,7 +18,7 @@ async function post(path, body) {
   const headers = { "Content-Type": "application/json" };
   if (document.body.dataset.csrf) headers["X-CSRF"] = document.body.dataset.csrf;
   const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
-  const said = await answer.json();
+  const said = await answer.json().catch(() => ({ error: `The server refused this (status ${answer.status}).` }));
   if (!answer.ok) throw new Error(said.error);
   return said;
 }

@@ -1,0 +1,87 @@
+"""Tells a webhook that something new waits: how many, and where to look; nothing of what waits leaves the store.
+
+The body's "text" is what chat tools show. With a secret each notice is signed: `Grampus-Signature: t=SECONDS,v1=HEX`,
+the HMAC-SHA256 of the seconds, a dot and the body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+import anyio
+import httpx
+
+from grampus_uq.errors import ConfigurationError, StoreError
+from grampus_uq.runtime.asked_rows import ASKED
+from grampus_uq.runtime.pending_approvals import count_pending
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.worker_jobs import stamp
+
+_EACH_S: Final = 2.0
+_LATE_S: Final = 120.0  # a row may be written this much after its time
+_MOST: Final = 1_000
+_TRIES: Final = 5
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, slots=True)
+class Notices:
+    """What is told to one webhook; requests of before the start are not news. Raises ConfigurationError."""
+
+    url: str
+    link: str
+    secret: str | None = None
+    first_wait_s: float = 1.0
+    _seen: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
+            raise ConfigurationError.of("--notify", "inbox", "an address, https://…", self.url)
+
+    async def run(self, store: SessionStore) -> None:
+        """Look every two seconds, until cancelled; a store or a webhook that is away ends nothing."""
+        async with httpx.AsyncClient(timeout=10.0, follow_redirects=False) as client:
+            begun = False
+            while True:
+                try:
+                    new, now_s = await self._new(store), await store.now()
+                    if new and begun:
+                        await self._tell(client, await count_pending(store, _MOST), now_s)
+                    begun = True
+                except StoreError as error:
+                    _log.warning("nothing is notified, the store is away: %s", error)
+                await anyio.sleep(_EACH_S)
+
+    async def _new(self, store: SessionStore) -> bool:
+        """Whether something was asked since the last look."""
+        rows = await store.scan(ASKED, after=stamp(await store.now() - _LATE_S), limit=_MOST)
+        new = [row.key for row in rows if row.key not in self._seen]
+        self._seen = dict.fromkeys(row.key for row in rows)
+        return bool(new)
+
+    async def _tell(self, client: httpx.AsyncClient, waiting: int, now_s: float) -> None:
+        count = f"{waiting}{'+' if waiting == _MOST else ''}"
+        text = f"{count} request{'' if waiting == 1 else 's'} wait{'s' if waiting == 1 else ''}: {self.link}"
+        body = json.dumps({"text": text, "waiting": waiting, "link": self.link})
+        headers = {"content-type": "application/json"}
+        if self.secret is not None:
+            mac = hmac.new(self.secret.encode(), f"{now_s:.0f}.{body}".encode(), hashlib.sha256).hexdigest()
+            headers["grampus-signature"] = f"t={now_s:.0f},v1={mac}"
+        wait_s, why = self.first_wait_s, ""
+        for _ in range(_TRIES):
+            try:
+                answered = await client.post(self.url, content=body, headers=headers)
+                if answered.is_success:
+                    return
+                why = f"status {answered.status_code}"
+            except (httpx.HTTPError, ValueError) as error:
+                why = type(error).__name__
+            await anyio.sleep(wait_s)
+            wait_s *= 2
+        _log.warning("a notice was given up after %d tries: %s", _TRIES, why)

@@ -1,0 +1,104 @@
+"""A webhook is told that something new waits, signed, again where it fails, and nothing of what waits."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import anyio
+import pytest
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.inbox import notices
+from grampus_uq.inbox.notices import Notices
+from grampus_uq.runtime.store import SessionStore
+from tests.inbox.browser import someone
+from tests.inbox.test_decisions import Desk
+
+pytestmark = pytest.mark.anyio
+SECRET = "a secret of the webhook's"
+
+
+@contextmanager
+def webhook(*statuses: int) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """A server that answers with these, then with 200: its address, and what it was told."""
+    told, left = list[tuple[str, bytes]](), list(statuses)
+
+    class Told(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append((self.headers["grampus-signature"], self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(left.pop(0) if left else 200)
+            self.end_headers()
+
+        def log_message(self, *given: Any) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Told)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook", told
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def until(told: list[Any], count: int) -> None:
+    with anyio.fail_after(20):
+        while len(told) < count:  # noqa: ASYNC110 (a thread fills it)
+            await anyio.sleep(0.02)
+
+
+async def test_what_is_new_is_told_once_signed_and_without_content(store: SessionStore, monkeypatch: Any) -> None:
+    monkeypatch.setattr(notices, "_EACH_S", 0.02)
+    desk = Desk(store)
+    await someone(desk.app, store)
+    await desk.pause(session="before")
+    with webhook(500, 302, 200) as (url, told):
+        one = Notices(url=url, link="https://inbox.example.org/requests", secret=SECRET, first_wait_s=0.01)
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.run, store)
+            await anyio.sleep(0.3)
+            assert told == [], "what waited before is no news"
+            await desk.pause(session="s")
+            await until(told, 3)
+            await anyio.sleep(0.3)
+            assert len(told) == 3, "refused twice, then taken, then nothing new"
+            await desk.pause(session="t")
+            await until(told, 4)
+            group.cancel_scope.cancel()
+    signature, body = told[2]
+    assert json.loads(body) == {
+        "text": "2 requests wait: https://inbox.example.org/requests",
+        "waiting": 2,
+        "link": "https://inbox.example.org/requests",
+    }
+    time_s, mac = (part.partition("=")[2] for part in signature.split(","))
+    assert hmac.new(SECRET.encode(), f"{time_s}.".encode() + body, hashlib.sha256).hexdigest() == mac
+    assert b"bob" not in b"".join(text for _, text in told)
+
+
+async def test_a_webhook_that_is_away_ends_nothing(store: SessionStore, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(notices, "_EACH_S", 0.02)
+    desk = Desk(store)
+    await someone(desk.app, store)
+    async with anyio.create_task_group() as group:
+        group.start_soon(Notices(url="http://127.0.0.1:9", link="x", first_wait_s=0.001).run, store)
+        await anyio.sleep(0.2)
+        await desk.pause()
+        await until(caplog.records, 1)
+        group.cancel_scope.cancel()
+    assert "given up after 5 tries: ConnectError" in caplog.text
+
+
+@pytest.mark.parametrize("url", ["", "x", "file:///etc/passwd", "https://", "ftp://x"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="notify"):
+        Notices(url=url, link="x")
