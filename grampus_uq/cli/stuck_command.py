@@ -78,7 +78,7 @@ def retry(agent_id: str | None, session_id: str | None, url: str, everything: bo
                 done += 1
         return done
 
-    click.echo(f"{with_store(url, work)} sessions are tried again.")
+    click.echo(f"Tried again: {with_store(url, work)}.")
 
 
 @command.command()

@@ -20,7 +20,7 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreErr
 from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime import stores
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.store import OLDEST_SCHEMA, SCHEMA_VERSION, Document, SessionStore
+from grampus_uq.runtime.store import OLDEST_SCHEMA, SCHEMA_VERSION, Append, Document, Put, SessionStore
 from grampus_uq.runtime.stores.conformance import check_session_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.postgres import MIGRATIONS as POSTGRES_MIGRATIONS
@@ -342,3 +342,40 @@ async def test_a_file_of_the_first_schema_is_migrated_once_by_whoever_opens_it_f
     assert len(await stores[0].scan("k")) == 6
     for store in stores:
         await store.aclose()
+
+
+async def test_a_redis_write_that_meets_damage_writes_nothing(redis_url: str) -> None:
+    import redis
+
+    def damage(client: redis.Redis, key: str, value: str | None) -> None:
+        client.delete(key)
+        client.rpush(key, value) if value is not None else client.set(key, "x")
+
+    client = redis.Redis.from_url(redis_url)
+    for key, value in (
+        ("jobs", None),
+        ("index:job", None),
+        ("index:session", None),
+        ("doc:job:j", None),
+        ("log:audit", None),
+        ("log:audit", "no JSON"),
+        ("log:audit", "7"),
+        ("log:audit", "{}"),
+    ):
+        namespace = uuid.uuid4().hex
+        store = RedisStore(redis_url, namespace=namespace)
+        await store.put("session", "s", "{}", expected=0, label="a")
+        await store.append("audit", "{}", expected=None)
+        damage(client, f"{namespace}:{key}", value)
+        changes = (
+            Put(kind="decision", key="d", body="{}", expected=0),
+            Put(kind="session", key="s", body="{}", expected=1, label="b"),
+            Put(kind="job", key="j", body="{}", expected=0),
+            Append(log="audit", bodies=("{}",), expected=None),
+        )
+        with pytest.raises(StoreError):
+            await store.write(*changes)
+        assert await store.get("decision", "d") is None, key
+        assert client.hget(f"{namespace}:doc:session:s", "version") == b"1"
+        await store.aclose()
+    client.close()

@@ -81,10 +81,28 @@ end
 _WRITE = (
     _SHA256
     + f"""
+local function is(key, kind)
+  local found = redis.call('TYPE', key).ok
+  return found == 'none' or found == kind
+end
 local t = redis.call('TIME')
 local time_s = string.format('%d.%06d', t[1], t[2])
-for i = 1, #ARGV, 7 do
+for i = 1, #ARGV, 7 do  -- what may fail fails here, before anything is written
   local op, key, expected, at = ARGV[i], ARGV[i + 1], ARGV[i + 4], nil
+  local index, label, whole = ARGV[i + 2], ARGV[i + 5], true
+  if op == 'put' or op == 'delete' then
+    whole = is(key, 'hash') and is(index, 'zset') and is(KEYS[1] .. ':jobs', 'stream')
+    local old = whole and redis.call('HGET', key, 'label')
+    whole = whole and is(index .. ':' .. redis.sha1hex(label), 'zset')
+    if old then whole = whole and is(index .. ':' .. redis.sha1hex(old), 'zset') end
+  elseif op ~= 'drop' then
+    whole = is(key, 'list')
+  end
+  if whole and op == 'chain' and redis.call('LLEN', key) > 0 then
+    local read, last = pcall(cjson.decode, redis.call('LINDEX', key, -1))
+    whole = read and type(last) == 'table' and type(last.hash) == 'string'
+  end
+  if not whole then return {{'broken', ARGV[i + 3]}} end
   if op == 'put' or op == 'delete' then at = redis.call('HGET', key, 'version') or '0' end
   if op == 'append' and expected ~= '' then at = redis.call('LLEN', key) end
   if at and tonumber(at) ~= tonumber(expected) then return {{'conflict', ARGV[i + 3] .. ' is at ' .. at}} end
@@ -224,6 +242,8 @@ class RedisStore(ThreadedStore):
             return self._script(keys=[self._namespace], args=arguments, client=client)
 
         status, text = await self._run(work)
+        if status == b"broken":
+            raise StoreError(f"The Redis store holds something else where {text.decode()!r:.80} belongs.")
         if status == b"conflict":
             raise SessionConflictError(f"{text.decode()}: another writer was first.")
         return float(text)
