@@ -35,6 +35,19 @@ from grampus_uq.signals.call_reader import Reader
 MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
 
 
+class SlowStore(MemoryStore):
+    """A store whose writes hang while it is `locked`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.locked = False
+
+    async def write(self, *changes: Any) -> float:
+        while self.locked:  # noqa: ASYNC110 (nothing tells it)
+            await anyio.sleep(0.01)
+        return await super().write(*changes)
+
+
 class Bench:
     """One client and one server, played by the test."""
 

@@ -17,8 +17,8 @@ from grampus_uq.mcp.advisory import Advisory
 from grampus_uq.mcp.message_lines import TooLong
 from grampus_uq.mcp.stdio_proxy import Passing, Relay
 from grampus_uq.runtime import MemoryStore
-from tests.proxy.guarded import Bench
-from tests.proxy.test_guard import UNCLEAR, SlowStore
+from tests.proxy.guarded import Bench, SlowStore
+from tests.proxy.test_guard import UNCLEAR
 from tests.proxy.test_server_messages import SPELLINGS
 
 pytestmark = pytest.mark.anyio

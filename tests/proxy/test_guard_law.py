@@ -11,8 +11,7 @@ import anyio
 import pytest
 
 from grampus_uq.gate.call import CallPhase
-from tests.proxy.guarded import Bench, bench
-from tests.proxy.test_guard import SlowStore
+from tests.proxy.guarded import Bench, SlowStore, bench
 
 _ODD = [
     b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"\xff"}]}}',

@@ -1,0 +1,143 @@
+"""Each call has an end, and what one waits for keeps nothing else waiting: clients that give up, stores that hang."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.proxy.guarded import SlowStore, bench
+
+pytestmark = pytest.mark.anyio
+
+_READS = {"read_note": {"annotations": {"readOnlyHint": True}}}
+
+
+async def test_a_call_that_was_given_up_and_is_never_answered_is_asked_about_and_not_run_again() -> None:
+    async with bench(hold_s=0.5, late_s=0.2) as one:
+        await one.call(1, path="a")
+        await one.decide()
+        await one.asked()
+        await one.say(method="notifications/cancelled", params={"requestId": 1})
+        request = await one.waiting()
+        assert request.unknown_outcome
+        await one.call(1, path="b")  # its id stays taken: a late answer could be read as this call's
+        assert "not answered yet" in (await one.answered(1))["error"]["message"]
+        await one.call(2, path="a")
+        assert "waits for a human" in (await one.answered(2))["result"]["content"][0]["text"]
+        assert len(one.ran()) == 1
+
+
+async def test_a_read_that_was_given_up_and_is_never_answered_asks_nobody() -> None:
+    async with bench(late_s=0.05) as one:
+        await one.lists(**_READS)
+        await one.call(1, "read_note")
+        await one.asked()
+        await one.say(method="notifications/cancelled", params={"requestId": 1})
+        await anyio.sleep(0.3)
+        assert await one.ledger.pending() == []
+        await one.call(2, "read_note")
+        await one.asked(2)
+
+
+async def test_a_store_that_hangs_delays_the_calls_that_need_it_and_nothing_else() -> None:
+    store = SlowStore()
+    async with bench(store) as one:
+        await one.call(1, path="a")
+        await one.decide()
+        await one.asked()
+        await one.call(2, path="cancelled")
+        await one.waiting()
+        await one.lists(**_READS)
+        await one.call(5, "read_note")
+        await one.asked(2)
+        await one.returns(5)
+        await one.answered(5)
+        one.to_client.clear()
+        store.locked = True
+        with anyio.fail_after(5):
+            await one.returns(1, "gone")  # its result must be stored first
+            await one.call(3, path="b")
+            await one.say(method="notifications/cancelled", params={"requestId": 2})
+            await one.say(method="notifications/cancelled", params={"requestId": 1})
+            await one.say(id=4, method="ping")
+            await one.guard.from_server(b'{"jsonrpc":"2.0","id":4,"result":{}}')
+        assert one.to_client == [b'{"jsonrpc":"2.0","id":4,"result":{}}']
+        await one.call(6, "read_note")  # needs no store, behind calls that do
+        await one.asked(3)
+        await one.returns(6)
+        await one.answered(6)
+        assert len(one.ran()) == 3
+        await one.call(7, path="a")  # the result is not handed over before it is stored
+        await anyio.sleep(0.2)
+        assert not any(json.loads(line)["id"] == 7 for line in one.to_client)
+        store.locked = False
+        assert (await one.answered(7))["result"]["content"][0]["text"] == "gone"
+        assert (await one.answered(1))["result"]["content"][0]["text"] == "gone"
+
+
+async def test_a_result_that_waits_for_the_store_is_not_lost_when_the_server_ends() -> None:
+    store = SlowStore()
+    async with bench(store) as one:
+        await one.call(1, path="a")
+        await one.decide()
+        await one.asked()
+        store.locked = True
+        await one.returns(1, "gone")
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.guard.aclose)
+            await anyio.sleep(0.1)
+            store.locked = False
+        assert (await one.answered(1))["result"]["content"][0]["text"] == "gone"
+
+
+async def test_the_bytes_that_waiting_calls_hold_are_bounded() -> None:
+    async with bench(max_bytes=10_000) as one:
+        for identity in range(1, 6):
+            await one.call(identity, text="x" * 3_000)
+        assert "too many bytes" in (await one.answered(4))["result"]["content"][0]["text"]
+        assert "too many bytes" in (await one.answered(5))["result"]["content"][0]["text"]
+        await one.say(method="notifications/cancelled", params={"requestId": 1})
+        await anyio.sleep(0.1)
+        await one.call(6, text="x" * 3_000)
+        await anyio.sleep(0.1)
+        assert len(one.to_client) == 2
+
+
+async def test_a_server_that_talks_nonsense_for_ever_fills_no_log() -> None:
+    async with bench() as one:
+        for number in range(1_000):
+            await one.guard.from_server(b'{"id":%d,"result":{}}' % number)
+        assert len(one.said) == 100
+        assert one.to_client == []
+
+
+async def test_a_call_that_its_client_gave_up_while_it_was_started_is_asked_about_again() -> None:
+    """Its server never heard of it: no answer says that it ran or never will."""
+    async with bench() as one:
+        await one.call(1, path="a")
+        given_up, save = anyio.Event(), one.ledger.save
+
+        async def slow(state: Any, version: int, notes: Any = ()) -> int:
+            saved = await save(state, version, notes)
+            if any(kind == "execution_started" for kind, _ in notes) and not given_up.is_set():
+                given_up.set()
+                await one.say(method="notifications/cancelled", params={"requestId": 1})
+            return saved
+
+        one.ledger.save = slow  # type: ignore[method-assign]
+        await one.decide()
+        with anyio.fail_after(20):
+            await given_up.wait()
+        await one.call(2, path="a")
+        request = await one.waiting()
+        assert "has not heard of it" in request.reason
+        assert not request.unknown_outcome
+        assert not one.ran()
+        await one.decide()
+        await one.asked()
+        await one.returns(2, "gone")
+        assert (await one.answered(2))["result"]["content"][0]["text"] == "gone"
+        assert len(one.ran()) == 1
