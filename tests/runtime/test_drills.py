@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.permits import Permit
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, Grant
 from grampus_uq.gate.signatures import HmacSigner
-from grampus_uq.records.values import Message, ToolCall
+from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.deciding import open_request, store_decision
@@ -111,6 +112,14 @@ def test_no_digest_and_no_signature_of_a_drill_is_that_of_any_request_or_decisio
             with pytest.raises(ApprovalError):
                 policy.check(twin, one)
         assert signer.verifies("ann", answer.signed_text(), signed)
+        heads = {one.signed_text().partition(b"\n")[0] for one in (answer, decision, _grant(card))}
+        assert len(heads) == 3  # however their fields may be named one day
+        text = canonical_json(card.model_dump(mode="json", exclude={"digest"}))
+        assert card.digest == hashlib.sha256(b"grampus_uq drill 1\n" + text.encode()).hexdigest()
+
+
+def _grant(card: Card) -> Grant:
+    return Grant(tool=card.tool or "", principal="ann", expires_s=NOW)
 
 
 @pytest.mark.anyio
@@ -189,6 +198,26 @@ def test_what_cannot_be_seen_to_be_wrong_makes_no_drill() -> None:
     )
     tried_again = failed.model_copy(update={"messages": messages})
     assert made(plan(rules=RULES[3:]), [tried_again], request(rng, NOW)[1], rng) is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "made_"),
+    [
+        *(("amount", value, False) for value in (100, 120.0, 90.0, 500.0)),
+        *(("amount", value, True) for value in (125.0, 80.0)),
+        *(("to", value, value == "x") for value in ("cleo", " Ann ", "x")),
+    ],
+)
+def test_a_wrong_value_is_clearly_another_and_one_that_the_run_does_not_name(
+    argument: str, value: float | str, made_: bool
+) -> None:
+    rng = random.Random(13)
+    asked = request(rng, NOW)[1]
+    said = (Message(role=Role.USER, content="Ann paid 100.00; cleo had paid 500 before"),)
+    source = asked.model_copy(update={"arguments": {"to": "ann", "amount": 100.0}, "messages": said})
+    other = asked.model_copy(update={"arguments": {argument: value}, "messages": ()})
+    rule = RULES[0] if argument == "amount" else RULES[1]
+    assert (made(plan(rules=[rule]), [source, other], asked, rng) is not None) is made_
 
 
 def test_a_number_is_found_and_replaced_however_it_is_written() -> None:
