@@ -10,7 +10,7 @@ import click
 from grampus_uq.demo.mails import draw_mails
 from grampus_uq.demo.waiting_mails import CLERK, SENTENCES, waiting_clerk
 from grampus_uq.inbox.inbox_app import inbox_app
-from grampus_uq.inbox.inbox_serving import inbox_server
+from grampus_uq.inbox.inbox_serving import listening, serve_inbox
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import People, Role
 from grampus_uq.records.vocabulary import AgentStatus
@@ -22,6 +22,7 @@ _PORT = 8600
 
 async def run_inbox(client: Any, url: str, *, n: int, seed: int, port: int = _PORT) -> None:
     """Handle the mails with this model, then serve what waits, with a worker beside it, until a signal ends it."""
+    at = listening("127.0.0.1", port)
     store, mails, done = open_store(url), draw_mails(n, seed), list[str]()
     agent = waiting_clerk(client, mails, store, done)
     try:
@@ -34,10 +35,10 @@ async def run_inbox(client: Any, url: str, *, n: int, seed: int, port: int = _PO
         click.echo(f"{waits} of {n} calls wait, {len(done)} went out. This clerk takes any decision, signed or not.")
         click.echo(f"Make a passkey, and decide: {settings.origin}/invitation#{token}")
         worker = Worker(runner=agent, agents=[CLERK.name], on_job=lambda job, ended, why: _tell(done))
-        server = inbox_server(inbox_app(store, settings, sentences=SENTENCES), "127.0.0.1", port)
+        app = inbox_app(store, settings, sentences=SENTENCES)
         async with anyio.create_task_group() as group:
             group.start_soon(worker.run)
-            await server.serve()
+            await serve_inbox(app, at)
             worker.stop()
     finally:
         await store.aclose()

@@ -57,7 +57,7 @@ def command(
     if url is None:
         raise ConfigurationError.of("--store", "inbox", "given: what waits is in there", None, "--store sqlite:///FILE")
     from grampus_uq.inbox.inbox_app import inbox_app
-    from grampus_uq.inbox.inbox_serving import inbox_server
+    from grampus_uq.inbox.inbox_serving import listening, serve_inbox
     from grampus_uq.inbox.label_pages import labels_section
     from grampus_uq.inbox.notices import Notices
     from grampus_uq.inbox.reviewer_pages import SECTIONS
@@ -66,6 +66,8 @@ def command(
     sentences = {} if path is None else read_sentences(path)
     secret = os.environ.get("GRAMPUS_UQ_WEBHOOK_SECRET")
     notices = None if notify is None else Notices(url=notify, link=f"{settings.origin}/requests", secret=secret)
+
+    at = listening(host, port)
 
     async def serve() -> None:
         store = open_store(url, create=False)
@@ -77,7 +79,7 @@ def command(
             async with anyio.create_task_group() as group:
                 if notices is not None:
                     group.start_soon(notices.run, store)
-                await inbox_server(app, host, port).serve()
+                await serve_inbox(app, at)
                 group.cancel_scope.cancel()
         finally:
             await store.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,12 +66,20 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def inbox_server(app: FrontDoor, host: str, port: int) -> uvicorn.Server:
-    """The server; its `serve` goes on until a signal ends it."""
+def listening(host: str, port: int) -> socket.socket:
+    """A socket at this address; raises OSError where it is taken, or not of this machine."""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+async def serve_inbox(app: FrontDoor, at: socket.socket) -> None:
+    """Serve until a signal ends it."""
+    await inbox_server(app).serve(sockets=[at])
+
+
+def inbox_server(app: FrontDoor) -> uvicorn.Server:
+    """The server, not begun yet."""
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         http=_Impatient,
         ws="none",
         lifespan="off",

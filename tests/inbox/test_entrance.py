@@ -143,6 +143,28 @@ async def test_a_session_ends_with_its_person_its_device_and_its_sign_out(store:
     assert (await bob.get("/labels")).status_code == 303
 
 
+async def test_sessions_and_challenges_end_by_themselves(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = made(store, LABELS)
+    ann = await someone(app, store)
+    monkeypatch.setattr("grampus_uq.inbox.people.SESSION_S", -1.0)
+    assert (await ann.sign_in()).status_code == 200
+    assert (await ann.get("/labels")).status_code == 303
+    monkeypatch.undo()
+    assert (await ann.sign_in()).status_code == 200
+    assert (await ann.get("/labels")).status_code == 200
+    monkeypatch.setattr("grampus_uq.inbox.passkeys.CHALLENGE_S", -1.0)
+    assert (await ann.sign_in()).status_code == 403
+
+
+async def test_a_session_ends_with_its_passkey(store: SessionStore) -> None:
+    app = made(store, LABELS)
+    ann = await someone(app, store)
+    assert await People(store).remove("ann")
+    again = Browser(app)
+    assert (await again.register(await People(store).invite("ann", Role.DECIDE))).status_code == 200
+    assert (await ann.get("/labels")).status_code == 303, "another passkey has the name now"
+
+
 async def test_a_role_does_what_it_covers_and_a_change_needs_the_sessions_token(store: SessionStore) -> None:
     app = made(store, LABELS)
     look, label = await someone(app, store, "lou", Role.LOOK), await someone(app, store, "lea", Role.LABEL)

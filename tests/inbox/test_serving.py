@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from grampus_uq.inbox import front_door, inbox_serving
 from grampus_uq.inbox.inbox_app import inbox_app
-from grampus_uq.inbox.inbox_serving import inbox_server
+from grampus_uq.inbox.inbox_serving import inbox_server, listening
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.runtime.stores import open_store
 
@@ -29,12 +32,11 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server with less patience than usual."""
     kept = inbox_serving._HEADERS_S, front_door._BODY_S
     inbox_serving._HEADERS_S, front_door._BODY_S = 0.5, 0.5  # type: ignore[misc]
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        number = int(one.getsockname()[1])
+    at = listening("127.0.0.1", 0)
+    number = int(at.getsockname()[1])
     store = open_store(f"sqlite:///{tmp_path_factory.mktemp('s')}/s.db")
-    server = inbox_server(inbox_app(store, InboxSettings(origin=f"http://localhost:{number}")), "127.0.0.1", number)
-    thread = threading.Thread(target=server.run, daemon=True)
+    server = inbox_server(inbox_app(store, InboxSettings(origin=f"http://localhost:{number}")))
+    thread = threading.Thread(target=server.run, args=([at],), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
@@ -143,3 +145,13 @@ def test_a_second_request_on_a_connection_has_its_own_time(port: int) -> None:
                 except TimeoutError:
                     one.settimeout(10)
                     break
+
+
+def test_an_address_that_is_taken_is_said_in_a_line(port: int, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/s.db"
+    anyio.run(open_store(store).now)
+    arguments = ["inbox", "--store", store, "--port", str(port)]
+    done = subprocess.run([sys.executable, "-m", "grampus_uq.cli", *arguments], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "Address already in use" in done.stderr
