@@ -228,12 +228,13 @@ def test_a_number_is_found_and_replaced_however_it_is_written() -> None:
         Message(role=Role.USER, content="I paid 1.234,50 EUR"),
         Message(role=Role.ASSISTANT, content="I refund 1.234,50 EUR.", tool_calls=(call,)),
     )
-    update = {"call_id": "call_1", "arguments": call.arguments, "messages": words}
+    update = {"call_id": "call_1", "arguments": call.arguments, "messages": words, "reason": "low: amount 1,234.50"}
     source = asked.model_copy(update=update)
     other = asked.model_copy(update={"arguments": {"to": "x", "amount": 99.0}, "messages": ()})
     drill = made(plan(rules=RULES[:1]), [source, other], asked, rng)
     assert drill is not None
     assert [m.content for m in drill.card.messages] == ["I paid 1.234,50 EUR", "I refund 99,00 EUR."]
+    assert drill.card.reason == "low: amount 99.00"
 
 
 # -- mixed in ---------------------------------------------------------------------------------------------------------
