@@ -45,7 +45,7 @@ _SPOILT = np.array([0.1, 0.25])  # share of the right answers that would become 
 _RISEN: Final = 4.0  # odds that an answer is wrong, over what they were
 _JOINED: Final = 5.0  # ratio of the contrary bet that is joined with each of those on calls that do not go out
 _CAUTION = 0.25  # standard deviations by which the usual share of wrong answers is overestimated
-_FEW = 1.0  # wrong answers that are added for the same reason
+_FEW, _OFTEN = 1.0, 8.0  # wrong answers that are added for the same reason, and for each unit of that share
 _LOG_WITHDRAWAL: Final = math.log(5e4)
 _LOG_CHANGE: Final = math.log(5e4)
 _LOG_SUSPICION: Final = math.log(10.0)
@@ -343,7 +343,8 @@ def _usual_share(target: Target, earned: Earned, at: IntArray) -> FloatArray:
     here = zone == (at >= in_force).astype(np.int64) + (at >= middle)
     n = np.where(here, earned.usual, 0.0).sum(axis=-1, keepdims=True)
     k = np.where(here, earned.usual_wrong, 0.0).sum(axis=-1, keepdims=True)
-    share: FloatArray = np.minimum((k + _CAUTION * np.sqrt(k + 1.0) + _FEW) / (n + 1.0), 1.0)
+    more = _CAUTION * np.sqrt(k + 1.0) + _FEW + _OFTEN * k / (n + 1.0)
+    share: FloatArray = np.minimum((k + more) / (n + 1.0), 1.0)
     return share
 
 
