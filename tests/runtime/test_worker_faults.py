@@ -35,6 +35,7 @@ from grampus_uq.runtime.stopping import StopOrders
 from grampus_uq.runtime.store import WAKING, Delete, Put
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker import Worker
+from grampus_uq.runtime.worker_hosted import HostedRunner
 from grampus_uq.runtime.worker_jobs import TIMER, Job
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner, scripted
@@ -643,3 +644,41 @@ async def test_a_process_that_stood_still_before_its_tool_looks_whether_the_sess
     with pytest.raises(SessionConflictError):
         await sleeper.resume("mailer", "s")
     assert world.sent == []
+
+
+async def test_a_run_that_was_given_up_begins_again_though_its_engine_asks_under_the_same_id() -> None:
+    store = MemoryStore()
+    (request,) = (await runner(World(), store=MemoryStore()).run(AGENT, "x", session_id="s")).pending
+
+    class Engine:
+        """Asks the same again and again, and hears what was decided."""
+
+        def __init__(self) -> None:
+            self.heard, self.kept = list[Any](), 0
+
+        async def pending(self, session_id: str) -> Any:
+            return None if self.heard else [request]
+
+        async def mark(self, session_id: str) -> str:
+            return str(self.kept)
+
+        async def go_on(self, session_id: str, decisions: Any, now_s: float) -> None:
+            self.heard += decisions
+
+        async def begin(self) -> None:
+            self.kept += 1
+
+    engine = Engine()
+    hosted = HostedRunner(engine, store, agent_id="mailer")
+    assert await hosted.begin("s", engine.begin) == "waiting_for_human"
+    await store.put("dead", "mailer/s", '{"agent_id": "mailer", "session_id": "s"}', expected=0)
+    await drop(Ledger(store), "mailer", "s", principal="ann")
+    assert await hosted.begin("s", engine.begin) == "waiting_for_human"
+    await hosted.ledger.decide(request.decide("approve", principal="ann"))
+
+    async def done() -> bool:
+        return await status(store) is AgentStatus.COMPLETED
+
+    async with working(Worker(runner=hosted, agents=["mailer"])):
+        await until(done)
+    assert [decision.request_id for decision in engine.heard] == [request.id]
