@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from grampus_uq import ApprovalPolicy, PublicKeys, open_store
 from grampus_uq.cli.evidence_command import command
+from grampus_uq.gate.requests import ApprovalDecision
 from grampus_uq.gate.signatures import Ed25519Signer, write_key
-from grampus_uq.records.values import canonical_json
+from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.runtime.evidence import Verified, evidence, verified
 from grampus_uq.runtime.store import chained
 from tests.runtime.test_approvals_cli import Desk
@@ -169,6 +170,44 @@ def test_who_computes_every_hash_anew_still_lacks_the_approvers_key(
     found = verified(forged, keys_of(desk))
     assert any(" ran on a " in fault for fault in found.faults), found
     assert verified(rechained(lines, lambda entries: None), keys_of(desk)).faults == []
+
+
+def test_arguments_that_are_changed_wherever_they_stand_are_not_those_that_were_signed(desk: Desk) -> None:
+    ran = ToolCall(id="b", name="send_email", arguments={"to": "eve", "body": "hi"})
+
+    def everywhere(entries: list[dict[str, Any]]) -> None:
+        _decision(lambda body: body["shown"].update(arguments=ran.arguments))(entries)
+        _audit("execution_started", lambda data: data.update(digest=ran.digest()))(entries)
+
+    assert any(" ran on a decision" in fault for fault in verified(rechained(lines_of(desk), everywhere)).faults)
+
+
+def test_a_rejection_with_a_good_signature_lets_nothing_run(desk: Desk) -> None:
+    signer = Ed25519Signer.from_file(Path(desk.url.removeprefix("sqlite:///")).parent / "ann.key")
+
+    def rejected(body: dict[str, Any]) -> None:
+        decision = ApprovalDecision.model_validate(body["decision"] | {"kind": "reject", "signature": None})
+        body["decision"] = signer.sign(decision).model_dump(mode="json")
+
+    found = verified(rechained(lines_of(desk), _decision(rejected)), keys_of(desk))
+    assert (found.signed, found.by_decision) == (1, 0)
+    assert any(" ran on a decision" in fault for fault in found.faults)
+
+
+def test_an_end_that_counts_other_entries_is_named(desk: Desk) -> None:
+    lines = lines_of(desk)
+    end = chained(canonical_json({"what": "end", "data": {"entries": 1}}), len(lines) - 1, 1.0, lines[-2])
+    assert verified([*lines[:-1], end]).faults == [f"line {len(lines)}: the end counts other entries"]
+
+
+def test_an_audit_that_was_changed_in_the_store_is_named(desk: Desk) -> None:
+    def changed(entries: list[dict[str, Any]]) -> None:
+        first = next(entry for entry in entries if entry["what"] == "audit")
+        first["data"]["entry"] = first["data"]["entry"].replace('"data":{', '"data":{"more":1,', 1)
+
+    (fault,) = verified(rechained(lines_of(desk), changed), keys_of(desk)).faults
+    assert "audit of 'mailer/s'" in fault
+    assert "was changed after it was written" in fault
 
 
 def test_only_the_digest_that_was_kept_shows_that_the_newest_was_left_out(desk: Desk) -> None:
