@@ -365,6 +365,18 @@ async def test_what_hides_is_named_and_what_is_edited_is_what_was_meant(store: S
     assert said.json()["changes"] == [{"name": "to", "before": '"p\\u0430y\\u200bpal"', "after": '"paypal"'}]
 
 
+async def test_what_no_page_can_show_is_edited_as_it_was(store: SessionStore) -> None:
+    """Escapes of Python's are none of JSON's: a control of one byte, a character beyond the first plane."""
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    body = "a\x7fb\U000e0100c"
+    request = await desk.pause(mail("c", "bob", body))
+    page = (await ann.get(f"/requests/{request.id}")).text
+    text = html.unescape(re.findall(r"<textarea id=\"arguments\"[^>]*>(.*?)</textarea>", page, re.DOTALL)[0])
+    assert text.isascii()
+    assert json.loads(text)["body"] == body
+
+
 async def test_the_argument_that_the_model_was_least_sure_of_is_marked_with_its_number(store: SessionStore) -> None:
     desk = Desk(store)
     ann = await someone(desk.app, store)
