@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from socket import socket
 
 import anyio
 import click
@@ -67,10 +68,9 @@ def command(
     secret = os.environ.get("GRAMPUS_UQ_WEBHOOK_SECRET")
     notices = None if notify is None else Notices(url=notify, link=f"{settings.origin}/requests", secret=secret)
 
-    at = listening(host, port)
+    store = open_store(url, create=False)
 
-    async def serve() -> None:
-        store = open_store(url, create=False)
+    async def serve(at: socket) -> None:
         try:
             await index_pending(Ledger(store))
             click.echo(f"The inbox is at {settings.origin}", err=True)
@@ -84,7 +84,8 @@ def command(
         finally:
             await store.aclose()
 
-    anyio.run(serve)
+    with listening(host, port) as at:
+        anyio.run(serve, at)
 
 
 @command.command()
