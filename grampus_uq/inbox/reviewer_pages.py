@@ -1,4 +1,4 @@
-"""How reviewers do at drills, and how the store is: two sections of the inbox, for whoever may look."""
+"""How reviewers do at drills, and how the store is, with the sessions that workers set aside: for whoever may look."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from starlette.routing import Route
 
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.visits import Section, Visit, for_role
+from grampus_uq.runtime.dead_letters import dead_letters
 from grampus_uq.runtime.health import health_in_words, store_health
 from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON, decision_times, reviewed
 from grampus_uq.runtime.stored_drills import StoredDrills
+
+_LETTERS = 100
 
 
 @for_role(Role.LOOK)
@@ -34,7 +37,12 @@ async def _reviewers(visit: Visit) -> Response:
 
 @for_role(Role.LOOK)
 async def _health(visit: Visit) -> Response:
-    return visit.page("health.html", rows=health_in_words(await store_health(visit.inbox.ledger.store)))
+    store = visit.inbox.ledger.store
+    letters = await dead_letters(store, limit=_LETTERS + 1)
+    rows = health_in_words(await store_health(store))
+    return visit.page(
+        "health.html", rows=rows, letters=letters[:_LETTERS], more=len(letters) > _LETTERS, now_s=await store.now()
+    )
 
 
 SECTIONS = (

@@ -6,8 +6,10 @@ import pytest
 
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.reviewer_pages import SECTIONS
+from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.store import Put, SessionStore
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
+from grampus_uq.runtime.worker_jobs import Job, set_aside, take
 from tests.cli.test_drills import answers
 from tests.inbox.browser import Browser, made, someone
 from tests.runtime.drill_worlds import plan
@@ -46,6 +48,20 @@ async def test_health_is_shown_in_words(store: SessionStore) -> None:
     page = (await ann.get("/health")).text
     assert "0 in 7 days: 0.0 a day" in page
     assert "no decision yet" in page
+    assert "No session was set aside." in page
+
+
+async def test_sessions_that_workers_set_aside_are_listed(store: SessionStore) -> None:
+    app = made(store, *SECTIONS)
+    ann = await someone(app, store, "ann", Role.LOOK)
+    await store.write(Job(agent_id="mailer", session_id="s<1>\u202e").now(0.0))
+    (taken,) = await take(store, ["mailer"], 1, 30.0)
+    job = taken.job.model_copy(update={"failed": 5, "why": "RuntimeError: <b>boom</b>"})
+    await set_aside(store, taken, session_key("mailer", "s<1>\u202e"), job)
+    page = (await ann.get("/health")).text
+    assert "s&lt;1&gt;\\u202e" in page
+    assert "RuntimeError: &lt;b&gt;boom&lt;/b&gt;" in page
+    assert "5 failed" in page
 
 
 async def test_nobody_looks_without_a_passkey(store: SessionStore) -> None:
