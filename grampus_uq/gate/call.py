@@ -219,10 +219,12 @@ def may_be_granted(record: CallRecord, terms: Terms) -> bool:
 
     Never true with an unvouched belief: whether that run is in doubt is unknown.
     """
-    grave = (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
-    return (
-        record.waiting and terms.vouched and all(r.level not in grave and r.rule in GRANTABLE for r in record.requests)
-    )
+    return record.waiting and terms.vouched and all(of_the_tool(r) for r in record.requests)
+
+
+def of_the_tool(reason: Doubt | ApprovalRequest) -> bool:
+    """True for a reason to wait that a grant or a permit may lift: the tool's, and no grave doubt about the run."""
+    return reason.level not in (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL) and reason.rule in GRANTABLE
 
 
 def granted(record: CallRecord, grant: Grant) -> CallRecord:

@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from grampus_uq.core.policy import UncertaintyPolicy
@@ -40,6 +40,7 @@ from grampus_uq.gate.call import (
     decided,
     doubt_of,
     may_be_granted,
+    of_the_tool,
     settled,
 )
 from grampus_uq.gate.clearance import HARMLESS, Precondition, check_clearance, refusal_of
@@ -208,10 +209,9 @@ class Gate:
         if policy is not None and policy.is_irreversible(record.proposed.name):
             effect = Effect.IRREVERSIBLE
         acts = session is None or not session.profile.advisory
-        if why is None:
-            why = doubt or (FRAMEWORK_ASKS if framework_asks else None)
-            if acts and not terms.vouched and not delegates and effect not in HARMLESS:
-                why = UNVOUCHED
+        if why is None and acts and not terms.vouched and not delegates and effect not in HARMLESS:
+            why = UNVOUCHED
+        why = _both(_both(why, doubt), FRAMEWORK_ASKS if framework_asks else None)
         if repeated and acts:
             why = REPEATED
         if why is None:
@@ -392,6 +392,16 @@ class Gate:
             record = self.void(record, terms, why)
             keep(record)
         return record
+
+
+def _both(why: Doubt | None, other: Doubt | None) -> Doubt | None:
+    """Two reasons to wait as one: as grave as either, and no grant lifts it where it may not lift one of them."""
+    if why is None or other is None:
+        return why or other
+    level = max(why.level, other.level, key=lambda level: level.severity)
+    if not of_the_tool(why) or of_the_tool(other):
+        return replace(why, level=level)
+    return replace(other, level=level, reason=f"{other.reason}; {why.reason}", confidence=why.confidence)
 
 
 async def _asked_by_monitor(

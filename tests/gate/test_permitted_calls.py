@@ -174,6 +174,38 @@ async def test_permits_are_not_even_asked_about_what_they_never_cover(case: str)
     assert scene.permits.asked == []
 
 
+HOSTS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="its step pauses")
+GRAVE = Doubt(level=UncertaintyLevel.HIGH, rule="tier", reason="its step is grave")
+TIER = Doubt(level=UncertaintyLevel.MEDIUM, rule="tier", reason="its step is doubtful")
+
+
+@pytest.mark.parametrize("confidence", [0.99, 0.8])
+@pytest.mark.parametrize("framework_asks", [False, True])
+@pytest.mark.parametrize("doubt", [None, HOSTS, GRAVE, TIER])
+async def test_a_reason_of_the_host_never_turns_a_wait_into_leave(
+    confidence: float, framework_asks: bool, doubt: Doubt | None
+) -> None:
+    """Less belief is never asked about less: what the framework or the step asks for stands beside it."""
+    scene = Scene(confidence=confidence)
+    record, _ = await scene.judge(framework_asks=framework_asks, doubt=doubt)
+    if not framework_asks and doubt in (None, TIER):
+        assert record.phase is CallPhase.CLEARED
+        return
+    (request,) = record.requests
+    assert record.waiting
+    assert scene.permits.asked == []
+    if doubt is not None:
+        assert request.level.severity >= doubt.level.severity
+    if framework_asks and doubt is None:
+        assert "the framework's own rule" in request.reason
+    if doubt is HOSTS:
+        assert "its step pauses" in request.reason
+    if confidence == 0.8:
+        assert request.level.severity >= UncertaintyLevel.MEDIUM.severity
+        assert "irreversible call" in request.reason
+        assert request.confidence is not None
+
+
 async def test_what_only_its_definition_calls_irreversible_needs_evidence_as_well() -> None:
     scene = Scene()
     monitor = UncertaintyMonitor(policy=UncertaintyPolicy())
