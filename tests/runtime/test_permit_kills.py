@@ -36,7 +36,12 @@ def test_no_label_is_lost_or_counted_twice(backend: str, kills: int, request: py
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_checks_notice_a_ticket_that_is_written_apart_from_the_state() -> None:
-    finished = drive(SQLITE, "--kills", "30", "--sabotage")
+    """A kill has to fall between two writes: of so many campaigns one meets that moment."""
+    for seed in range(1, 9):
+        finished = drive(SQLITE, "--kills", "30", "--sabotage", "--seed", str(seed))
+        if finished.returncode != 0:
+            break
     assert finished.returncode != 0
     assert any(what in finished.stderr for what in ("labels were lost", "counted twice", "no ticket of its own"))
