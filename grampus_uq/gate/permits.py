@@ -10,7 +10,8 @@ all else, and its stake is computed when it is counted, from the state that the 
 So with the risk at least epsilon given F each factor has a mean of at most 1, however late answers come. Counted as
 they arrive, they would not: quick answers may be the right ones. An overdue ticket counts as wrong, which only lowers
 the wealth. A call that the permit has to ask about for another reason than its draw (an equal call is pending) takes a
-ticket without a threshold: it is seen with probability 1.
+ticket without a threshold: it is seen with probability 1. While a wrong answer above the threshold waits to be counted,
+the audit probability is 1: an earlier question that nobody answers holds back what was earned, not what was refused.
 """
 
 from __future__ import annotations
@@ -354,8 +355,9 @@ def replayed(permit: Permit, entries: Iterable[Mapping[str, Any]]) -> PermitStat
 def _ticket(permit: Permit, state: PermitState, entry: Entry) -> Ticket:
     earned, at = state.of(permit), int(place(permit.target, entry.score))
     alike = entry.alike or any(t.asked and t.wrong is None and t.same == entry.same for t in state.open)
-    in_force = 0 if alike else int(level(permit.target, earned))
-    audit = float(audit_probability(permit.target, earned))
+    now = int(level(permit.target, earned))
+    caught = any(t.wrong and t.at < max(t.in_force, now) for t in state.open)
+    in_force, audit = 0 if alike else now, 1.0 if caught else float(audit_probability(permit.target, earned))
     asked = at >= in_force or entry.draw < audit
     due_s = entry.now_s + permit.answer_within_s
     return Ticket(at=at, in_force=in_force, audit=audit, asked=asked, due_s=due_s, same=entry.same)

@@ -480,6 +480,88 @@ def test_of_an_agent_that_turns_no_more_goes_out_than_until_the_first_audit_of_a
     assert abs(out.mean() - (1 - rate) / rate) < 4 * (1 - rate) ** 0.5 / rate / n**0.5
 
 
+@given(entries, st.integers(30, 60))
+def test_no_call_goes_ahead_while_a_wrong_answer_above_the_threshold_waits_to_be_counted(
+    steps: list[Entry], before: int
+) -> None:
+    """For any order and delay of answers: those that wait for an earlier one are looked at too."""
+    state, above = earned_by(before), dict[int, bool]()
+    for step in steps:
+        moved = replace(step, ticket=step.ticket + before)
+        reached = applied(PERMIT, state, replace(step, do="look"))
+        taken = issued(PERMIT, state, moved) if step.do == "propose" else None
+        if taken is not None:
+            number, ticket = taken
+            caught = [n for n, wrong in above.items() if wrong and n >= reached.counted]
+            assert not caught or ticket.asked
+            if ticket.asked and ticket.at < ticket.in_force:
+                above[number] = False
+        state = applied(PERMIT, state, moved)
+        if step.do == "answer" and moved.ticket in above:
+            above[moved.ticket] = step.wrong
+
+
+@pytest.mark.parametrize(
+    ("score", "same", "wrong", "asks"),
+    [
+        (0.95, "audit", True, True),
+        (0.95, "audit", False, False),
+        (0.95, "orphan", True, True),  # an equal call was pending: no audit, but it would have gone ahead
+        (0.75, "audit", True, True),
+        (0.7, "audit", True, True),
+        (0.69, "audit", True, False),  # below the threshold it says nothing of what goes ahead
+    ],
+)
+def test_an_answer_behind_an_open_question_counts_against_what_goes_ahead(
+    score: float, same: str, wrong: bool, asks: bool
+) -> None:
+    state = applied(PERMIT, EARNED, propose(0.1, same="orphan"))
+    state = applied(PERMIT, state, propose(score, draw=0.0, same=same))
+    told = applied(PERMIT, state, answer(61, wrong))
+    for before, expected in ((state, False), (told, asks)):
+        taken = issued(PERMIT, before, propose(0.95, draw=0.999, same="next"))
+        assert taken is not None
+        assert (taken[1].asked, taken[1].audit == 1.0, taken[1].in_force) == (expected, expected, 3)
+    again = applied(PERMIT, told, answer(61, wrong=False))
+    cleared = issued(PERMIT, again, propose(0.95, draw=0.999, same="next"))
+    assert cleared is not None
+    assert not cleared[1].asked
+
+
+def test_a_refused_call_of_a_threshold_that_was_in_force_counts_also_after_a_stricter_one_took_its_place() -> None:
+    """Withdrawn and earned anew for less while an audit of before waits behind an open question."""
+    ticket = Ticket(at=2, in_force=3, audit=0.5, asked=True, wrong=True, due_s=1e9, same="old")
+    orphan = Ticket(at=3, in_force=3, audit=0.5, asked=True, due_s=1e9, same="orphan")
+    earned = {**EARNED.earned, "log_peak": [9.0, 0.0, 0.0]}
+    state = EARNED.model_copy(update={"open": (orphan, ticket), "earned": earned})
+    taken = issued(PERMIT, state, propose(0.95, draw=0.999, same="next"))
+    assert taken is not None
+    assert (taken[1].in_force, taken[1].asked) == (1, True)
+
+
+def test_an_open_question_at_the_front_lets_no_more_out_of_an_agent_that_turns() -> None:
+    """Wrong from when a question is left that nobody answers: geometric, up to the first audit that was answered."""
+    permit = Permit(**PERMIT.model_dump() | {"thresholds": (0.5,)})
+    earned = earned_by(60, permit)
+    assert float(audit_probability(permit.target, earned.of(permit))) == 0.2
+    rng, n = np.random.default_rng(5), 150
+    out = np.zeros(n)
+    for run in range(n):
+        state = applied(permit, earned, propose(0.1, same="orphan"))
+        for number in range(61, 61 + MOST_OPEN):
+            entry = propose(0.9, now_s=number / 10, draw=rng.random(), same=str(number))
+            taken = issued(permit, state, entry)
+            if taken is None or number > 130:
+                break
+            state = applied(permit, state, entry)
+            if taken[1].asked:
+                state = applied(permit, state, answer(number, True, number / 10))
+            out[run] += not taken[1].asked
+    allowed = int(binom.ppf(0.999, n, 0.05))
+    assert (out > math.ceil(math.log(0.05) / math.log(0.8))).sum() <= allowed
+    assert abs(out.mean() - 4) < 4 * 0.8**0.5 / 0.2 / n**0.5
+
+
 # -- which call a ticket is of, and which answers are labels -----------------------------------------------------------
 
 TERMS = Terms(agent_id="clerk", session_id="s", run_id="r")
