@@ -27,9 +27,10 @@ _HOP: Final = frozenset(
 )
 
 
-def passed_on(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The headers that concern the other side too."""
-    return [(name, value) for name, value in headers if name.lower() not in _HOP]
+def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers that concern the other side too, byte for byte: a value may be in any alphabet."""
+    lower = ((name.lower(), value) for name, value in headers)
+    return [(name, value) for name, value in lower if name.decode("latin-1") not in _HOP]
 
 
 def content_kind(headers: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
 
 import anyio
@@ -72,7 +73,13 @@ def http_app(
     `group` outlives the requests.
     """
     unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=20)  # requests are bounded instead
-    client = httpx.AsyncClient(timeout=_TIMEOUT, follow_redirects=False, transport=transport, limits=unbounded)
+    client = httpx.AsyncClient(
+        timeout=_TIMEOUT,
+        follow_redirects=False,
+        transport=transport,
+        limits=unbounded,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # one client's are never sent with another's call
+    )
     traffic = Traffic(bounds)
     doors = {
         name: _Door(upstream, HttpSessions(upstream.exchange, group), group, client, traffic=traffic, say=say)
@@ -210,11 +217,15 @@ class _Door:
         edited = owed.record is not None and owed.record.edited
         headers = [
             (name, value)
-            for name, value in passed_on(request.headers.items())
-            if not (edited and name.startswith("mcp-param-"))
+            for name, value in passed_on(request.headers.raw)
+            if not (edited and name.startswith(b"mcp-param-"))
         ]
-        outgoing = self._client.build_request(
-            request.method, self._upstream.url, content=body, headers=[*headers, ("accept-encoding", "identity")]
+        outgoing = httpx.Request(  # the client's own headers, and none of this library's
+            request.method,
+            self._upstream.url,
+            content=body,
+            headers=[*headers, (b"accept-encoding", b"identity")],
+            extensions={"timeout": _TIMEOUT.as_dict()},
         )
         answer = await self._sent(request, outgoing, owed)
         if not isinstance(answer, httpx.Response):
@@ -226,8 +237,9 @@ class _Door:
             self._say(problem)
             return await self._unanswered(session, owed, problem, ran=not answer.is_redirect)
         reading = UpstreamAnswer(answer, owed, session, traffic=self._traffic, say=self._say)
+        response = reading.response()
         self._group.start_soon(reading.run)
-        return reading.response()
+        return response
 
     async def _sent(self, request: Request, outgoing: httpx.Request, owed: Owed) -> httpx.Response | Exception | None:
         """The answer's beginning, or what went wrong; None where the client left, and nobody else has to know."""
@@ -242,7 +254,7 @@ class _Door:
             group.start_soon(give_up)
             try:
                 answer = await self._client.send(outgoing, stream=True)
-            except httpx.HTTPError as error:
+            except Exception as error:  # noqa: BLE001 (whatever it was, somebody is told what became of the call)
                 self._say(f"the server cannot be reached: {type(error).__name__}: {error}")
                 answer = error
             group.cancel_scope.cancel()

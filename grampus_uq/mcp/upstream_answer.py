@@ -62,14 +62,13 @@ class UpstreamAnswer:
         self._scope = anyio.CancelScope()
         self._gone = False
         self._settled: str | None = None
-        owed.readers += 1
-        session.busy += 1
 
     def response(self) -> StreamingResponse:
         """The answer for the client, as it is read."""
         response = _Streamed(self._receive, self._answer.status_code, self._left)
-        for name, value in passed_on(self._answer.headers.multi_items()):
-            response.headers.append(name, value)
+        response.raw_headers += passed_on(self._answer.headers.raw)
+        self._owed.readers += 1
+        self._session.busy += 1
         return response
 
     def _left(self) -> None:
@@ -82,10 +81,14 @@ class UpstreamAnswer:
 
     async def run(self) -> None:
         """Read the answer to its end."""
-        async with anyio.create_task_group() as self._looks:
-            await self._read()
-        await self._end()
-        self._session.busy -= 1
+        try:
+            async with anyio.create_task_group() as self._looks:
+                await self._read()
+            await self._end()
+        except Exception as error:  # noqa: BLE001 (one answer does not stop those of the others)
+            self._say(f"an answer of the server could not be handled: {type(error).__name__}: {error}")
+        finally:
+            self._session.busy -= 1
 
     async def _read(self) -> None:
         try:
@@ -93,7 +96,7 @@ class UpstreamAnswer:
                 async for part in self._parts(self._chunks()):
                     if not self._as_it_comes:
                         await self._hand_over(part)
-        except httpx.HTTPError as error:
+        except Exception as error:  # noqa: BLE001 (its call comes to an end all the same)
             self._say(f"the server's answer broke off: {type(error).__name__}")
         finally:
             self._owed.readers -= 1

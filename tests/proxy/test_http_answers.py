@@ -94,6 +94,13 @@ class Web:
         params = {"name": tool, "arguments": arguments}
         return (await self.post(id=identity, method="tools/call", params=params)).json()
 
+    async def bare(self, method: bytes, header: bytes) -> None:
+        """A request with this header and no other."""
+        stream = await anyio.connect_tcp("127.0.0.1", httpx.URL(self.address).port or 0)
+        async with stream:
+            await stream.send(method + b" /x HTTP/1.1\r\nHost: test\r\n" + header + b"\r\n\r\n")
+            await stream.receive()
+
     async def until(self, holds: Callable[[], bool]) -> None:
         with anyio.fail_after(20):
             while not holds():  # noqa: ASYNC110 (nothing tells it)
@@ -449,6 +456,66 @@ async def test_in_advisory_mode_every_byte_passes_as_it_came_in_both_directions(
         assert one.server.bodies[-1] == body
         assert came.content == sent
         assert (came.status_code, came.headers["x-other"]) == (299, "yes")
+
+
+async def test_a_cookie_of_one_client_is_sent_with_no_other_clients_request() -> None:
+    async with web() as one:
+        one.server.headers = {**_JSON, "set-cookie": "sid=ALICE"}
+        came = await one.post(id=1, method="ping")
+        assert came.headers["set-cookie"] == "sid=ALICE"
+        await one.bare(b"GET", b"X-Own: yes")
+        sent = one.server.reached[-1]["headers"]
+        assert set(sent) == {b"host", b"x-own", b"accept-encoding"}  # nothing that the client did not send
+        await one.bare(b"GET", b"Cookie: sid=BOB")
+        assert one.server.reached[-1]["headers"][b"cookie"] == b"sid=BOB"
+
+
+@pytest.mark.parametrize("value", ["José".encode("latin-1"), "a → b".encode()])
+async def test_a_header_in_any_alphabet_passes_with_an_approved_call(value: bytes) -> None:
+    async with web() as one:
+        params = {"name": "delete_note", "arguments": {}}
+        came: list[httpx.Response] = []
+
+        async def run() -> None:
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            came.append(await one.client.post(one.address, json=body, headers=[(b"x-user", value)]))
+
+        await approved(one, run)
+        assert "is" in came[0].json()["result"]
+        assert len(one.server.ran()) == 1
+        await one.bare(b"GET", b"X-User: " + value)
+        assert one.server.reached[-1]["headers"][b"x-user"] == value
+
+
+async def test_whatever_goes_wrong_while_an_approved_call_is_sent_its_outcome_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(*given: Any, **more: Any) -> None:
+        raise RuntimeError("nobody thought of this")
+
+    async with web(hold_s=10.0) as one:
+
+        async def run() -> None:
+            assert "error" in await one.call(1, path="a")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            await one.bench.waiting()
+            own, send = one.client, httpx.AsyncClient.send
+            monkeypatch.setattr(
+                httpx.AsyncClient, "send", lambda c, *a, **k: (send if c is own else broken)(c, *a, **k)
+            )
+            await one.bench.decide()
+        assert (await one.bench.waiting()).unknown_outcome
+
+
+async def test_servers_headers_in_any_alphabet_pass_and_take_no_place_for_good() -> None:
+    async with web(max_open=4) as one:
+        one.server.headers = {**_JSON, "x-note": "a → b"}
+        for number in range(12):
+            came = await one.post(id=number, method="ping")
+            assert came.status_code == 200
+            assert (b"x-note", "a → b".encode()) in [(name.lower(), value) for name, value in came.headers.raw]
 
 
 async def test_in_advisory_mode_a_call_is_judged_beside_its_run() -> None:
