@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from grampus_uq.errors import ApprovalError, DataError
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.gate.webauthn import WebAuthnKey
 from grampus_uq.inbox.people import CHALLENGE_S, Role
@@ -109,7 +109,7 @@ async def _stored(visit: Visit, one: OpenRequest | Drill, decision: ApprovalDeci
         return done.told()
     assert isinstance(one, OpenRequest)  # noqa: S101 (a decision was read because it is)
     await store_decision(ledger, one, decision)
-    more = visit.inbox.required - len({*(d.principal for d in one.standing), decision.principal})
+    more = visit.inbox.required - len({*_alike(one, decision), decision.principal})
     waits = f" It waits for {more} more." if decision.kind in _AGREED and more > 0 else " A worker takes it up."
     return f"{_DONE[decision.kind]}.{waits}"
 
@@ -152,33 +152,41 @@ async def _check(visit: Visit, one: OpenRequest | Drill, decision: ApprovalDecis
     if shown.expired(now_s):
         raise ApprovalError("The request expired while it was open: nothing was decided. The agent asks again.")
     if decision.arguments is not None:
-        _check_edit(visit, one, decision.arguments)
+        _check_edit(one, decision.arguments)
     if isinstance(one, OpenRequest):
-        _check_first(visit, one)
+        _check_first(visit, one, decision, now_s)
 
 
-def _check_edit(visit: Visit, one: OpenRequest | Drill, arguments: Mapping[str, Any]) -> None:
+def _check_edit(one: OpenRequest | Drill, arguments: Mapping[str, Any]) -> None:
     shown = one.card
     if shown.tool is None:
         raise ApprovalError("This request has no call whose arguments could be edited.")
-    if canonical_json(arguments) == canonical_json(shown.arguments):
+    try:
+        same = canonical_json(arguments) == canonical_json(shown.arguments)
+    except ValueError as error:
+        raise ApprovalError("The arguments hold a number that is none.") from error
+    if same:
         raise ApprovalError("Nothing is changed: approve the call as it is, or change it.")
-    known = one.parameters if isinstance(one, OpenRequest) else visit.inbox.parameters(shown.agent_id, shown.tool)
-    problem = problem_of(arguments, known or {})
+    problem = problem_of(arguments, one.parameters or {})
     if problem is not None:
         raise ApprovalError(f"The tool does not take this: {problem}.")
 
 
-def _check_first(visit: Visit, one: OpenRequest) -> None:
-    """Refuse what others decided before: as far as known here, for only the runner can check them."""
-    standing = one.standing
-    settled = next((d for d in standing if d.kind not in _AGREED), None)
-    if settled is None and len({d.principal for d in standing}) >= visit.inbox.required:
-        settled = standing[-1]
-    if settled is not None:
-        raise ApprovalError(f"{settled.principal} decided this already: {settled.kind.value}. Nothing more was stored.")
-    if any(d.principal == visit.person.name for d in standing):
+def _check_first(visit: Visit, one: OpenRequest, mine: ApprovalDecision | DrillAnswer, now_s: float) -> None:
+    """Refuse what the decisions of before settle, by the runner's own rule; only the runner can check signatures."""
+    policy = ApprovalPolicy(required=visit.inbox.required)
+    settled, _ = policy.holding(one.request, [(decision, now_s) for decision in one.standing])
+    if settled:
+        last = settled[-1]
+        raise ApprovalError(f"{last.principal} decided this already: {last.kind.value}. Nothing more was stored.")
+    if mine.kind in _AGREED and mine.principal in _alike(one, mine):
         raise ApprovalError("You decided this already. Somebody else has to agree.")
+
+
+def _alike(one: OpenRequest, mine: ApprovalDecision | DrillAnswer) -> set[str]:
+    """Who agreed to exactly the arguments that this decision agrees to."""
+    wanted = canonical_json(mine.arguments)
+    return {d.principal for d in one.standing if d.kind in _AGREED and canonical_json(d.arguments) == wanted}
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> list[dict[str, str]]:

@@ -112,6 +112,10 @@ class FrontDoor:
         if len(scope["query_string"]) > _MAX_QUERY:
             raise _RefusedError(414, "The address is too long.")
         if scope["method"] in _READS:
+            if any(
+                name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers
+            ):
+                raise _RefusedError(400, "A page is asked for without a body.")  # nobody would wait for its end
             return 0
         if scope["method"] != "POST":
             raise _RefusedError(405, "Only GET, HEAD and POST are known here.")

@@ -66,18 +66,18 @@ async def _events(visit: Visit) -> Response:
 
 
 async def _told(visit: Visit, news: News) -> AsyncIterator[str]:
-    last, said_s = "", time.monotonic()
+    last, known_s = "", time.monotonic()
     with news.listening(visit.person.name), suppress(GrampusError):  # the store is away: the browser asks again
         while True:
             now = await news.now(visit.inbox)
-            if now != last:
-                last, said_s = now, time.monotonic()
-                yield now
-            elif time.monotonic() - said_s >= _ALIVE_S:
+            if time.monotonic() - known_s >= _ALIVE_S:  # however often the list changes
                 if await signed_in_as(visit.request) is None:
                     return
-                said_s = time.monotonic()
+                known_s = time.monotonic()
                 yield ": alive\n\n"
+            if now != last:
+                last = now
+                yield now
             await anyio.sleep(_EACH_S)
 
 

@@ -21,6 +21,7 @@ from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.runtime.asked_rows import ASKED
 from grampus_uq.runtime.pending_approvals import count_pending
 from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stored_drills import StoredDrills
 from grampus_uq.runtime.worker_jobs import stamp
 
 _EACH_S: Final = 2.0
@@ -52,7 +53,9 @@ class Notices:
                 try:
                     new, now_s = await self._new(store), await store.now()
                     if new and begun:
-                        await self._tell(client, await count_pending(store, _MOST), now_s)
+                        drills = await StoredDrills(store).mixed([], now_s)  # they count as in the list
+                        waiting = min(await count_pending(store, _MOST) + len(drills), _MOST)
+                        await self._tell(client, waiting, now_s)
                     begun = True
                 except StoreError as error:
                     _log.warning("nothing is notified, the store is away: %s", error)

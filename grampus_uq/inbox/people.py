@@ -17,7 +17,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from grampus_uq.errors import ApprovalError, ConfigurationError, SessionConflictError, StoreError
-from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, parsed
+from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, pages, parsed
 
 _PERSON, _INVITATION, _LOGIN, _USED = "inbox_person", "inbox_invitation", "inbox_login", "inbox_used"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -104,7 +104,15 @@ class People:
         return next(((p, key) for p in await self.all() for key in p.passkeys if key.id == credential), None)
 
     async def remove(self, name: str) -> bool:
-        """Forget a person: their sessions end at once. False when there is none. The runner's keys are not here."""
+        """Forget a person: their sessions and open invitations end at once. The runner's keys are not here.
+
+        False when there is no such person; invitations of that name end all the same.
+        """
+        async for sent in pages(self._store, _INVITATION):
+            if parsed(Invitation, sent.body, "An invitation").name == name:
+                await _removed(self._store, sent)
+        async for login in pages(self._store, _LOGIN, name):
+            await _removed(self._store, login)
         found = await self._store.get(_PERSON, name)
         if found is None:
             return False

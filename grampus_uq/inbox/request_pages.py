@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,15 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from grampus_uq.errors import SessionError
-from grampus_uq.gate.requests import ApprovalDecision
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.visits import Inbox, Visit, for_role
 from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
 from grampus_uq.records.call_parts import doubt_in_words
 from grampus_uq.records.call_sentences import sentence_of
 from grampus_uq.records.tool_names import looks_like
-from grampus_uq.records.values import Reading
+from grampus_uq.records.values import Reading, canonical_json
 from grampus_uq.records.visible_text import is_hidden, legend
+from grampus_uq.runtime.asked_rows import row_key
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.deciding import OpenRequest, open_request
 from grampus_uq.runtime.drills import Drill
@@ -60,16 +62,18 @@ async def _list(visit: Visit) -> Response:
 
 
 async def listed(inbox: Inbox, after: str | None = None) -> tuple[list[ListedRow], str | None]:
-    """A page of what waits, the oldest first, and where the next one begins."""
+    """A page of what waits, the oldest first, and where the next one begins.
+
+    Requests and drills are in one order, and a page is the part of it behind `after`, whatever `after` is.
+    """
     ledger = inbox.ledger
-    requests, following = await oldest_pending(ledger, after=after, limit=_PAGE)
+    requests, _ = await oldest_pending(ledger, after=after, limit=_PAGE + 1)  # one more says whether a page follows
     arrived = await ledger.decisions([request.id for request in requests])
-    cards = [card(request) for request in requests]
-    mixed = await StoredDrills(ledger.store).mixed(cards, await ledger.store.now())
-    first_s = 0.0 if after is None or not cards else cards[0].created_s
-    last_s = cards[-1].created_s if following is not None and cards else float("inf")
-    known = {one.id for one in cards}
-    shown = [one for one in mixed if one.id in known or first_s <= one.created_s <= last_s]
+    mixed = await StoredDrills(ledger.store).mixed([card(one) for one in requests], await ledger.store.now())
+    placed = sorted(((row_key(one.id, one.created_s), one) for one in mixed), key=lambda one: one[0])
+    behind = [one for one in placed if after is None or one[0] > after]
+    following = behind[_PAGE - 1][0] if len(behind) > _PAGE else None
+    shown = [one for _, one in behind[:_PAGE]]
     return [
         ListedRow(card=one, sentence=said(inbox, one), stands=[decision for decision, _ in arrived.get(one.id, [])])
         for one in shown
@@ -99,8 +103,6 @@ async def found(inbox: Inbox, request_id: str) -> OpenRequest | Drill:
     one = await open_request(ledger, request_id)
     if one.request.id != request_id:
         raise SessionError(f"No pending request has the id {request_id!r:.40}.")
-    if one.parameters is not None and one.card.tool is not None:
-        inbox.remember(one.card.agent_id, one.card.tool, one.parameters)
     return one
 
 
@@ -126,11 +128,19 @@ async def _card(visit: Visit) -> Response:
         stands=[] if request is None else request.standing,
         refused=[] if request is None else request.refused,
         required=visit.inbox.required,
+        agreed=_agreed([] if request is None else request.standing),
         editable=_editable(shown.arguments),
         now_s=await visit.inbox.ledger.store.now(),
         seen=await seen_token(visit, shown),
         decides=visit.person.role.covers(Role.DECIDE),
     )
+
+
+def _agreed(standing: Sequence[ApprovalDecision]) -> int:
+    """How many agree, with those who agree to the same arguments as most do."""
+    kinds = (ApprovalKind.APPROVE, ApprovalKind.EDIT)
+    alike = {(canonical_json(one.arguments), one.principal) for one in standing if one.kind in kinds}
+    return max(Counter(arguments for arguments, _ in alike).values(), default=0)
 
 
 async def seen_token(visit: Visit, shown: Card) -> str:

@@ -25,7 +25,6 @@ from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.ledger import Ledger
 
 _Body = TypeVar("_Body", bound=BaseModel)
-_MOST_TOOLS = 1_000
 _STATUS = {ApprovalError: 409, SessionError: 404, StoreError: 503, DataError: 400}
 
 
@@ -43,7 +42,7 @@ class Section:
 class Inbox:
     """What all pages share. `required` approvals are asked for by the runner, as its `ApprovalPolicy` says.
 
-    `sentences` are templates of tools. The schemas of tools are those that waiting calls brought along.
+    `sentences` are templates of tools.
     """
 
     settings: InboxSettings
@@ -52,16 +51,6 @@ class Inbox:
     sections: tuple[Section, ...]
     required: int = 1
     sentences: Mapping[str, str] = field(default_factory=dict)
-    _parameters: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-
-    def parameters(self, agent_id: str, tool: str) -> Mapping[str, Any] | None:
-        """The schema of a tool's arguments, where a call of it by this agent was shown."""
-        return self._parameters.get((agent_id, tool))
-
-    def remember(self, agent_id: str, tool: str, parameters: Mapping[str, Any]) -> None:
-        """Keep the schema of a tool."""
-        if (agent_id, tool) in self._parameters or len(self._parameters) < _MOST_TOOLS:
-            self._parameters[agent_id, tool] = parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

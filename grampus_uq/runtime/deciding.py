@@ -65,7 +65,7 @@ async def store_decision(ledger: Ledger, found: OpenRequest, decision: ApprovalD
     Whether its signature holds, and whether the principal may decide, is the runner's to say: it has the keys.
     """
     ApprovalPolicy().check(found.request, decision, now_s=ledger.now_s())
-    await ledger.decide(decision, shown=found.card)
+    await ledger.decide(decision, shown=found.card, parameters=found.parameters)
 
 
 async def _refusals(ledger: Ledger, request: ApprovalRequest) -> tuple[tuple[str, str], ...]:

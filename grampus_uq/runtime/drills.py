@@ -115,8 +115,9 @@ class DrillAnswer(BaseModel):
 class Drill(BaseModel):
     """One drill: the card that is shown, what was changed in it, and the answer once there is one.
 
-    `was` are the arguments that were approved. `source` is the digest of the request that they are from. `answered_s`
-    is by the store's clock, `waiting` the length of the queue at the answer.
+    `was` are the arguments that were approved. `source` is the digest of the request that they are from, `parameters`
+    the schema of its tool, so that an edit is refused as on a request. `answered_s` is by the store's clock, `waiting`
+    the length of the queue at the answer.
     """
 
     model_config = _strict
@@ -126,6 +127,7 @@ class Drill(BaseModel):
     change: Change
     was: dict[str, JsonValue]
     source: str
+    parameters: dict[str, JsonValue] | None = None
     answer: DrillAnswer | None = None
     answered_s: float = 0.0
     waiting: int = 0

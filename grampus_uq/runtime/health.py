@@ -10,6 +10,7 @@ from typing import Any, Final
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import Document, SessionStore, pages
+from grampus_uq.runtime.stored_drills import StoredDrills
 from grampus_uq.runtime.worker_jobs import WAKES
 from grampus_uq.stats.ranks import binomial_interval
 
@@ -95,7 +96,7 @@ def health(
 
 
 async def store_health(store: SessionStore, *, days: float = 7.0, budget_a_day: float | None = None) -> Health:
-    """The health of a store. Drills are none of it: they are no requests, and their answers no decisions."""
+    """The health of a store. Drills count among what waits, as in every list: else the difference would tell them."""
     ledger = Ledger(store)
     now_s = await store.now()
     since_s = now_s - days * _DAY_S
@@ -111,7 +112,10 @@ async def store_health(store: SessionStore, *, days: float = 7.0, budget_a_day: 
         days=days,
         asked_s=[document.written_s async for document in pages(store, WAKES)],
         decided=[[kind for _, kind in sorted(given)] for given in decided.values()],
-        waiting_since_s=[request.created_s for request in pending if request.child_session is None],
+        waiting_since_s=[
+            *(request.created_s for request in pending if request.child_session is None),
+            *(shown.created_s for shown in await StoredDrills(store).mixed([], now_s)),
+        ],
         costs=[
             _cost(document)
             for status in ("completed", "failed")

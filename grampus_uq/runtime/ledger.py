@@ -288,15 +288,24 @@ class Ledger:
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
-    async def decide(self, decision: ApprovalDecision, *, shown: Card | None = None, wake: bool = True) -> None:
+    async def decide(
+        self,
+        decision: ApprovalDecision,
+        *,
+        shown: Card | None = None,
+        wake: bool = True,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
         """Store a decision beside the others; the runner, which has the keys, decides which of them count.
 
-        With what was `shown` of the request. In the same write: with `wake` the session that waits for it is put into
-        the resume queue, and where it says never the permits that cover its call are closed, whoever said so.
+        With what was `shown` of the request, and the schema of its tool's `parameters`. In the same write: with `wake`
+        the session that waits for it is put into the resume queue, and where it says never the permits that cover its
+        call are closed, whoever said so.
         """
         body = decision.model_dump_json()
         key = f"{quote(decision.request_id, safe='')}/{hashlib.sha256(body.encode()).hexdigest()}"
         kept = {"decision": json.loads(body)} | ({} if shown is None else {"shown": shown.model_dump(mode="json")})
+        kept |= {} if parameters is None else {"parameters": parameters}
         put = Put(kind="decision", key=key, body=json.dumps(kept), expected=0)
         jobs = [job.now(self.now_s()) for job in await self._woken_by(key.partition("/")[0])] if wake else []
         for _ in range(_TRIES):

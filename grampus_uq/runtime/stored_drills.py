@@ -15,7 +15,7 @@ import logging
 import random
 import uuid
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
@@ -28,6 +28,7 @@ SOURCE: Final = "drill-source"
 _PLAN: Final = "drill-plan"
 _SOURCES: Final = 200
 _SHORTEST_ID: Final = 8
+_Source = tuple[Card, dict[str, Any] | None]
 _log = logging.getLogger(__name__)
 
 
@@ -88,9 +89,11 @@ class StoredDrills:
         key = plan.drill_id(asked.id)
         if await self._store.get(DRILL, key) is not None:
             return
-        sources = await self._sources(plan, now_s)
+        schemas = await self._sources(plan, now_s)
+        sources = [card for card, _ in schemas.values()]
         while (drill := made(plan, sources, asked, self._rng)) is not None:
             served = Put(kind=SOURCE, key=drill.source, body="{}", expected=0)
+            drill = drill.model_copy(update={"parameters": schemas[drill.source][1]})
             if await self._stored(key, drill.model_dump_json(), "open", served):
                 return
             sources = [card for card in sources if card.digest != drill.source]
@@ -104,8 +107,8 @@ class StoredDrills:
             return await self._store.get(DRILL, key) is not None
         return True
 
-    async def _sources(self, plan: DrillPlan, now_s: float) -> list[Card]:
-        """Cards that were approved long enough ago, as many as one page holds, from a place drawn anew."""
+    async def _sources(self, plan: DrillPlan, now_s: float) -> dict[str, _Source]:
+        """What was approved long enough ago, by digest, as many as one page holds, from a place drawn anew."""
         start = uuid.UUID(int=self._rng.getrandbits(128)).hex
         page = await self._store.scan("decision", after=start, limit=_SOURCES)
         if len(page) < _SOURCES:
@@ -115,8 +118,8 @@ class StoredDrills:
             if now_s - document.written_s >= plan.source_age_s:
                 of_request.setdefault(document.key.partition("/")[0], []).append(document)
         tools = {rule.tool for rule in plan.rules}
-        found = [card for documents in of_request.values() if (card := _approved(documents)) is not None]
-        return [card for card in found if card.tool in tools]
+        found = [source for documents in of_request.values() if (source := _approved(documents)) is not None]
+        return {card.digest: (card, parameters) for card, parameters in found if card.tool in tools}
 
     # -- answered -------------------------------------------------------------------------------------------------
 
@@ -153,7 +156,8 @@ class StoredDrills:
         return done
 
     async def _closed(self, document: Document, drill: Drill, label: str) -> bool:
-        kept = drill.model_copy(update={"card": drill.card.model_copy(update={"messages": (), "reason": ""})})
+        card = drill.card.model_copy(update={"messages": (), "reason": ""})
+        kept = drill.model_copy(update={"card": card, "parameters": None})
         try:
             body = kept.model_dump_json()
             await self._store.put(DRILL, document.key, body, expected=document.version, label=label)
@@ -176,16 +180,17 @@ def _readable(document: Document) -> Drill | None:
         return None
 
 
-def _approved(documents: Sequence[Document]) -> Card | None:
-    """The card of a request that every stored decision approved as it was; None for any other."""
-    card = None
+def _approved(documents: Sequence[Document]) -> _Source | None:
+    """A request that every stored decision approved as it was; None for any other."""
+    card, parameters = None, None
     for document in documents:
         try:
             kept = json.loads(document.body)
             decision = ApprovalDecision.model_validate(kept["decision"])
             card = Card.model_validate(kept["shown"]) if "shown" in kept else card
+            parameters = kept.get("parameters", parameters)
         except (ValueError, KeyError, TypeError, RecursionError, StoreError):
             return None
         if decision.kind is not ApprovalKind.APPROVE or card is None or card.digest != decision.digest:
             return None
-    return card
+    return None if card is None else (card, parameters)

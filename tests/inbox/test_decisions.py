@@ -195,6 +195,34 @@ async def test_four_eyes_are_two_people(store: SessionStore) -> None:
     assert desk.world.sent == [("bob", "hi")]
 
 
+async def test_people_who_want_different_arguments_settle_nothing_and_anybody_can_still_end_it(
+    store: SessionStore,
+) -> None:
+    """The page knows what is settled by the runner's own rule."""
+    desk = Desk(store, required=2)
+    desk.policy = {"required": 2}
+    ann, bob, cleo = [await someone(desk.app, store, name) for name in ("ann", "bob", "cleo")]
+    first, second = await desk.pause(session="s"), await desk.pause(session="t")
+    edited = '{"to": "eve", "body": "hi"}'
+    for request in (first, second):
+        assert (await decide(ann, request.id)).status_code == 200
+        told = (await decide(bob, request.id, "edit", arguments=edited)).json()["told"]
+        assert told == "Approved with your change. It waits for 1 more."
+        page = html.unescape((await cleo.get(f"/requests/{request.id}")).text)
+        assert "1 of 2 approvals" in page
+        assert '"eve"' in page, "what the other person wants to run"
+        await desk.resume(request.session_id)
+    assert desk.world.sent == []
+    assert (await decide(ann, first.id)).status_code == 409, "once for the same arguments"
+    assert (await decide(ann, first.id, "edit", arguments=edited)).status_code == 200, "she agrees with his"
+    assert (await decide(cleo, first.id, "reject")).status_code == 409, "settled"
+    await desk.resume("s")
+    assert desk.world.sent == [("eve", "hi")]
+    assert (await decide(cleo, second.id, "reject")).status_code == 200
+    await desk.resume("t")
+    assert desk.world.sent == [("eve", "hi")]
+
+
 FORGED: list[dict[str, Any]] = [
     {"text": "another text"},
     {"assertion": {"origin": "https://evil.example"}},

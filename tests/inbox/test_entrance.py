@@ -294,3 +294,19 @@ async def test_every_page_that_was_asked_for_belongs_to_the_same_request(store: 
     )
     answer = await Browser(app).send("/echo", {"a": 1})
     assert answer.json() == {"a": 1}
+
+
+async def test_who_was_removed_comes_back_by_nothing_from_before(store: SessionStore) -> None:
+    app = made(store)
+    people = People(store)
+    ann, bob = await someone(app, store), await someone(app, store, "bob")
+    open_before = await people.invite("ann", Role.DECIDE)
+    of_bob = await people.invite("bob", Role.DECIDE)
+    assert await people.remove("ann")
+    assert await people.invitation(open_before) is None
+    assert (await Browser(app).register(open_before)).status_code != 200
+    assert await people.invitation(of_bob) is not None
+    again = await ann.register(await people.invite("ann", Role.LOOK))  # a new invitation, the same passkey
+    assert again.status_code == 200
+    assert (await ann.get("/requests")).status_code == 303, "the session of before the removal stays ended"
+    assert (await bob.get("/requests")).status_code == 200

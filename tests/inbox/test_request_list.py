@@ -6,20 +6,24 @@ import html
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from grampus_uq.errors import DataError
-from grampus_uq.inbox.news import News
+from grampus_uq.inbox.news import News, _told
 from grampus_uq.inbox.request_pages import listed
 from grampus_uq.inbox.visits import Inbox
 from grampus_uq.records.call_sentences import read_sentences, sentence_of
-from grampus_uq.runtime.drills import sealed_card
+from grampus_uq.runtime.asked_rows import row_key
+from grampus_uq.runtime.drills import Drill, sealed_card
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
+from grampus_uq.runtime.worker_jobs import stamp
 from tests.inbox.browser import someone
 from tests.inbox.test_decisions import Desk, decide
+from tests.runtime.agents import mail
 from tests.runtime.drill_worlds import plan
 from tests.runtime.test_drills import drills
 
@@ -62,6 +66,29 @@ async def test_news_tell_the_count_and_change_with_the_list(store: SessionStore,
     assert [one["count"] for one in marks] == ["0", "1", "1", "1", "0"]
     assert marks[1] == marks[2]
     assert len({one["mark"] for one in marks}) == 3, "it changed when it was asked, and when it was decided"
+
+
+async def test_news_end_for_who_was_removed_though_the_list_changes_all_the_time(
+    store: SessionStore, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("grampus_uq.inbox.news._EACH_S", 0.0)
+    monkeypatch.setattr("grampus_uq.inbox.news._ALIVE_S", 0.0)
+    gone = False
+
+    class Changing(News):
+        async def now(self, inbox: Inbox) -> str:
+            self.asked = getattr(self, "asked", 0) + 1
+            return f"data: {self.asked}\n\n"
+
+    async def known(request: Any) -> object:
+        return None if gone else request
+
+    monkeypatch.setattr("grampus_uq.inbox.news.signed_in_as", known)
+    visit: Any = SimpleNamespace(inbox=None, request=object(), person=SimpleNamespace(name="ann"))
+    told = _told(visit, Changing())
+    assert [await anext(told) for _ in range(3)] == [": alive\n\n", "data: 1\n\n", ": alive\n\n"]
+    gone = True
+    assert [one async for one in told] == ["data: 2\n\n"], "what was on its way, and nothing after"
 
 
 def test_only_so_many_may_listen() -> None:
@@ -128,3 +155,69 @@ async def test_a_drill_is_decided_like_a_request_told_at_once_and_run_by_nothing
     assert answered.answer.principal == "ann"
     assert answered.waiting == 2
     assert (await ann.get(f"/requests/{card.id}")).status_code == 404
+
+
+async def _drill(store: SessionStore, rng_seed: int, created_s: float, **changed: Any) -> str:
+    """An open drill that appeared at this time."""
+    made = drills(rng_seed, 1)[0][0]
+    card = sealed_card(made.card.model_copy(update={"created_s": created_s, "expires_s": created_s + 9e5}))
+    body = made.model_copy(update={"card": card, **changed}).model_dump_json()
+    await store.put(DRILL, card.id, body, expected=0, label="open")
+    return card.id
+
+
+async def test_each_page_is_what_is_behind_its_cursor_in_one_order_of_requests_and_drills(
+    store: SessionStore, monkeypatch: Any
+) -> None:
+    """So no address tells drills from requests, and none is on two pages, or on no page."""
+    monkeypatch.setattr("grampus_uq.inbox.request_pages._PAGE", 3)
+    desk = Desk(store)
+    await someone(desk.app, store)
+    await StoredDrills(store).switch_on(plan(share=0.001))
+    order: list[tuple[str, float]] = []
+    for number, is_drill in enumerate((1, 0, 0, 0, 1, 1, 0, 1, 1)):
+        if is_drill:
+            made_s = await store.now()
+            order.append((await _drill(store, number, made_s), made_s))
+        else:
+            request = await desk.pause(session=f"s{number}")
+            order.append((request.id, request.created_s))
+    inbox, pages, after = inbox_of(desk), [], None
+    while True:
+        rows, after = await listed(inbox, after)
+        pages.append([row.card.id for row in rows])
+        if after is None:
+            break
+    assert pages == [[one for one, _ in order[at : at + 3]] for at in (0, 3, 6)], "nine make three full pages"
+    keys = [row_key(*one) for one in order]
+    for odd in ("", "~", "z", "x", "9" * 19, "0", *keys, *(stamp(at_s) for _, at_s in order)):
+        rows, _ = await listed(inbox, odd)
+        behind = [one for (one, _), key in zip(order, keys, strict=True) if key > odd]
+        assert [row.card.id for row in rows] == behind[:3], odd
+
+
+async def test_a_wrong_edit_is_answered_the_same_on_a_drill_and_in_a_fresh_process(store: SessionStore) -> None:
+    """The schema of a drill's tool is kept with the decision that it is from, not in a server's memory."""
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    for session, to in (("s", "bob"), ("t", "zoe")):
+        request = await desk.pause(mail("c", to), session=session)
+        assert (await decide(ann, request.id)).status_code == 200
+        await desk.resume(session)
+    rule = {"tool": "send_email", "change": "recipient", "argument": "to"}
+    await StoredDrills(store).switch_on(plan(share=0.5, rules=[rule]))
+    waits = await desk.pause(session="other")
+    await listed(inbox_of(desk))
+    (document,) = await store.scan(DRILL, label="open")
+    made = Drill.model_validate_json(document.body)
+    card = sealed_card(made.card.model_copy(update={"created_s": await store.now() - 1.0}))
+    body = made.model_copy(update={"card": card}).model_dump_json()
+    await store.put(DRILL, card.id, body, expected=document.version, label="open")
+    for wrong in ('{"zz": [1]}', '{"to": 7, "body": "hi"}', '{"to": "eve"}'):
+        answers = []
+        for one in (card.id, waits.id):  # the drill first: no card of a request was opened in this process
+            fresh = await someone(Desk(store).app, store, f"p{len(wrong)}{one[:6]}")
+            refused = await decide(fresh, one, "edit", arguments=wrong)
+            answers.append((refused.status_code, refused.json()))
+        assert answers[0] == answers[1]
+        assert answers[0][0] == 409

@@ -155,3 +155,16 @@ def test_an_address_that_is_taken_is_said_in_a_line(port: int, tmp_path: Path) -
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("length", ["Content-Length: 100000", "Transfer-Encoding: chunked", "Content-Length: 1"])
+def test_a_page_asked_for_with_a_body_is_refused_and_its_connection_ends(port: int, method: str, length: str) -> None:
+    """Such a body could come for ever, and hold its connection: nobody is signed in for it."""
+    answer = said(port, f"{method} /sign-in HTTP/1.1\r\n{HOST}{length}\r\n\r\n", wait_s=2.0)
+    assert answer.startswith("HTTP/1.1 400")
+    with socket.create_connection(("127.0.0.1", port), timeout=2.0) as one:
+        one.sendall(f"{method} /sign-in HTTP/1.1\r\n{HOST}{length}\r\n\r\n".replace("PORT", str(port)).encode())
+        begun = time.monotonic()
+        while one.recv(65_536):
+            assert time.monotonic() - begun < 2.0
