@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
 
 from grampus_uq.errors import SessionConflictError, StoreError
-from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.call import CallPhase, CallRecord, Doubt
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
 from grampus_uq.mcp.listed_tools import ListedTools
-from grampus_uq.mcp.tool_pins import ToolPins
+from grampus_uq.mcp.tool_pins import UNLISTED, ToolPins
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
@@ -88,13 +88,14 @@ class GuardedCalls:
         say: Callable[[str], None],
         watch: CalibrationWatch | None = None,
         lease_s: float = 10.0,
+        only_listed: bool = False,
     ) -> None:
         self.session = ConnectionSession(
             names, monitor=monitor, ledger=ledger, gate=gate, say=say, watch=watch, lease_s=lease_s
         )
         self.gate = gate
         self._monitor, self._ledger, self._tools, self._say = monitor, ledger, tools, say
-        self._pins = ToolPins(ledger.store, names.agent_id)
+        self._pins, self._only_listed = ToolPins(ledger.store, names.agent_id), only_listed
         self._seen: dict[str, int] = {}
         self._storing: set[str] = set()
         self._recent: OrderedDict[str, Answer] = OrderedDict()
@@ -117,6 +118,10 @@ class GuardedCalls:
         self._tools.take(result, begins=begins)
         self.gate.effects = self._tools.effects()
 
+    def schema(self, tool: str) -> Mapping[str, Any] | None:
+        """The schema of a tool's arguments, as this session's latest list gave it."""
+        return self._tools.schema(tool)
+
     # -- proposing ------------------------------------------------------------------------------------------------
 
     async def propose(self, call: ToolCall) -> str:
@@ -135,7 +140,7 @@ class GuardedCalls:
             sizes = (len(record.proposed.canonical()) for record in state.turn if record.waiting)
             if len(call.canonical()) + sum(sizes) > _MAX_WAITING:
                 raise RefusedError("Not executed: the arguments of the calls that wait are too large together.")
-            doubt = await self._pins.doubt(self._tools.pin(call.name)) if self._acts else None
+            doubt = await self._doubt(call.name) if self._acts else None
             self._note_call(call)
             if self._monitor.plan.brings_model:
                 await self._read(turn, call)
@@ -149,6 +154,11 @@ class GuardedCalls:
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return call.id
+
+    async def _doubt(self, tool: str) -> Doubt | None:
+        """Why a call waits for its tool's definition: it changed, or no list that this session still knows has it."""
+        pin = self._tools.pin(tool)
+        return UNLISTED if pin is None and self._only_listed else await self._pins.doubt(pin)
 
     @property
     def _acts(self) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from grampus_uq.mcp.json_rpc import CALL, Message, UnclearError
 
 EVENTS: Final = frozenset({"text/event-stream", "text/event-stream;charset=utf-8", 'text/event-stream;charset="utf-8"'})
 JSON: Final = frozenset({"application/json", "application/json;charset=utf-8", 'application/json;charset="utf-8"'})
+_PARAM: Final = "mcp-param-"
 _ONCE: Final = frozenset(
     {
         *("mcp-session-id", "mcp-protocol-version", "mcp-method", "mcp-name", "grampus-session", "last-event-id"),
@@ -67,6 +68,35 @@ def check_routing(headers: Mapping[str, str], message: Message) -> None:
         raise UnclearError("its header Mcp-Method says another method", answer=message.id)
     if name is not None and message.method == CALL and _header_text(name) != message.params.get("name"):
         raise UnclearError("its header Mcp-Name says another tool", answer=message.id)
+
+
+def check_parameters(headers: Iterable[tuple[str, str]], message: Message, schema: Mapping[str, Any] | None) -> None:
+    """Raise UnclearError where a `Mcp-Param-*` header is not the argument that its tool's schema says it is."""
+    given = [(name.lower(), value) for name, value in headers if name.lower().startswith(_PARAM)]
+    if not given:
+        return
+    arguments = message.params.get("arguments")
+    said = dict(_parameters(schema, arguments if isinstance(arguments, dict) else {}))
+    for name, value in given:
+        text, argument = _header_text(value), said.get(name)
+        if text is None or argument is None or text != argument:
+            why = f"its header {name!r:.80} is not the argument that the tool, as listed in this session, has there"
+            raise UnclearError(why, answer=message.id)
+    if len(dict(given)) < len(given):
+        raise UnclearError("a header of a parameter comes twice", answer=message.id)
+
+
+def _parameters(schema: Any, arguments: Any) -> Iterator[tuple[str, str]]:
+    """The headers of a call's annotated arguments, as texts; nested as the schema's `properties` are."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping) or not isinstance(arguments, Mapping):
+        return
+    for key in arguments.keys() & properties.keys():
+        value, one = arguments[key], properties[key]
+        mark = one.get("x-mcp-header") if isinstance(one, Mapping) else None
+        if isinstance(mark, str) and isinstance(value, str | int):
+            yield _PARAM + mark.lower(), value if isinstance(value, str) else str(value).lower()
+        yield from _parameters(one, value)
 
 
 def _header_text(value: str) -> str | None:

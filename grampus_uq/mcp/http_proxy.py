@@ -23,6 +23,7 @@ from grampus_uq.mcp.answers import Answers
 from grampus_uq.mcp.call_exchange import Answered, CallExchange, Passed
 from grampus_uq.mcp.http_headers import (
     answer_problem,
+    check_parameters,
     check_routing,
     origin_problem,
     passed_on,
@@ -149,6 +150,9 @@ class _Door:
             try:
                 message = read_message(body, alone=True)
                 check_routing(request.headers, message)
+                if message.is_call and not self._upstream.advisory:
+                    schema = session.exchange.calls.schema(message.params["name"])
+                    check_parameters(request.headers.items(), message, schema)
             except UnclearError as error:
                 if self._upstream.advisory:
                     return await self._forward(request, body, session, owed)

@@ -57,7 +57,14 @@ class ProxyParts:
         agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
         names = SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes)
         calls = GuardedCalls(
-            names, monitor=self._monitor, ledger=ledger, gate=gate, tools=tools, say=self._say, watch=self._watch
+            names,
+            monitor=self._monitor,
+            ledger=ledger,
+            gate=gate,
+            tools=tools,
+            say=self._say,
+            watch=self._watch,
+            only_listed=bool(server),  # over HTTP a session outlives what is remembered of it
         )
         mode = settings.approvals.elicitation
         elicitation = None if mode is None else Elicitation(ledger, mode)

@@ -14,6 +14,11 @@ from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.store import SessionStore
 
 _KIND: Final = "mcp_pin"
+UNLISTED: Final = Doubt(
+    level=UncertaintyLevel.HIGH,
+    rule="tool_not_listed",
+    reason="no list of this session names this tool, or the proxy forgot it: what its server says of it is not known",
+)
 
 
 class ToolPins:

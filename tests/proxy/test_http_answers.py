@@ -12,9 +12,13 @@ import httpx
 import pytest
 import uvicorn
 
+from grampus_uq.mcp.call_exchange import CallExchange, Passed
 from grampus_uq.mcp.http_headers import session_name
 from grampus_uq.mcp.http_proxy import Upstream, http_app
 from grampus_uq.mcp.http_traffic import Bounds
+from grampus_uq.mcp.json_rpc import read_message
+from grampus_uq.mcp.proxy_config import ProxySettings
+from grampus_uq.mcp.proxy_parts import ProxyParts
 from grampus_uq.runtime import MemoryStore
 from tests.proxy.guarded import Bench
 from tests.proxy.test_http_proxy import free_port
@@ -516,6 +520,54 @@ async def test_servers_headers_in_any_alphabet_pass_and_take_no_place_for_good()
             came = await one.post(id=number, method="ping")
             assert came.status_code == 200
             assert (b"x-note", "a → b".encode()) in [(name.lower(), value) for name, value in came.headers.raw]
+
+
+REGION = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+
+
+@pytest.mark.parametrize(
+    ("headers", "listed", "passes"),
+    [
+        ([], False, True),
+        ([("Mcp-Param-Region", "eu")], True, True),
+        ([("Mcp-Param-Region", "=?base64?ZXU=?=")], True, True),
+        ([("Mcp-Param-Region", "us")], True, False),
+        ([("Mcp-Param-Region", "=?base64?dXM=?=")], True, False),
+        ([("Mcp-Param-Region", "eu"), ("mcp-param-region", "eu")], True, False),
+        ([("Mcp-Param-Other", "eu")], True, False),
+        ([("Mcp-Param-Region", "eu")], False, False),
+    ],
+)
+async def test_a_parameters_header_says_what_the_argument_says_or_the_call_is_refused(
+    headers: list[tuple[str, str]], listed: bool, passes: bool
+) -> None:
+    async with web() as one:
+        if listed:
+            one.bench.calls.take_list({"tools": [{**_TOOLS[0], "inputSchema": REGION}]})
+        params = {"name": "read_note", "arguments": {"region": "eu"}}
+        body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params}
+        came = await one.client.post(one.address, json=body, headers=headers)
+        assert (came.status_code == 200) == passes
+        assert len(one.server.ran()) == passes
+
+
+async def test_what_the_proxy_no_longer_knows_of_a_tool_is_asked_about() -> None:
+    parts = ProxyParts(ProxySettings(effects={"read_*": "read"}, hold_s=0.1), "memory:", lambda text: None)
+
+    async def passes(exchange: CallExchange, tool: str, number: int) -> bool:
+        params = {"name": tool, "arguments": {"n": number}}
+        line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+        return isinstance(await exchange.outcome(read_message(line, alone=True), anyio.Event()), Passed)
+
+    hint = {"annotations": {"destructiveHint": True}}
+    for taken_up in range(2):  # a session that made room for others, or that goes on after a restart, knows no list
+        exchange = parts.exchange("s", resumes=True, server="x")
+        assert not await passes(exchange, "read_x", 3 * taken_up)
+        exchange.calls.take_list({"tools": [{"name": "read_x", **hint}, {"name": "read_y"}]})
+        assert not await passes(exchange, "read_x", 3 * taken_up + 1)
+        assert await passes(exchange, "read_y", 3 * taken_up + 2)
+        await exchange.calls.aclose()
+    await parts.aclose()
 
 
 async def test_in_advisory_mode_a_call_is_judged_beside_its_run() -> None:
