@@ -239,7 +239,7 @@ class _Door:
         if problem is not None:
             await answer.aclose()
             self._say(problem)
-            return await self._unanswered(session, owed, problem, ran=not answer.is_redirect)
+            return await self._unanswered(session, owed, problem, ran=True)  # also a redirect may follow the act
         reading = UpstreamAnswer(answer, owed, session, traffic=self._traffic, say=self._say)
         response = reading.response()
         self._group.start_soon(reading.run)

@@ -269,7 +269,8 @@ class Session:
         if type(step_id) is not str or not step_id.isascii():
             step_id = arguments.name(step_id, "step_id", "observe_tool_call", self._reject)
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
-        known = is_proposed(self._state.turns, call, step_id, exactly=bool(self._unread))
+        unread = bool(self._unread)  # before the state: a turn that another thread commits is in one of them
+        known = is_proposed(self._state.turns, call, step_id, exactly=unread)
         readings = () if known else _NOT_PROPOSED
         if self._watch is None:
             assessment = self._commit(step, readings, started_ns)
@@ -407,7 +408,8 @@ class Session:
         effect = arguments.effect(effect, "would_allow", self._reject)
         proposed = arguments.call(call, "call", "would_allow", self._reject)
         step_id = None if step_id is None else arguments.name(step_id, "step_id", "would_allow", self._reject)
-        return judge_call(self._profile, self._state, proposed, effect, step_id=step_id, exactly=bool(self._unread))
+        unread = bool(self._unread)  # before the state: a turn that another thread commits is in one of them
+        return judge_call(self._profile, self._state, proposed, effect, step_id=step_id, exactly=unread)
 
     def record_decision(
         self,
@@ -566,6 +568,7 @@ class Session:
 
         With a trajectory risk it also holds the texts of the latest turns, at most 10,000 characters of each.
         """
+        unread = self._unread.to_json()  # before the state: a turn that another thread commits is in one of them
         with self._lock:
             state, history = self._state, self._history.copy(latest)
             turns = None if self._watch is None else self._watch.memory
@@ -580,7 +583,7 @@ class Session:
             **history.to_json(),
             **({} if structure is None else {"structure": structure}),
             **({} if origins is None else {"origins": origins}),
-            **({"unread": self._unread.to_json()} if self._unread else {}),
+            **({"unread": unread} if unread else {}),
             **({} if turns is None else {"turns": turns.to_json()}),
         }
 
