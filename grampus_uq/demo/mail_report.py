@@ -10,7 +10,7 @@ from typing import Any, Final
 from grampus_uq.demo.clerk import Handled, session_id
 from grampus_uq.demo.mail_plan import VARIANTS, MailPlan
 from grampus_uq.demo.mails import spoken
-from grampus_uq.records.call_parts import CallPart
+from grampus_uq.records.call_parts import CallPart, sureness
 
 _WIDTH: Final = 100
 _WORDS: Final = {
@@ -115,7 +115,7 @@ def _held_lines(one: Handled, part: CallPart | None) -> Iterator[str]:
     if part is not None and part.probability is not None:
         value = str(one.call.arguments.get(part.name, one.call.name))
         at = written.index(f"{part.name}={value}") + len(part.name) + 1 if part.name in one.call.arguments else 0
-        yield f"            {' ' * at}{'^' * len(value)} written with a probability of {part.probability:.2f}"
+        yield f"            {' ' * at}{'^' * len(value)} written with a probability of {sureness(part):.2f}"
     yield f"  right     {one.mail.right_call}"
     if one.verdict is not None:
         yield from textwrap.wrap(one.verdict.reason, _WIDTH, initial_indent="  held      ", subsequent_indent=" " * 12)

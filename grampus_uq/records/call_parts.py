@@ -24,6 +24,7 @@ NEW_WORD: Final = "**"
 UNREAD_CALL: Final = "***"
 """The name of the part that stands for a call whose own tokens were due and were not read."""
 _NUMBER: Final = re.compile(r"-?\d{1,32}(?:\.\d{1,32})?", re.ASCII)
+_AS_GOOD_AS_CERTAIN: Final = 0.95
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -73,6 +74,10 @@ class Candidate:
 class CallPart:
     """One part of one call of a step: `call` counts the step's calls from 0, `name` is the argument's.
 
+    `value` is the probability of the value itself and, of an argument behind another one, that there is one more: apart
+    from keys and marks, which may be unlikely in right calls too. It is None where the part is not one such value, and
+    in recordings of earlier versions.
+
     `probability` is the product over the tokens that write the part: an argument's key, its value and what ends it. It
     is None where the tokens are not known, and for prose, which can be worded in many ways: an argument with prose has
     two parts, the prose and the rest. `least` is the probability of the least likely token.
@@ -85,6 +90,7 @@ class CallPart:
     name: str = TOOL_NAME
     probability: Unit | None = None
     least: Unit | None = None
+    value: Unit | None = None
     support: Support | None = None
     agreement: Unit | None = None
     occurs_as: tuple[str, ...] = ()
@@ -167,9 +173,20 @@ def call_probability(parts: Sequence[CallPart], call: int) -> float | None:
 
 
 def weakest_part(parts: Sequence[CallPart], call: int) -> CallPart | None:
-    """The least probable part of a call: the first place to look for what is wrong with it."""
+    """The part of a call of the least probable value: the first place to look for what is wrong with it.
+
+    Where all values are as good as certain, the least probable part: the doubt is in keys and marks.
+    """
     known = [part for part in parts if part.call == call and part.probability is not None]
-    return min(known, key=lambda part: part.probability or 0.0, default=None)
+    first = min(known, key=sureness, default=None)
+    if first is None or sureness(first) < _AS_GOOD_AS_CERTAIN:
+        return first
+    return min(known, key=lambda part: part.probability or 0.0)
+
+
+def sureness(part: CallPart) -> float:
+    """How likely a part's value was, apart from keys and marks where that is known; 0 where nothing is."""
+    return (part.probability if part.value is None else part.value) or 0.0
 
 
 def doubt_of(parts: Sequence[CallPart], call: int, key: str = "") -> CallDoubt | None:
@@ -180,7 +197,8 @@ def doubt_of(parts: Sequence[CallPart], call: int, key: str = "") -> CallDoubt |
     probability, weakest = call_probability(parts, call), weakest_part(parts, call)
     if probability is None or weakest is None:
         return None
-    least = weakest.probability or 0.0
+    doubted = sureness(weakest)
+    least = doubted if doubted < _AS_GOOD_AS_CERTAIN else weakest.probability or 0.0
     return CallDoubt(
         call=key,
         probability=probability,

@@ -88,6 +88,11 @@ def _is_same(shown: str, whole: bool, written: str) -> bool:
     return shown == written if whole else written.startswith(shown)
 
 
+def is_bare(character: str) -> bool:
+    """True for what may stand in a value without quotes."""
+    return _BARE.fullmatch(character) is not None
+
+
 def candidates_of(others: Sequence[Other], messages: Sequence[Message]) -> Iterator[Candidate]:
     """The other values, each with the names under which the messages have it."""
     for other in others:

@@ -22,6 +22,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from operator import itemgetter
 from typing import Final
 
 from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart, Candidate, call_probability
@@ -35,6 +36,7 @@ from grampus_uq.signals.call_slots import Written
 from grampus_uq.signals.call_support import names_of, support_of
 from grampus_uq.signals.prose import Span
 from grampus_uq.signals.token_signals import says_something
+from grampus_uq.signals.value_odds import BEHIND, value_odds
 from grampus_uq.wire.responses import stream_of
 
 MAX_CALLS: Final = 32
@@ -206,13 +208,17 @@ def _is_left_open(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One part of a call, 0 for its name and from 1 its arguments, and the log-probabilities of its tokens."""
+    """One part of a call, 0 for its name and from 1 its arguments, and the log-probabilities of its tokens.
+
+    `value` is that of the value apart from its form (`value_odds`), None where it is not one value of its own.
+    """
 
     number: int
     counted: Sequence[float]
     prose: Sequence[float] = ()
     values: Sequence[float] = ()
     others: Sequence[Other] = ()
+    value: float | None = None
 
 
 def _described(number: int, call: ToolCall, parts: Sequence[_Part], messages: Sequence[Message]) -> Iterator[CallPart]:
@@ -236,6 +242,7 @@ def _described(number: int, call: ToolCall, parts: Sequence[_Part], messages: Se
             name=name,
             probability=odds,
             least=least,
+            value=None if part.value is None else math.exp(part.value),
             support=support,
             occurs_as=occurs_as,
             candidates=candidates,
@@ -302,15 +309,31 @@ class _Read:
                 self.starts[at] < end and begin < self._end(at) for begin, end in place.values
             ):
                 values[part].append(logprob)
-        others = self._others(place, ends)
-        return [_Part(*found) for found in sorted(zip(numbers, counted, prose, values, others, strict=True))]
+        spans = self._spans(place, ends)
+        others = [() if span is None else self._other_values(*span) for span in spans]
+        found = zip(numbers, counted, prose, values, others, self._values(spans), strict=True)
+        return [_Part(*one) for one in sorted(found, key=itemgetter(0))]
 
-    def _others(self, place: Place, ends: Sequence[int]) -> list[Sequence[Other]]:
-        """The likely alternatives to each part's value; none where a part has not one value of its own."""
+    def _spans(self, place: Place, ends: Sequence[int]) -> list[Span | None]:
+        """Where each part's value is written; None where a part has not one value of its own."""
         spans: list[list[Span]] = [[] for _ in ends]
         for begin, end in place.values if place.ends is not None else ():
             spans[min(bisect_right(ends, begin), len(ends) - 1)].append((begin, end))
-        return [self._other_values(*own[0]) if len(own) == 1 else () for own in spans]
+        return [own[0] if len(own) == 1 else None for own in spans]
+
+    def _values(self, spans: Sequence[Span | None]) -> Iterator[float | None]:
+        """How likely each part's value was, and that there is one more argument than before it."""
+        further = 0.0
+        for span in spans:
+            if span is None:
+                yield None
+                further = 0.0
+                continue
+            begin, end = span
+            found = self._overlapping(begin, end + BEHIND)
+            odds = value_odds(self.text, begin, end, [(self.starts[at], self.tokens[at]) for at in found])
+            yield max(odds.value + further, _LOWEST)
+            further = odds.further
 
     def _other_values(self, begin: int, end: int) -> Sequence[Other]:
         found = self._overlapping(begin, end + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,13 @@ def test_the_nearest_right_call_differs_exactly_where_the_checker_objects(name: 
         assert kept == {
             k for k, v in arguments.items() if (k == "amount" and v != 7) or (k == "currency" and v == "USD")
         }
+
+
+def test_a_member_of_which_no_value_is_accepted_is_left_out() -> None:
+    task = bfcl_task(ToolCall(name="refund", arguments={}))
+    record = {"refund": {"record": [{"amount": [5], "to": []}]}}
+    other = replace(task, answer=record, right=lambda _: False)
+    assert other.truth == ToolCall(name="refund", arguments={"record": {"amount": 5}})
 
 
 def test_a_described_function_becomes_a_json_schema() -> None:

@@ -17,9 +17,10 @@ calls held while 5, 10, 20 % of the right ones are, ties broken at random; `extr
 cost a call beyond the agent's own work; `times_agent`: the agent's tokens up to there and the monitor's over the
 agent's, each prompt counted whole although a server's prefix cache may have most of it. Sets "within kinds" compare
 calls of one kind of task only. "By argument" the cases are arguments of calls to the right tool, wrong where their
-value is, each scored by its own probability and by the call's; `first` is the share of wrong calls whose least probable
-part is a wrong one, `chance` that of a guess. `held_wrong` and `held_right` are what is really held by the default, the
-guide's policy (`call_floor=None`), and the default without P(True) at calls (`unasked`: `Sensing(ask_of_calls=False)`).
+value is, each scored by its own value's probability and by the call's; `first` is the share of wrong calls whose least
+probable part (`weakest_part`) is a wrong one, `chance` that of a guess. `held_wrong` and `held_right` are what is
+really held by the default, the guide's policy (`call_floor=None`), and the default without P(True) at calls
+(`unasked`: `Sensing(ask_of_calls=False)`).
 Nothing here is fitted.
 """
 
@@ -46,7 +47,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording.kept_content import HASHED_ARGUMENTS
 from grampus_uq.recording.replay import ReplayedStep, replay
 from grampus_uq.recording.runs import Run, runs
-from grampus_uq.records.call_parts import WHOLE_CALL, CallPart, weakest_part
+from grampus_uq.records.call_parts import WHOLE_CALL, CallPart, sureness, weakest_part
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Reading, ToolCall
 from grampus_uq.records.vocabulary import Effect, MissingReason
@@ -339,9 +340,7 @@ def _argument_rows(name: str, model: str, asked: Sequence[Asked], options: Any) 
         if len(wanted) == 1 and len(chosen) < _FEWEST:
             continue
         for score in ("argument", "call_probability"):
-            values = [
-                (part.probability if score == "argument" else one.scores[score].value) or 0.0 for one, part in chosen
-            ]
+            values = [sureness(part) if score == "argument" else one.scores[score].value or 0.0 for one, part in chosen]
             wrong = [part.name in one.wrong_parts for one, part in chosen]
             found = figures(values, wrong, [one.task for one, _ in chosen], [""] * len(chosen), options)
             yield {"set": f"{name} by argument: {label}", "model": model, "score": score} | found

@@ -97,8 +97,8 @@ class BfclTask:
 
 
 def _plain(values: list[Any]) -> Any:
-    """The first accepted value; of an object, the first of each member's."""
-    value = values[0]
+    """The first accepted value, "" where none is; of an object, the first of each member's."""
+    value = values[0] if values else ""
     if isinstance(value, dict):
         members = {key: _plain(inner) if isinstance(inner, list) else inner for key, inner in value.items()}
         return {key: inner for key, inner in members.items() if inner != ""}

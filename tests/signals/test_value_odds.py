@@ -1,0 +1,117 @@
+"""Which part of a call is doubtful is told by its name and values, whatever its keys and marks were worth."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from grampus_uq import TokenLogprob, ToolCall
+from grampus_uq.records.call_parts import CallPart, weakest_part
+from grampus_uq.signals.call_tokens import call_parts
+from tests.signals.turns_of_calls import ARGUMENTS, FORMS, NAMES, own_words, tokens
+
+READ = ("object", "parameters", "arguments in a text", "function in a list", "marks", "kimi", "react", "pythonic")
+"""Forms whose arguments are read one by one."""
+ODDS = st.floats(0.001, 0.9)
+
+
+def values(found: list[TokenLogprob], call: ToolCall) -> dict[str, float | None]:
+    return {part.name: part.value for part in call_parts(found, [call])}
+
+
+def doubted(sure: list[TokenLogprob], at: int, odds: float) -> list[TokenLogprob]:
+    return [*sure[:at], replace(sure[at], logprob=math.log(odds)), *sure[at + 1 :]]
+
+
+@given(NAMES, ARGUMENTS, st.sampled_from(READ), ODDS, st.data())
+def test_doubt_in_one_token_is_that_of_the_value_that_it_writes_and_in_the_form_of_none(
+    name: str, arguments: dict[str, Any], form: str, odds: float, data: st.DataObject
+) -> None:
+    text, call = FORMS[form](name, arguments), ToolCall(name=name, arguments=arguments)
+    sure = tokens(text)
+    for at in range(len(sure)):
+        changed = [value for value in values(doubted(sure, at, odds), call).values() if value != 1.0]
+        assert changed in ([], [pytest.approx(odds)]), "each token belongs to one value or to none"
+    assume(arguments)
+    key = data.draw(st.sampled_from(list(arguments)))
+    value = arguments[key]
+    written = value if isinstance(value, str) else repr(value) if form == "pythonic" else json.dumps(value)
+    for word, of in ((name, ""), (written, key), (key, None)):
+        if text.count(word) == 1:
+            at = data.draw(st.sampled_from(own_words(text, "", {"": word})))
+            found = values(doubted(sure, at, odds), call)
+            expected = dict.fromkeys(found, 1.0) | ({} if of is None else {of: pytest.approx(odds)})
+            assert found == expected, (text, word)
+
+
+PAY = ToolCall(name="pay", arguments={"amount": 85, "to": "ann"})
+WRITTEN = ('{"name": "', "pay", '", "', 'arguments": {"', "amount", '": ', "85", ", ", '"to": "', "ann", '"}}')
+
+
+@pytest.mark.parametrize(
+    ("likely", "amount", "to"),
+    [
+        ({"85": {"own": 0.4, "850": 0.6}}, 0.4, 1.0),
+        ({"amount": {"own": 0.1, "sum": 0.9}}, 1.0, 1.0),
+        ({", ": {"own": 0.4, "0": 0.6}}, 0.4, 1.0),
+        ({", ": {"own": 0.4, "}": 0.6}}, 1.0, 0.4),
+        ({", ": {"own": 0.4, "}}": 0.3, ".": 0.3}}, 0.7, 0.4 / 0.7),
+        ({", ": {"own": 0.4}}, 0.4, 1.0),
+        ({", ": {"own": 0.4, "}": math.nan, "0": math.inf, "]": 1e9}}, 0.4, 1.0),
+    ],
+)
+def test_what_ends_a_value_counts_against_what_ends_it_elsewhere(
+    likely: dict[str, dict[str, float]], amount: float, to: float
+) -> None:
+    found = []
+    for one in WRITTEN:
+        own, *others = likely.get(one, {"own": 1.0}).items()
+        top = [(token, math.log(odds) if 0 < odds <= 1 else odds) for token, odds in others]
+        found.append(TokenLogprob(token=one, logprob=math.log(own[1]), top=tuple(top)))
+    assert values(found, PAY) == {"": 1.0, "amount": pytest.approx(amount), "to": pytest.approx(to)}
+
+
+@given(
+    NAMES,
+    ARGUMENTS,
+    st.sampled_from(READ),
+    st.lists(st.tuples(st.text(max_size=4), st.floats(allow_nan=True))),
+    st.data(),
+)
+def test_alternatives_of_any_kind_leave_each_value_a_probability_above_that_of_the_part(
+    name: str, arguments: dict[str, Any], form: str, others: list[tuple[str, float]], data: st.DataObject
+) -> None:
+    call, sure = ToolCall(name=name, arguments=arguments), tokens(FORMS[form](name, arguments))
+    logs = data.draw(st.lists(st.floats(-50, 0), min_size=len(sure), max_size=len(sure)))
+    found = [replace(one, logprob=log, top=tuple(others)) for one, log in zip(sure, logs, strict=True)]
+    for part in call_parts(found, [call]):
+        assert part.value is None or 0.0 <= part.value <= 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.none() | st.floats(0, 1)), min_size=1, max_size=6))
+def test_the_part_to_look_at_first_is_that_of_the_least_likely_value_where_one_is_in_doubt(
+    odds: list[tuple[float, float | None]],
+) -> None:
+    parts = [CallPart(name=str(n), probability=whole, value=value) for n, (whole, value) in enumerate(odds)]
+    told = [whole if value is None else value for whole, value in odds]
+    weakest = weakest_part(parts, 0)
+    assert weakest is not None
+    if min(told) < 0.95:
+        assert told[int(weakest.name)] == min(told)
+    else:
+        assert weakest.probability == min(whole for whole, _ in odds)
+
+
+def test_a_key_that_a_grammar_forced_does_not_hide_the_doubtful_value() -> None:
+    """As recorded: a grammar made a model write `arguments`, at which it would have written `description`."""
+    odds = {'arguments": {"': 0.05, "85": 0.6}
+    found = [TokenLogprob(token=one, logprob=math.log(odds.get(one, 1.0))) for one in WRITTEN]
+    weakest = weakest_part(call_parts(found, [PAY]), 0)
+    assert weakest is not None
+    assert (weakest.name, weakest.value) == ("amount", pytest.approx(0.6))
