@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,9 +28,15 @@ def alike_among(cards: Sequence[Card]) -> dict[str, int]:
     return {first[shape]: min(count, MOST_IN_BATCH) for shape, count in counts.items() if count > 1}
 
 
-def _types(value: Any) -> Any:
+def _types(value: Any) -> str:
+    """A digest of names and types, where a list is the set of what is in it.
+
+    Each level holds digests of the next, so that time and memory are linear in the call, however deep it is.
+    """
+    if not isinstance(value, Mapping | list):
+        return type(value).__name__
     if isinstance(value, Mapping):
-        return {name: _types(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return sorted({canonical_json(_types(one)) for one in value})
-    return type(value).__name__
+        inner: Any = {name: _types(one) for name, one in value.items()}
+    else:
+        inner = sorted(set(map(_types, value)))
+    return hashlib.sha256(canonical_json(inner).encode("utf-8", "surrogatepass")).hexdigest()
