@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests import sampling
+
 # A shell starts what runs in the background with Ctrl-C ignored, and every process that a test starts would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,7 +26,6 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 
 # How slowly examples are drawn says how busy the machine is, not whether the code is right.
 RELAXED = [HealthCheck.too_slow]
-settings.register_profile("grampus", deadline=None, suppress_health_check=RELAXED)
 settings.register_profile("thorough", deadline=None, max_examples=2000, suppress_health_check=RELAXED)
 # A mutant that fifty examples let live is worth a test of its own; that it dies is all one asks, not of what.
 settings.register_profile(
@@ -35,14 +36,31 @@ settings.register_profile(
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
-# In CI the same examples every time: a change is judged by what it changed. New ones are sought everywhere else.
-settings.register_profile("ci", deadline=None, suppress_health_check=RELAXED, derandomize=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "grampus"))
 
 
-def pytest_configure() -> None:
-    """Collect no cycles while tests are collected: imports make millions of objects, and drop hardly any."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how much is tried, and collect no cycles while tests are: imports make millions of objects, drop few."""
+    named = os.environ.get("HYPOTHESIS_PROFILE")
+    sampling.FULL = bool(named) or sampling.asks_for_slow(config.option.markexpr)
+    # In CI the same examples every time: a change is judged by what it changed. New ones are sought everywhere else.
+    settings.register_profile(
+        "grampus",
+        deadline=None,
+        max_examples=sampling.examples(100),
+        suppress_health_check=RELAXED,
+        derandomize=bool(os.environ.get("CI")),
+    )
+    settings.load_profile(named or "grampus")
     gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take into the slow stage, which tries them in full, the tests of which the default run tries a sample."""
+    if sampling.asks_for_slow(config.option.markexpr):
+        for item in items:
+            if sampling.is_sampled(item):
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

@@ -47,6 +47,7 @@ from grampus_uq.recording.runs import runs
 from grampus_uq.records.values import Outcome, Step
 from grampus_uq.testing import ScriptedModel
 from grampus_uq.wire import UNPARSED
+from tests.sampling import examples
 from tests.wire.test_calls import VALUES, Hostile
 from tests.wire.test_responses import COMPLETION, LISTED
 
@@ -203,7 +204,7 @@ def test_a_session_is_named_by_text(value: Any) -> None:
     assert UncertaintyMonitor().session(value, advisory=True).session_id
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(values=st.lists(VALUES, min_size=8, max_size=8))
 def test_advisory_nothing_that_is_handed_over_raises_or_stops(values: list[Any]) -> None:
     async def run() -> None:

@@ -40,6 +40,7 @@ from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel
+from tests.sampling import examples
 
 Action = UncertaintyAction
 PAY = ToolCall(name="pay", arguments={"to": "Mallory"})
@@ -208,7 +209,7 @@ def detectors_and_gaps(draw: Any) -> tuple[Detector, Run, Run]:
     return detector, run, less
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(policies, detectors_and_gaps())
 def test_a_stream_that_the_detector_never_lacked_counts_as_the_worst_when_it_is_missing_whatever_the_reason(
     policy, drawn

@@ -21,6 +21,7 @@ from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
 from grampus_uq.gate.signatures import Ed25519Signer
 from tests.gate.test_requests import ASKED, PAY, request
+from tests.sampling import examples
 
 APPROVERS, DEPUTIES = ("ann", "bob", "cleo"), ("dan", "eve")
 SIGNERS = {name: Ed25519Signer.generate() for name in (*APPROVERS, *DEPUTIES, "stranger")}
@@ -84,7 +85,7 @@ def authority(decision: ApprovalDecision, arrived_s: float) -> str | None:
     return d.principal if signed and right and covers and d.from_s <= arrived_s < d.until_s else None
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(arrived=st.lists(decisions(), max_size=6), required=st.integers(1, 3))
 def test_what_settles_rests_on_as_many_approvers_and_as_many_people_as_are_required(
     arrived: list[tuple[ApprovalDecision, float]], required: int

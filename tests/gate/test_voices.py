@@ -12,6 +12,7 @@ from grampus_uq.gate.requests import ApprovalDecision
 from grampus_uq.gate.voices import Voices
 from grampus_uq.records.visible_text import name_form
 from tests.gate.test_requests import ASKED
+from tests.sampling import examples
 
 APPROVERS, DEPUTIES = ("ann", "bob", "cleo", "Ann", "B\u200bob"), ("dan", "eve", "DAN", "fay")
 
@@ -41,7 +42,7 @@ def most(decisions: list[ApprovalDecision]) -> int:
 voices = st.builds(voice, st.sampled_from(APPROVERS), st.none() | st.sampled_from(DEPUTIES))
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.lists(voices, max_size=8))
 def test_as_many_count_as_share_no_voice_and_one_more_changes_the_count_by_one_at_the_most(
     decisions: list[ApprovalDecision],

@@ -17,6 +17,7 @@ from grampus_uq.importers import FailureLog, read_failure_logs
 from grampus_uq.records.vocabulary import Role
 from tests.importers.data import data_file
 from tests.importers.test_tau_bench import json_values, replaced
+from tests.sampling import examples
 
 
 def log(**changes: Any) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def test_refused_logs_can_be_collected_and_the_others_read(tmp_path: Path) -> No
 
 
 @given(st.lists(st.integers(0, 10), max_size=4), json_values)
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_stands_in_place_of_any_part_the_log_is_read_or_refused_by_name(
     tmp_path: Path, where: list[int], value: Any
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.json_stream import elements
+from tests.sampling import examples
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=30),
@@ -21,7 +22,7 @@ values = st.recursive(
     max_leaves=12,
 )
 objects = st.dictionaries(st.text(max_size=5), values, max_size=4)
-quick = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(deadline=None, max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 SMALL = 7  # bytes a block: every element, escape and character is cut somewhere

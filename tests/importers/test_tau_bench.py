@@ -19,6 +19,7 @@ from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Role, StopReason
 from grampus_uq.wire.calls import UNPARSED, is_unparsed
 from tests.importers.data import data_file
+from tests.sampling import examples
 
 
 def call(arguments: Any = '{"user": "mia", "n": 1.5}', name: Any = "get_user") -> dict[str, Any]:
@@ -220,7 +221,7 @@ def replaced(value: Any, path: list[int], new: Any) -> Any:
 
 
 @given(st.lists(st.integers(0, 10), max_size=6), json_values)
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_stands_in_place_of_any_part_the_run_is_read_or_refused_by_name(
     tmp_path: Path, where: list[int], value: Any
 ) -> None:

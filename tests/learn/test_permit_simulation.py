@@ -18,6 +18,7 @@ from grampus_uq.gate.permits import Entry, Permit, PermitState, applied, issued
 from grampus_uq.learn.permit_simulation import read_labelled_calls, simulate_permit
 from grampus_uq.stats.earned_threshold import CANDIDATES, Target
 from tests.guarantees.worlds import World, record
+from tests.sampling import examples
 
 GOOD_ABOVE_HALF = World(skill=(0.3, 1.0), cut=0.5, calls=0.8)
 
@@ -94,7 +95,7 @@ def test_counts_add_up_a_seed_repeats_itself_and_a_call_without_a_score_is_asked
     assert (unscored.out, unscored.asked) == (0, len(calls))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(CALLS, st.integers(0, 3), st.sampled_from([0.05, 0.4]))
 def test_simulated_is_what_a_permit_does_on_the_same_calls_draws_and_answers(
     calls: Any, seed: int, epsilon: float

@@ -20,6 +20,7 @@ from grampus_uq.records.values import Reading, ToolCall
 from grampus_uq.records.vocabulary import UncertaintyAction
 from tests.learn.html_page import Page
 from tests.recording.events import START_S, events, session, started, step_event
+from tests.sampling import examples
 
 PAUSE = UncertaintyAction.PAUSE_FOR_HUMAN
 
@@ -128,7 +129,7 @@ def test_an_advisory_run_is_not_told_as_stopped_and_hashed_text_is_not_shown_as_
     assert "hmac:" not in page.text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(events, min_size=1, max_size=8))
 def test_any_events_give_a_page_without_markup_of_theirs_scripts_or_addresses(found: list[Event]) -> None:
     page = run_html(a_run(found))

@@ -14,6 +14,7 @@ from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models.chat_format import CallOptions, parse_completion, request_body, wire_messages
 from grampus_uq.records.values import Message, ModelResponse, Role, TokenLogprob, ToolCall
 from tests.models.loopback import chat, tokens
+from tests.sampling import examples
 
 # What llama.cpp's server (build of xllamacpp 2026.10.11549) answered to "Capital of France?", SmolLM2-135M, two tokens.
 LLAMA_CPP = (
@@ -337,7 +338,7 @@ ODD_BODIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(body=ODD_BODIES | JSON)
 def test_any_json_is_either_refused_or_read_into_values_that_hold_their_rules(body: Any) -> None:
     try:
@@ -350,14 +351,14 @@ def test_any_json_is_either_refused_or_read_into_values_that_hold_their_rules(bo
         assert all(math.isfinite(value) and value <= 0.0 for value in values)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_either_refused_or_read(raw: bytes) -> None:
     with pytest.raises(ModelError):
         parse_completion(raw)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(), arguments=st.dictionaries(st.text(), st.none() | st.integers() | st.text(), max_size=3))
 def test_what_is_written_is_read_back(text: str, arguments: dict[str, Any]) -> None:
     call = ToolCall(id="c", name="f", arguments=arguments)

@@ -22,6 +22,7 @@ from grampus_uq.mcp.proxy_parts import ProxyParts
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.apply_decisions import apply_response
 from tests.proxy.guarded import Bench, bench
+from tests.sampling import examples
 
 _MOST_TOLD_APART = 4
 _HINT = {"readOnlyHint": True}
@@ -217,14 +218,14 @@ async def test_an_approved_call_runs_after_a_restart_by_the_definition_that_it_w
     await parts.aclose()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(_steps, max_size=14))
 def test_a_call_waits_exactly_where_another_definition_was_shown(steps: list[tuple[str, Any]]) -> None:
     anyio.run(live, steps)
 
 
 @pytest.mark.slow
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=examples(1_000), deadline=None)
 @given(st.lists(_steps, max_size=40))
 def test_nor_in_longer_lives(steps: list[tuple[str, Any]]) -> None:
     anyio.run(live, steps)

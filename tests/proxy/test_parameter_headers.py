@@ -22,6 +22,7 @@ from mcp.shared.inbound import (
 from grampus_uq.mcp.http_headers import reading_problem
 from grampus_uq.mcp.json_rpc import Message, UnclearError
 from grampus_uq.mcp.parameter_headers import check_parameters, parameter_headers
+from tests.sampling import examples
 
 _KEYS = ["region", "Region", "at", "inner"]
 _MARKS = ["Region", "region", "Zone", "x-mcp"]
@@ -81,7 +82,7 @@ def passes(headers: list[tuple[str, str]], schema: Mapping[str, Any] | None, arg
 
 
 @given(_calls())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_what_an_official_client_sends_passes_and_is_what_an_edit_is_sent_with(
     call: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
@@ -96,7 +97,7 @@ def test_what_an_official_client_sends_passes_and_is_what_an_edit_is_sent_with(
 
 
 @given(_calls(), _HEADERS, st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_header_passes_that_an_official_server_reads_as_something_else(
     call: tuple[dict[str, Any], dict[str, Any]], headers: list[tuple[str, str]], own: bool
 ) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from grampus_uq.mcp.json_rpc import id_in
 from grampus_uq.mcp.message_lines import TooLong
 from tests.proxy.guarded import Bench, bench
+from tests.sampling import examples
 
 pytestmark = pytest.mark.anyio
 
@@ -149,7 +150,7 @@ async def bench_pin(description: str) -> str:
         return pin.digest
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     spelling=st.sampled_from(sorted(SPELLINGS)),
     cuts=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 6), st.binary(max_size=3)), max_size=3),

@@ -34,6 +34,7 @@ from grampus_uq.recording.artifacts import (
     save,
     tools_hash,
 )
+from tests.sampling import examples
 
 PROMPT = prompt_hash("You book flights.")
 TOOLS = tools_hash([{"name": "book"}, {"name": "cancel"}])
@@ -66,7 +67,7 @@ profiles = st.builds(
 
 
 @given(profiles, st.none() | st.integers(-(2**70), 2**70))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path, profile: Profile, seed: int | None) -> None:
     made = ProfileArtifact(profile=profile, provenance=Provenance(seed=seed))
     fingerprint = save(made, tmp_path / "p.json")
@@ -188,7 +189,7 @@ def test_a_change_by_hand_is_noticed(tmp_path: Path, change: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_refused_or_means_the_same(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "p.json"
     made = artifact()

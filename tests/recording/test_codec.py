@@ -17,12 +17,13 @@ from grampus_uq.recording.codec import MAX_DEPTH
 from grampus_uq.records.events import Event, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Outcome, TokenLogprob, ToolCall
 from tests.recording.events import events, session, started, step_event
+from tests.sampling import examples
 
 GOLDEN = Path(__file__).with_name("golden_v1.jsonl")
 
 
 @given(events)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_every_event_comes_back_exactly(event: Event) -> None:
     line = encode(event)
     assert line.endswith(b"\n")
@@ -35,7 +36,7 @@ def test_every_event_comes_back_exactly(event: Event) -> None:
 
 
 @given(events, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_order_of_keys_and_spaces_do_not_matter(event: Event, random: Any) -> None:
     fields = list(json.loads(encode(event)).items())
     random.shuffle(fields)
@@ -43,7 +44,7 @@ def test_the_order_of_keys_and_spaces_do_not_matter(event: Event, random: Any) -
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8")))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_whatever_the_bytes_a_line_is_an_event_or_a_data_error_with_its_place(line: bytes) -> None:
     with pytest.raises(DataError) as caught:
         decode(line, path="x.jsonl", number=7)
@@ -51,7 +52,7 @@ def test_whatever_the_bytes_a_line_is_an_event_or_a_data_error_with_its_place(li
 
 
 @given(events, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_line_with_one_byte_changed_is_read_or_refused_but_never_crashes(event: Event, data: st.DataObject) -> None:
     line = bytearray(encode(event))
     place = data.draw(st.integers(0, len(line) - 1))

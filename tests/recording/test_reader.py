@@ -14,6 +14,7 @@ from grampus_uq.recording import PartialLine, RecordingProcessor, encode, read
 from grampus_uq.recording.reader import scan
 from grampus_uq.records.events import Event
 from tests.recording.events import session, started, step_event
+from tests.sampling import examples
 
 
 def written(path: Path, data: bytes) -> Path:
@@ -30,7 +31,7 @@ WHOLE = b"".join(map(encode, session(steps=2)))
 
 
 @given(st.integers(0, len(WHOLE)))
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_cut_anywhere_gives_every_whole_line_and_sets_the_piece_aside(tmp_path: Path, cut: int) -> None:
     events, torn = found(written(tmp_path / "s1.jsonl", WHOLE[:cut]))
     ends = [end for end in range(1, len(WHOLE) + 1) if WHOLE[end - 1 : end] == b"\n"]
@@ -41,7 +42,7 @@ def test_a_file_cut_anywhere_gives_every_whole_line_and_sets_the_piece_aside(tmp
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_pieces_in_front_of_a_whole_line_cost_no_event(tmp_path: Path, cuts: list[int]) -> None:
     line = encode(step_event(1))
     pieces = [encode(step_event(0))[: min(cut, len(encode(step_event(0))) - 2)] for cut in cuts]
@@ -127,7 +128,7 @@ def test_an_unfinished_line_is_logged_when_nobody_listens(tmp_path: Path, caplog
 
 
 @given(st.integers(1, len(encode(step_event(1))) - 1))
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_session_taken_up_after_a_kill_keeps_the_piece_in_a_file_beside(tmp_path: Path, cut: int) -> None:
     path = written(tmp_path / "s1.jsonl", encode(started()) + encode(step_event(1))[:cut])
     aside = tmp_path / "s1.jsonl.torn"

@@ -26,6 +26,7 @@ from grampus_uq.records.protocols import Processor
 from grampus_uq.records.values import Outcome, Reading, TokenLogprob
 from grampus_uq.records.vocabulary import UncertaintyAction
 from tests.recording.events import events, session, started, step_event
+from tests.sampling import examples
 
 KEY = b"k" * 32
 
@@ -165,7 +166,7 @@ def test_with_full_content_everything_is_kept(tmp_path: Path) -> None:
 
 
 @given(events, st.sampled_from(["hashed", "none"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_a_replay_reads_is_never_taken_away(event: Event, content: Any) -> None:
     left = decode(encode(redact(event, content, KEY), content=content))
     assert type(left) is type(event)

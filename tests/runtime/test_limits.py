@@ -19,6 +19,7 @@ from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.testing import answer
 from grampus_uq.wire.lone_surrogates import MAX_TEXT_CHARACTERS
 from tests.runtime.agents import AGENT, World, mail, results_by_call, runner, scripted
+from tests.sampling import examples
 
 pytestmark = pytest.mark.anyio
 
@@ -117,7 +118,7 @@ wraps = st.integers(0, 250)
 
 
 @given(arguments=st.dictionaries(texts, values, max_size=3), depth=wraps, name=texts, call_id=texts)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_whatever_is_proposed_the_session_can_be_read_again_and_runs_as_it_was_stored(
     arguments: dict[str, Any], depth: int, name: str, call_id: str
 ) -> None:

@@ -40,6 +40,7 @@ from grampus_uq.runtime.sub_agents import SubAgent
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.runtime.agents import AGENT, World, is_judgement
+from tests.sampling import examples
 
 LEAST = 0.9
 ANY = FittedFor(model="*", prompt_hash="*", tools_hash="*")
@@ -646,7 +647,7 @@ def sent_by(tiers: Sequence[Any], odds: float, *, at_least: float = LEAST) -> li
     return case.world.sent
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(TIERS, ODDS)
 def test_for_all_answers_of_all_tiers_only_what_the_chain_lets_out_goes_out(tiers: list[Any], odds: float) -> None:
     assert sent_by(tiers, odds) == may_go(tiers, odds)
@@ -656,7 +657,7 @@ def test_a_laxer_chain_is_caught_by_that_law() -> None:
     assert sent_by([("ann", 0.5, True)], 0.05, at_least=0.4) != may_go([("ann", 0.5, True)], 0.05)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(ODDS, ODDS, st.booleans(), st.sampled_from([{}, {"always_ask_tool_names": ["send"]}, {"low_threshold": 0.99}]))
 def test_a_chain_in_the_profile_never_lets_out_what_was_held_without_one(
     odds: float, stated: float, read: bool, policy: dict[str, Any]
@@ -681,7 +682,7 @@ def test_a_chain_in_the_profile_never_lets_out_what_was_held_without_one(
         assert chained.rule == "chain"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     TIERS,
     st.sampled_from([0.05, 0.5, 0.7, 0.85, 0.91, 0.95]),

@@ -10,6 +10,7 @@ from grampus_uq.errors import StoreError
 from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
+from tests.sampling import examples
 
 messages = st.builds(
     Message,
@@ -31,7 +32,7 @@ edits = st.lists(
 
 
 @given(edits=edits)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_whatever_is_done_to_a_transcript_between_saves_the_log_gives_it_back(edits: list[tuple[str, object]]) -> None:
     now: list[Message] = []
     kept: list[Message] = []
@@ -52,7 +53,7 @@ def test_whatever_is_done_to_a_transcript_between_saves_the_log_gives_it_back(ed
 
 
 @given(edits=edits, place=st.integers(0, 50))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_log_with_an_entry_changed_left_out_or_moved_is_refused(edits: list[tuple[str, object]], place: int) -> None:
     added = [message for what, value in edits if what == "add" for message in value]  # type: ignore[attr-defined]
     log: list[str] = []

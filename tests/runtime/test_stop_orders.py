@@ -31,6 +31,7 @@ from grampus_uq.runtime.store import Change, Document, Put
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, scripted, unknown_calls
+from tests.sampling import examples
 
 
 class Ordering(MemoryStore):
@@ -83,7 +84,7 @@ async def precondition(call: ToolCall) -> None:
     """Holds; that it is there makes the way to the tool longer."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     at=st.integers(1, 24),
     after=st.booleans(),

@@ -15,6 +15,7 @@ from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, look, mail, results_by_call, runner
+from tests.sampling import examples
 
 CALLS = st.lists(st.sampled_from(["mail", "look", "unknown_tool", "bad_arguments", "same_id", "no_id"]), max_size=4)
 ANSWERS = st.lists(
@@ -52,7 +53,7 @@ def valid(messages: list[Message]) -> None:
 
 
 @given(turns=st.lists(CALLS, min_size=1, max_size=3), answers=ANSWERS, p_true=st.sampled_from([0.3, 0.6, 0.95]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_every_call_has_exactly_one_result_whatever_humans_do(
     turns: list[list[str]], answers: list[str], p_true: float
 ) -> None:

@@ -34,6 +34,7 @@ from grampus_uq.signals.turn_events import (
 )
 from grampus_uq.stats.content_words import STOP_WORDS
 from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_scores
+from tests.sampling import examples
 from tests.signals import _transcription as paper
 from tests.trajectory_runs import run_components
 
@@ -134,7 +135,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(conversations())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_the_components_of_made_up_runs_are_those_of_the_papers_equations(messages: list[dict[str, Any]]) -> None:
     assert_equal_to_the_paper(messages, HASHING)
 
@@ -153,14 +154,14 @@ def live(events: Sequence[TurnEvent], *, store: bool) -> tuple[list[StepComponen
 
 
 @given(conversations())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_live_run_stored_and_resumed_at_every_event_gives_what_replay_gives(messages: list[dict[str, Any]]) -> None:
     events = list(events_of(messages))
     assert live(events, store=True)[0] == run_components(events, HASHING)
 
 
 @given(conversations(), st.randoms(use_true_random=False))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_calls_reported_again_in_any_way_are_not_counted_twice(messages: list[dict[str, Any]], rng: Any) -> None:
     events = list(events_of(messages))
     noisy: list[TurnEvent] = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.records.values import ToolCall
 from grampus_uq.wire.calls import MAX_ARGUMENT_CHARACTERS, UNPARSED, is_unparsed, read_arguments, read_call
+from tests.sampling import examples
 
 PAY = ToolCall(id="c1", name="pay", arguments={"amount": 5})
 TEXT = '{"amount": 5}'
@@ -158,7 +159,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(VALUES)
 def test_whatever_is_handed_over_becomes_a_call_that_can_be_stored_and_told_apart(value: Any) -> None:
     for given_value in (value, SimpleNamespace(**value) if _names(value) else value):
@@ -173,7 +174,7 @@ def _names(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) and name.isidentifier() for name in value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())))
 def test_arguments_are_the_same_as_text_and_as_an_object(values: dict[str, Any]) -> None:
     assert read_arguments(json.dumps(values)) == read_arguments(values)
@@ -183,7 +184,7 @@ def test_arguments_are_the_same_as_text_and_as_an_object(values: dict[str, Any])
 _names_and_ids = st.sampled_from(["", "c1", "pay", "look_up", "x_call", "é", "\ud83d"]) | VALUES
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(_names_and_ids, _names_and_ids, VALUES, st.sampled_from(["tool_call", "custom", "shell_call", None, 7, ""]))
 def test_a_call_of_langchain_is_read_as_one_with_a_field_more(name: Any, call_id: Any, args: Any, kind: Any) -> None:
     call = {"name": name, "args": args, "id": call_id, "type": kind}

@@ -15,6 +15,7 @@ from openai.types.responses import Response
 from grampus_uq.records.values import Message, ModelResponse, TokenLogprob, TokenUsage, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.wire import read_call, read_logprobs, read_messages, read_response, read_usage
+from tests.sampling import examples
 from tests.wire.test_calls import VALUES, Hostile
 
 TOKENS = (
@@ -201,7 +202,7 @@ def test_rounding_above_zero_is_zero_and_numbers_of_any_kind_are_floats() -> Non
     assert stream.tokens == (TokenLogprob(token="a", logprob=-0.5), TokenLogprob(token="b", logprob=0.0))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(VALUES)
 def test_whatever_is_given_for_log_probabilities_is_sound_or_missing(value: Any) -> None:
     for form in (value, [value], {"content": [value]}, [{"token": "a", "logprob": value}], {"logprobs": value}):
@@ -213,7 +214,7 @@ def test_whatever_is_given_for_log_probabilities_is_sound_or_missing(value: Any)
         assert stream.tokens is None or stream.problem is None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(VALUES, VALUES)
 def test_whatever_is_given_for_an_answer_is_read_into_values_that_can_be_stored(value: Any, other: Any) -> None:
     forms = (
@@ -233,7 +234,7 @@ def test_whatever_is_given_for_an_answer_is_read_into_values_that_can_be_stored(
             assert read.usage.total_tokens < 2**60
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(VALUES, VALUES)
 def test_whatever_is_given_for_a_transcript_is_read_or_left_out(value: Any, other: Any) -> None:
     for form in (

@@ -1,0 +1,47 @@
+"""How much a run tries follows from what was asked for."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests import sampling
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("selection", "asked"),
+    [
+        ("slow", True),
+        ("slow and hypothesis", True),
+        ("not kills and (slow)", True),
+        ("not slow", False),
+        ("not slow and not kills", False),
+        ("not kills and not suites", False),
+        ("", False),
+    ],
+)
+def test_all_of_it_is_tried_where_the_slow_tests_are_named(selection: str, asked: bool) -> None:
+    assert sampling.asks_for_slow(selection) is asked
+
+
+def test_plain_pytest_does_not_ask_for_it_and_the_continuous_integration_does() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]
+    assert not sampling.asks_for_slow(settings["addopts"][-1])
+    given = [
+        shlex.split(line) for line in (ROOT / ".ci" / "run").read_text("utf-8").splitlines() if "pytest -m" in line
+    ]
+    assert any(sampling.asks_for_slow(words[words.index("-m") + 1]) for words in given if words[0] == "pytest")
+
+
+@pytest.mark.parametrize(("full", "sample"), [(8, 8), (25, 25), (40, 25), (100, 25), (400, 100)])
+def test_a_sample_is_a_quarter_and_no_fewer_than_twenty_five(
+    full: int, sample: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for everything, expected in ((False, sample), (True, full)):
+        monkeypatch.setattr(sampling, "FULL", everything)
+        assert sampling.examples(full) == expected
