@@ -47,9 +47,18 @@ if TYPE_CHECKING:
 HOLD_S: Final = 55.0
 _MOST_ROUNDS: Final = 8
 _STORE_DOWN: Final = "Not executed: the session store cannot be reached, and no call runs without it."
+_UNSEEN: Final = (
+    "The session store cannot be reached now: it is not known here whether this call still waits. Call this tool again "
+    "with exactly the same arguments later: that says what became of it."
+)
 _PENDING: Final = (
     "Not executed yet: this call waits for a human's decision (request {request}). Nothing has happened. Call this "
     "tool again with exactly the same arguments later: once it is approved, that runs it, once, and gives its result."
+)
+_AGAIN: Final = (
+    "Not executed yet: this call waits for a human's decision (request {request}). The same call ran in this session "
+    "before; this one did not. Call this tool again with exactly the same arguments later: once it is approved, that "
+    "runs it once more, and gives its result."
 )
 _UNKNOWN: Final = (
     "This call was started, and nobody knows whether it took effect: it waits for a human's decision (request "
@@ -57,7 +66,7 @@ _UNKNOWN: Final = (
     "became of it."
 )
 _RUNNING: Final = (
-    "This call was approved and is still running. Call this tool again with exactly the same arguments later: that "
+    "This call was let through and is still running. Call this tool again with exactly the same arguments later: that "
     "gives its result, and does not run it again."
 )
 
@@ -186,8 +195,17 @@ class CallExchange:
             with anyio.move_on_after(until - anyio.current_time()) as scope:
                 await _first_of(changed.wait, cancelled.wait)
             if scope.cancelled_caught:
+                await self._confirm()
                 return Answered(line=_result_line(message, self._pending(message, call, became, round_)))
         return None
+
+    async def _confirm(self) -> None:
+        """What a client is told of a call that waits is so only while the session is served here."""
+        try:
+            await self.calls.session.confirm()
+        except StoreError as error:
+            self._say(f"the store cannot be reached: {error}")
+            raise RefusedError(_UNSEEN) from error
 
     def _binding(self, call: ToolCall) -> StateBinding:
         names = self.calls.session.names
@@ -211,7 +229,8 @@ class CallExchange:
                 params = {"mode": "form", **self.elicitation.form(wait.request)}
                 asked["inputRequests"] = {QUESTION: {"method": CREATE, "params": params}}
             return asked
-        text = (_UNKNOWN if wait.request.unknown_outcome else _PENDING).format(request=wait.request.id[:8])
+        text = _UNKNOWN if wait.request.unknown_outcome else _AGAIN if wait.again else _PENDING
+        text = text.format(request=wait.request.id[:8])
         return text_result(text, is_error=True, modern=modern, request=wait.request.id, **_why(wait.request))
 
     def _shows_form(self, message: Message, request: ApprovalRequest, round_: int) -> bool:
@@ -241,7 +260,8 @@ class CallExchange:
         with suppress(ValueError, RecursionError):  # NaN, or too deep: no strict JSON
             raw = json.dumps(noted, allow_nan=False) if isinstance(noted, dict) else None
             line = line if noted is result else written({**values, "result": noted})
-        await self.calls.finish(record, text=_text_of(result, error), is_error=is_error, raw=raw)
+        text = _text_of(result, error)
+        await self.calls.finish(record, text=text, is_error=is_error, raw=raw, executed=True)
         return line
 
     # -- without an answer ----------------------------------------------------------------------------------------

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.mcp.pins import Pin
+from grampus_uq.records.vocabulary import Effect
+
+
+def matters(record: CallRecord) -> bool:
+    """True for a call of which somebody has to know what became of it."""
+    return bool(record.decisions) or record.effect is Effect.IRREVERSIBLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +24,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """This call waits: for a decision on the request, or (None) for its own result."""
+    """This call waits: for a decision on the request, or (None) for its result; `again`: the same one ran before."""
 
     request: ApprovalRequest | None
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +49,4 @@ class OpenCall:
     id: str
     shown: tuple[Pin, ...] = ()
     answer: Answer | None = None
+    executed_before: bool = False

@@ -14,15 +14,16 @@ from typing import Final
 
 import anyio
 
-from grampus_uq.errors import GrampusError, SessionConflictError, SessionError
+from grampus_uq.errors import GrampusError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.gate import Gate
+from grampus_uq.mcp.call_outcomes import matters
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.run_state import ATTENDED, AgentState
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StopOrders, StoppedError
@@ -30,7 +31,11 @@ from grampus_uq.runtime.turn import Turn
 
 _POLL_S: Final = 0.3
 _UNDECIDED: Final = "Not executed: the client left before it was decided."
-_LOST: Final = "Not executed: another process took this session over."
+_LOST: Final = (
+    "Another process took this session over: no call runs here any more, and what became of those that waited here is "
+    "known there."
+)
+_CONFIRM_S: Final = 5.0
 
 
 class RefusedError(GrampusError):
@@ -89,8 +94,8 @@ class ConnectionSession:
                 delegates={},
             )
             turn.restore()
-            state = lease.state  # of what ran on its own authority nothing is owed
-            state.turn = [one for one in state.turn if one.phase is not CallPhase.SETTLED or one.decisions]
+            state = lease.state  # of a call that merely reads, or can be undone, nothing is owed
+            state.turn = [one for one in state.turn if one.phase is not CallPhase.SETTLED or matters(one)]
             lost = [("outcome_unknown", turn.facts(record)) for record in turn.recover()]
             if lost:
                 await lease.save(*lost)  # at once: humans are asked about these
@@ -135,6 +140,16 @@ class ConnectionSession:
         return await SessionLease.take(
             self._ledger, state, version, worker=worker, lease_s=self._lease_s, stops=self._stops
         )
+
+    async def confirm(self) -> None:
+        """Look whether the session is still this process's. Raises RefusedError if not, StoreError."""
+        state, found = self.current().lease.state, None
+        with anyio.move_on_after(_CONFIRM_S) as scope:
+            found = await self._ledger.store.get("session", session_key(state.agent_id, state.session_id))
+        if scope.cancelled_caught:
+            raise StoreError("The store does not answer.")
+        if found is None or self._ledger.head(found)[0].worker != state.worker:
+            raise RefusedError(_LOST)
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do this work once the session is open, renew the lease and heed stop orders, until it is cancelled."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.mcp.json_rpc import Message, written
+from grampus_uq.mcp.tool_pins import UNSHOWN
 from grampus_uq.records.visible_text import short, visible
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
@@ -98,7 +99,7 @@ class Elicitation:
 
     def _decides(self, request: ApprovalRequest) -> bool:
         whole = _whole_call(request) is not None and len(visible(request.reason)) <= _MOST_WHY
-        return self._mode == "decide" and not request.unknown_outcome and whole
+        return self._mode == "decide" and not request.unknown_outcome and whole and UNSHOWN not in request.reason
 
 
 def is_answer(message: Message) -> bool:

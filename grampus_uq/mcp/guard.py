@@ -6,9 +6,8 @@ Their number is bounded, and so are the bytes that they hold.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from grampus_uq.mcp.answers import Answers, Taken
 from grampus_uq.mcp.byte_budget import ByteBudget
 from grampus_uq.mcp.call_exchange import CallExchange, Passed
 from grampus_uq.mcp.elicitation import elicits, is_answer
+from grampus_uq.mcp.hand_overs import HandOvers
 from grampus_uq.mcp.json_rpc import (
     CANCEL,
     INVALID_REQUEST,
@@ -39,7 +39,6 @@ from grampus_uq.mcp.json_rpc import (
 from grampus_uq.mcp.message_lines import TooLong
 
 _MAX_HELD: Final = 1_000
-_MAX_HANDED: Final = 64  # requests that were answered and may still be given up
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _DRAIN_S: Final = 40.0
 """Results that came before the server ended are stored for so long: longer than a store waits for a lock."""
@@ -70,9 +69,8 @@ class Guard:
         self._to_client, self._to_server, self._exchange, self._late_s = to_client, to_server, exchange, late_s
         self._answers, self._say = Answers(exchange.calls, say, prefix=exchange.prefix), say
         self._open: dict[Id, _Open] = {}
-        self._given_up: set[str] = set()
-        self._handed: OrderedDict[Id, str] = OrderedDict()
-        self._handing: Counter[str] = Counter()
+        self._given_up: set[Id] = set()
+        self._hand_overs = HandOvers()
         self._calls, self._results = ByteBudget(max_bytes), ByteBudget(max_bytes)
         self._working = 0
         self._rested = anyio.Event()
@@ -167,13 +165,15 @@ class Guard:
         if one is not None:
             one.cancelled.set()
             return True
-        handed = self._handed.pop(identity, None) if is_id(identity) else None
-        if handed is not None:  # its client had given it up before the answer came
-            self._given_up.add(handed)
-            self._take_back(handed)
-        record = self._answers.running.get(identity) if is_id(identity) else None
-        if record is not None and record.proposed.id not in self._given_up:
-            self._given_up.add(record.proposed.id)
+        if not is_id(identity):
+            return False
+        undelivered = self._hand_overs.give_up(identity)
+        if undelivered is not None:
+            self._exchange.calls.take_back(undelivered)
+        record = self._answers.running.get(identity)
+        if record is not None and identity not in self._given_up:
+            self._given_up.add(identity)
+            self._exchange.calls.left(record.proposed.id)
             await self._start(self._await_late, identity, record)
         return False
 
@@ -181,7 +181,7 @@ class Guard:
         """End a call that its client gave up: by a late answer, or by none, as servers are to do that heed it."""
         await anyio.sleep(self._late_s)
         if self._answers.give_up(identity, record):
-            self._given_up.discard(record.proposed.id)
+            self._given_up.discard(identity)
             await self._exchange.given_up(record)
 
     async def _take(self, message: Message) -> None:
@@ -192,7 +192,7 @@ class Guard:
         elif not self._calls.take(len(message.line)):
             full = "Not executed: the calls that are open hold too many bytes already."
         if full is None:
-            self._handed.pop(message.id, None)
+            self._hand_overs.forget(message.id)
             self._open[message.id] = one = _Open(message)
             self._working += 1
             await self._start(self._work, self._serve, one)
@@ -212,38 +212,21 @@ class Guard:
             self._answers.running[one.message.id] = outcome.record
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server is gone
                 await self._to_server(outcome.line)
-        elif outcome is not None and outcome.call_id is not None:
-            async with self._handing_over(one.message.id, outcome.call_id):
-                await self._hand(outcome.call_id, outcome.line)
-        elif outcome is not None:
+        elif outcome is not None and outcome.call_id is None:
             await self._reply(outcome.line)
+        elif outcome is not None and outcome.call_id is not None and not one.cancelled.is_set():  # else it stays kept
+            self._hand_overs.begin(one.message.id, outcome.call_id)
+            await self._hand(one.message.id, outcome.call_id, outcome.line)
 
-    @asynccontextmanager
-    async def _handing_over(self, identity: Id, call_id: str) -> AsyncIterator[None]:
-        """While the client is given what became of a call: one that gives the request up then, or later, has it not."""
-        self._handing[call_id] += 1
-        self._handed[identity] = call_id
-        if len(self._handed) > _MAX_HANDED:
-            self._handed.popitem(last=False)
+    async def _hand(self, identity: Id, call_id: str, line: bytes | Awaitable[bytes]) -> None:
+        """Tell a request what became of its call; one that was given up by then, or later, has not been told."""
         try:
-            yield
+            told = await self._reply(line if isinstance(line, bytes) else await line)
+            if told and self._hand_overs.wants(identity, call_id):
+                await self._exchange.calls.delivered(call_id)
         finally:
-            self._handing[call_id] -= 1
-            if call_id in self._given_up:
-                self._take_back(call_id)
-            elif not self._handing[call_id]:
-                del self._handing[call_id]
-
-    async def _hand(self, call_id: str, line: bytes) -> None:
-        if await self._reply(line) and call_id not in self._given_up:
-            await self._exchange.calls.delivered(call_id)
-
-    def _take_back(self, call_id: str) -> None:
-        """Keep what was given to a client that had given up, once nobody gives it any more."""
-        if not self._handing[call_id]:
-            del self._handing[call_id]
-            self._given_up.discard(call_id)
-            self._exchange.calls.take_back(call_id)
+            if self._hand_overs.end(call_id):
+                self._exchange.calls.take_back(call_id)
 
     async def _reply(self, line: bytes) -> bool:
         """True once the client has it; False where it is gone."""
@@ -265,14 +248,16 @@ class Guard:
         if taken.record is None:
             await self._reply(taken.line)
             return
+        identity = taken.values["id"]
+        self._hand_overs.begin(identity, taken.record.proposed.id, wanted=identity not in self._given_up)
+        self._given_up.discard(identity)
         await self._results.wait_for(len(taken.line))
         self._working += 1
         await self._start(self._work, self._store, taken, taken.record)
 
     async def _store(self, taken: Taken, record: CallRecord) -> None:
         try:
-            async with self._handing_over(taken.values["id"], record.proposed.id):
-                line = await self._exchange.returned(record, taken.line, taken.values)
-                await self._hand(record.proposed.id, line)
+            stored = self._exchange.returned(record, taken.line, taken.values)
+            await self._hand(taken.values["id"], record.proposed.id, stored)
         finally:
             self._results.give(len(taken.line))

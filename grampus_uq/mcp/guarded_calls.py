@@ -9,7 +9,6 @@ handed over is handed over. After that the same call is a new one.
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -21,8 +20,10 @@ from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
-from grampus_uq.mcp.call_outcomes import Answer, OpenCall, Run, Wait
+from grampus_uq.mcp.call_notes import CallNotes
+from grampus_uq.mcp.call_outcomes import Answer, OpenCall, Run, Wait, matters
 from grampus_uq.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
+from grampus_uq.mcp.hand_overs import DeliveredResults
 from grampus_uq.mcp.listed_tools import ListedTools
 from grampus_uq.mcp.pins import Pin
 from grampus_uq.mcp.tool_pins import UNLISTED, ToolPins, changed
@@ -32,15 +33,12 @@ from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger, Note
-from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.turn import Turn
 
 _POLL_S: Final = 0.3
 _MAX_OPEN: Final = 1_000
 _MAX_MESSAGES: Final = 400
 _MAX_TEXT: Final = 2_000
-_MAX_RESULTS: Final = 4_000_000
-_MOST_DELIVERED, _MAX_TAKEN_BACK = 64, 100_000  # results that a client may still turn out not to have
 _MAX_WAITING: Final = 8_000_000
 _PROMPT: Final = 24
 _ABORTED: Final = "Not executed: the policy aborted this session. No call of it runs any more."
@@ -78,7 +76,8 @@ class GuardedCalls:
         self._pins, self._only_listed = ToolPins(ledger.store, names.agent_id), only_listed
         self._seen: dict[str, int] = {}
         self._storing: set[str] = set()
-        self._delivered: OrderedDict[str, tuple[CallRecord, str | None]] = OrderedDict()
+        self._delivered = DeliveredResults()
+        self._awaited = set[str]()  # calls that no human decided on, whose client waits for their result
         self._open: WeakValueDictionary[str, OpenCall] = WeakValueDictionary()
 
     async def open(self) -> None:
@@ -133,7 +132,7 @@ class GuardedCalls:
                 return opened
             record = next(one for one in state.turn if one.proposed.id == call.id)
             if record.waiting:
-                self._asked_under(record, opened.shown)
+                record = state.keep(self._asked_under(self._says_executed(record, opened), opened.shown))
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened
@@ -147,17 +146,36 @@ class GuardedCalls:
         return not self._monitor.profile.advisory
 
     def _same(self, call: ToolCall) -> CallRecord | None:
-        """The open record of the same call: one that waits, or that a human decided on."""
+        """The open record of the same call: one that waits, that a human decided on, or whose client gave it up."""
         digest = call.digest()
         return next(
             (
                 record
                 for record in self.session.current().lease.state.turn
-                if (record.waiting or record.decisions or record.phase is CallPhase.SETTLED)
-                and record.proposed.digest() == digest
+                if (record.waiting or record.decisions or self._given_up(record)) and record.proposed.digest() == digest
             ),
             None,
         )
+
+    def _given_up(self, record: CallRecord) -> bool:
+        """True for a call that ran, or runs, without a human's decision, and whose client has not its result."""
+        ran = record.phase in (CallPhase.STARTED, CallPhase.SETTLED) and self._acts and matters(record)
+        return ran and record.proposed.id not in self._awaited
+
+    @property
+    def _notes(self) -> CallNotes:
+        return CallNotes(self.session.current().lease.state)
+
+    def _says_executed(self, record: CallRecord, opened: OpenCall) -> CallRecord:
+        """A call that waits, and whose request says where the same one ran before in this session."""
+        executed = self._notes.executed_at(record.proposed)
+        if executed is None:
+            return record
+        opened.executed_before = True
+        reason = f"the same call was executed in this session at {executed:.25} UTC"
+        reasons = {one.id: f"{reason}; {one.reason}" for one in record.requests}
+        requests = (one.model_copy(update={"reason": reasons[one.id]}) for one in record.requests)
+        return record.change(requests=tuple(requests))
 
     def _note_call(self, call: ToolCall) -> None:
         state = self.session.current().lease.state
@@ -213,7 +231,9 @@ class GuardedCalls:
                 record = turn.lease.state.record(record)
                 if record.phase is CallPhase.SETTLED:
                     return self._handed_over(record)
-                return Wait(request=record.requests[0] if record.waiting else None)
+                return Wait(request=record.requests[0] if record.waiting else None, again=call.executed_before)
+            if not started[0].decisions:
+                self._awaited.add(call.id)
         record = started[0]
         reads = record.effect is Effect.READ and not record.decisions and record.grant is None
         if not reads and not await turn.announce(started):
@@ -224,19 +244,16 @@ class GuardedCalls:
 
     def _asked_under(self, record: CallRecord, shown: tuple[Pin, ...]) -> CallRecord:
         """Remember the definitions of its tool under which a call is asked about."""
-        state = self.session.current().lease.state
-        open_calls = {one.proposed.id for one in state.turn}
-        kept = {name: digest for name, digest in _texts(state, "asked").items() if name in open_calls}
-        state.metadata["asked"] = kept | {record.proposed.id: " ".join(pin.digest for pin in shown)}
+        self._notes.ask(record.proposed.id, shown)
         return record
 
     def _was_asked(self, record: CallRecord) -> bool:
         """True for a call that waited: the same call again may come from whoever was shown another definition since."""
-        return bool(record.decisions) or record.proposed.id in _texts(self.session.current().lease.state, "asked")
+        return bool(record.decisions) or self._notes.asked_under(record.proposed.id) is not None
 
     async def _redefined(self, record: CallRecord, shown: tuple[Pin, ...]) -> Doubt | None:
         """Why a cleared call is asked about again: what was shown of its tool is not what it was asked under."""
-        before = _texts(self.session.current().lease.state, "asked").get(record.proposed.id, "").split()
+        before = self._notes.asked_under(record.proposed.id) or []
         new = [pin for pin in shown if pin.digest not in before]
         if not self._acts or not self._was_asked(record) or not (new or (before and not shown)):
             return None
@@ -249,29 +266,42 @@ class GuardedCalls:
     def _handed_over(self, record: CallRecord) -> Answer:
         """The answer of a settled call: its kept result, or the text in its place."""
         state = self.session.current().lease.state
-        kept = _texts(state, "results")
-        raw = kept.get(record.proposed.id)
+        raw = self._notes.result(record.proposed.id)
         texts = (m.content for m in reversed(state.messages) if m.tool_call_id == record.proposed.id)
         return Answer(text=next(texts, None) or _TOO_LARGE, is_error=record.is_error, raw=raw)
 
-    async def finish(self, record: CallRecord, *, text: str, is_error: bool, raw: str | None = None) -> None:
-        """Take the result of a call that ran; it is stored before anybody is told of it."""
+    async def finish(
+        self,
+        record: CallRecord,
+        *,
+        text: str,
+        is_error: bool,
+        raw: str | None = None,
+        executed: bool = False,
+    ) -> None:
+        """Take what became of a call that was started; it is stored before anybody is told of it.
+
+        `executed`: its server answered. Only then the answer to a call that no human decided on is kept.
+        """
         async with self.session.lock:
             turn = self.session.current()
             state = turn.lease.state
             if not any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 return
-            kept = _texts(state, "results")
-            if record.decisions and raw is not None and len(raw) + sum(map(len, kept.values())) <= _MAX_RESULTS:
-                state.metadata["results"] = {**kept, record.proposed.id: raw}
+            stays = bool(record.decisions) or (executed and self._acts and matters(record))
+            if stays and raw is not None:
+                self._notes.keep_result(record.proposed.id, raw)
+            if executed and matters(record):
+                self._notes.executed(record.proposed, self._ledger.now_s())
             outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
             record = state.record(record)
             turn.take_result(record, outcome)
             waited_for = self._open.get(record.proposed.id)
             if waited_for is not None:
                 waited_for.answer = Answer(text=_short(text), is_error=is_error, raw=raw)
-            if not record.decisions:
+            if not stays:
                 state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
+                self._awaited.discard(record.proposed.id)
             self._storing.add(record.proposed.id)
         try:
             with contextlib.suppress(SessionConflictError):
@@ -286,6 +316,7 @@ class GuardedCalls:
         async with self.session.lock:
             turn = self.session.current()
             state = turn.lease.state
+            self._awaited.discard(record.proposed.id)
             if any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 now_s = self._ledger.now_s()
                 after = recovered(state.record(record), turn.terms(), self.gate.approvals, record.effect, now_s)
@@ -330,14 +361,19 @@ class GuardedCalls:
 
     async def given_up(self, record: CallRecord) -> None:
         """The client gave a call up that runs, and no answer came: what became of it is asked where it matters."""
-        if record.decisions or record.effect is Effect.IRREVERSIBLE:
+        if matters(record):
             await self.lost(record)
         else:
             await self.finish(record, text=GIVEN_UP, is_error=True)
 
+    def left(self, call_id: str) -> None:
+        """The client gave up a call that runs: the same call again waits for its result, and does not run beside it."""
+        self._awaited.discard(call_id)
+
     async def delivered(self, call_id: str) -> None:
         """The client was handed what became of a call: the same call again is a new one."""
         async with self.session.lock:
+            self._awaited.discard(call_id)
             if not self.session.is_open:
                 return
             state = self.session.current().lease.state
@@ -347,27 +383,21 @@ class GuardedCalls:
                 if waited_for is not None and waited_for.answer is None:
                     waited_for.answer = self._handed_over(settled[0])
                 state.turn = [record for record in state.turn if record.proposed.id != call_id]
-                kept = _texts(state, "results")
-                raw = kept.pop(call_id, None)
-                if raw is not None:
-                    state.metadata["results"] = kept
-                if settled[0].decisions:
-                    self._delivered[call_id] = settled[0], raw if raw is None or len(raw) <= _MAX_TAKEN_BACK else None
-                    if len(self._delivered) > _MOST_DELIVERED:
-                        self._delivered.popitem(last=False)
+                self._delivered.add(settled[0], self._notes.drop_result(call_id))
 
     def take_back(self, call_id: str) -> None:
-        """The client had given up before it was handed what became of an approved call: keep it for the same call.
+        """The client had given up before it was handed what became of a call: keep it for the same call.
 
         It waits for nothing, the store neither: the next save has it.
         """
-        record, raw = self._delivered.pop(call_id, (None, None))
+        self._awaited.discard(call_id)
+        record, raw = self._delivered.take(call_id) or (None, None)
         if record is None or not self.session.is_open or self._same(record.proposed) is not None:
             return
         state = self.session.current().lease.state
         state.turn = [*state.turn, record]
         if raw is not None:
-            state.metadata["results"] = {**_texts(state, "results"), call_id: raw}
+            self._notes.keep_result(call_id, raw)
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
@@ -406,9 +436,3 @@ class GuardedCalls:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… (shortened from {len(text)} characters)"
-
-
-def _texts(state: AgentState, name: str) -> dict[str, str]:
-    """Texts by the id of their call, out of the stored state; nothing where its seal does not hold."""
-    found = state.metadata.get(name)
-    return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) and state.sealed else {}

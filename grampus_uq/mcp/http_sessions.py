@@ -12,8 +12,8 @@ from anyio.abc import TaskGroup
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.mcp.answers import Answers
 from grampus_uq.mcp.call_exchange import CallExchange
+from grampus_uq.mcp.call_outcomes import matters
 from grampus_uq.mcp.json_rpc import Id, Message, UnclearError, written
-from grampus_uq.records.vocabulary import Effect
 
 _SESSION = "grampus_uq/session"
 """The key of a request's `_meta` that names its session, as the header `Grampus-Session` does."""
@@ -42,7 +42,7 @@ class Owed:
     @property
     def matters(self) -> bool:
         """True for a call of which somebody has to know what became of it."""
-        return self.record is not None and (bool(self.record.decisions) or self.record.effect is Effect.IRREVERSIBLE)
+        return self.record is not None and matters(self.record)
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ __all__ = ["Pin", "differences", "pinned"]
 _UNPINNED = frozenset({"_meta", "icons"})
 _MAX_KEPT = 65_536
 _READ_FIRST = ("description", "title", "annotations", "inputSchema", "outputSchema")  # by models and clients
-_MAX_LINES, _MAX_VALUE = 20, 160
-_MAX_DEPTH = 64
+_MAX_PATH, _MAX_VALUE, _MAX_CHANGES = 160, 1_000, 6_000
+_MAX_DEPTH, _BETWEEN = 64, "; "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,47 +50,82 @@ def pinned(tool: Mapping[str, Any]) -> Pin:
     return Pin(name=name, digest=digest, definition=text if len(text) <= _MAX_KEPT else None)
 
 
-def differences(old: Pin, new: Pin) -> tuple[str, ...]:
-    """What changed from one pin of a tool to the next: a line each, at most 20, every value cut; empty when equal.
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What changed from one pin of a tool to the next, in words; `whole`: nothing of it is cut."""
+
+    text: str
+    whole: bool = True
+
+
+def differences(old: Pin, new: Pin) -> Differences:
+    """What changed: a part each, with both values where they are short enough; 6,000 characters at most.
 
     First what models and clients read, then the rest; of each, what was added comes last. The values are the server's
     and may hold anything: whoever shows them escapes them, as with arguments.
     """
     if old.digest == new.digest:
-        return ()
+        return Differences("")
     if old.definition is None or new.definition is None:
-        return ("the definition changed, and cannot be compared here",)
+        return Differences("it cannot be compared here", whole=False)
     before, after = json.loads(old.definition), json.loads(new.definition)
-    lines: list[str] = []
+    said = _Said()
     for names in (*([name] for name in _READ_FIRST), {*before, *after}.difference(_READ_FIRST)):
         was, now = ({name: values[name] for name in names if name in values} for values in (before, after))
-        lines += [line for _, line in sorted(_changes("", was, now, 0), key=operator.itemgetter(0))]
-    more = len(lines) - _MAX_LINES
-    return (*lines[:_MAX_LINES], *([f"and {more} more"] if more > 0 else []))
+        for _, line in sorted(_changes("", was, now, 0, said), key=operator.itemgetter(0)):
+            said.line(line)
+    return said.differences()
 
 
-def _changes(path: str, old: Any, new: Any, depth: int) -> Iterator[tuple[bool, str]]:
+class _Said:
+    """Lines up to a bound, and whether something was cut."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._room, self._more, self._whole = _MAX_CHANGES, 0, True
+
+    def line(self, line: str) -> None:
+        """Say one change."""
+        if self._more or len(line) > self._room:
+            self._more += 1
+            return
+        self._lines.append(line)
+        self._room -= len(line) + len(_BETWEEN)
+
+    def cut(self, text: str, most: int) -> str:
+        """The beginning of a long text."""
+        if len(text) <= most:
+            return text
+        self._whole = False
+        return f"{text[:most]}…(+{len(text) - most} characters)"
+
+    def differences(self) -> Differences:
+        """Everything that was said."""
+        more = [f"and {self._more} more changes"] if self._more else []
+        return Differences(_BETWEEN.join([*self._lines, *more]), whole=self._whole and not more)
+
+
+def _changes(path: str, old: Any, new: Any, depth: int, said: _Said) -> Iterator[tuple[bool, str]]:
     """Whether something was added, and the line that says it."""
     if isinstance(old, dict) and isinstance(new, dict) and depth < _MAX_DEPTH:
         for key in sorted({*old, *new}):
             place = f"{path}.{key}" if path else str(key)
             if key not in new:
-                yield False, f"{_cut(place)}: removed, was {_cut(canonical_json(old[key]))}"
+                was = said.cut(canonical_json(old[key]), _MAX_VALUE)
+                yield False, f"{said.cut(place, _MAX_PATH)}: removed, was {was}"
             elif key not in old:
-                yield True, f"{_cut(place)}: added, {_cut(canonical_json(new[key]))}"
+                now = said.cut(canonical_json(new[key]), _MAX_VALUE)
+                yield True, f"{said.cut(place, _MAX_PATH)}: added, {now}"
             else:
-                yield from _changes(place, old[key], new[key], depth + 1)
+                yield from _changes(place, old[key], new[key], depth + 1, said)
     elif canonical_json(old) != canonical_json(new):
-        yield False, f"{_cut(path)}: {_from_where_they_differ(canonical_json(old), canonical_json(new))}"
+        shown = _from_where_they_differ(canonical_json(old), canonical_json(new), said)
+        yield False, f"{said.cut(path, _MAX_PATH)}: {shown}"
 
 
-def _from_where_they_differ(old: str, new: str) -> str:
-    """Both values, from a little before their first difference: what was added to a long text is not cut away."""
+def _from_where_they_differ(old: str, new: str, said: _Said) -> str:
+    """Both values, long ones from a little before their first difference: what was added at their end is shown."""
     same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-    start = max(0, same - 20)
-    shown = [("…" if start else "") + _cut(text[start:]) for text in (old, new)]
+    start = max(0, same - 20) if max(len(old), len(new)) > _MAX_VALUE else 0
+    shown = [("…" if start else "") + said.cut(text[start:], _MAX_VALUE) for text in (old, new)]
     return f"{shown[0]} is now {shown[1]}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}…(+{len(text) - _MAX_VALUE} characters)"

@@ -17,6 +17,8 @@ from grampus_uq.runtime.store import SessionStore
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _KIND: Final = "mcp_pin"
+UNSHOWN: Final = "not all of it is shown here"
+"""Words in the reason of a request that does not hold all that changed."""
 UNLISTED: Final = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="tool_not_listed",
@@ -26,8 +28,10 @@ UNLISTED: Final = Doubt(
 
 def changed(since: str, before: Pin, others: Sequence[Pin]) -> Doubt:
     """Why a call waits whose tool has had other definitions than before."""
-    changes = "; at another time ".join("; ".join(differences(before, one)) for one in others)
-    reason = f"the definition of this tool changed {since}: {changes}"
+    changes = [differences(before, one) for one in others]
+    unshown = "" if all(one.whole for one in changes) else f" ({UNSHOWN})"
+    what = "; at another time ".join(one.text for one in changes)
+    reason = f"the definition of this tool changed {since}{unshown}: {what}"
     return Doubt(level=UncertaintyLevel.HIGH, rule="tool_changed", reason=replace_lone_surrogates(reason))
 
 

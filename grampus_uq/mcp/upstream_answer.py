@@ -108,6 +108,8 @@ class UpstreamAnswer:
     def _left(self) -> None:
         self._gone = True
         self._receive.close()
+        if self._owed.record is not None:
+            self._session.exchange.calls.left(self._owed.record.proposed.id)
         if self._owed.matters:
             self._scope.deadline = anyio.current_time() + _LATE_S
         else:

@@ -357,6 +357,7 @@ class Ledger:
         parents = {quote(request_id, safe=""): request_id for request_id in request_ids}
         found: dict[str, list[Arrived]] = {request_id: [] for request_id in request_ids}
         for document in await self.store.children("decision", list(parents)):
+            self._set_clock(document.read_s)
             request_id = parents[document.key.partition("/")[0]]
             try:
                 decision = ApprovalDecision.model_validate(json.loads(document.body)["decision"])
@@ -381,12 +382,10 @@ class Ledger:
         session_id: str,
         policy: ApprovalPolicy,
         started_by: str | None = None,
-        now_s: float | None = None,
     ) -> Grant | None:
-        """Use one grant that covers this call, and count the use; None when there is none."""
-        now_s = self.now_s() if now_s is None else now_s
+        """Use one grant that covers this call now, by the store's clock, and count the use; None when there is none."""
         for document in await self.store.scan("grant", label=call.name):
-            found = stored_grant(document, policy)
+            found, now_s = stored_grant(document, policy), document.read_s
             if found is None or not found[0].covers(call, agent_id=agent_id, session_id=session_id, now_s=now_s):
                 continue
             with contextlib.suppress(ApprovalError):

@@ -186,7 +186,6 @@ class Turn:
                 session_id=state.session_id,
                 policy=self.gate.approvals,
                 started_by=self.terms().started_by,
-                now_s=self.lease.now_s(),
             )
         except StoreError:
             return record

@@ -19,6 +19,7 @@ from grampus_uq import ApprovalPolicy
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.mcp.elicitation import _read
 from grampus_uq.mcp.proxy_config import read_settings
+from grampus_uq.mcp.tool_pins import UNSHOWN
 from tests.proxy.guarded import MODERN, Bench, bench
 from tests.proxy.test_http_proxy import free_port, notes, proxied, serving
 
@@ -137,12 +138,48 @@ async def test_a_call_whose_reason_is_too_long_to_show_is_not_decided_by_an_answ
     async with bench(elicitation="decide", hold_s=0.8) as one:
         await one.say(id="init", method="initialize", params=ELICITS)
         await one.lists(delete_note={"description": "Deletes a note."})
-        await one.lists(delete_note={"description": "Deletes all.", **{f"{i:0150}": "x" * 300 for i in range(19)}})
+        await one.lists(delete_note={"description": "Deletes all.", **{f"{i:0150}": "x" * 300 for i in range(11)}})
         await one.call(1, path="a")
         question = (await _question(one))["params"]
         assert "Deletes all." in question["message"]
         assert "characters)" in question["message"]
+        assert UNSHOWN not in (await one.waiting()).reason
         assert not question["requestedSchema"]["properties"]
+
+
+_JUNK = {f"a{i:02}": 1 for i in range(25)}
+_HIDDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "behind five hundred others": (
+        {"annotations": {f"a{i:03}": 1 for i in range(500)}},
+        {"annotations": {f"a{i:03}": 2 for i in range(500)}, "outputSchema": {"description": "EVIL"}},
+    ),
+    "at the end of a long text": ({}, {"description": "EVEN " + "x" * 1_200 + " EVIL"}),
+    "in a definition too long to keep": ({"description": "x" * 70_000}, {"description": "x" * 70_000 + " EVIL"}),
+}
+_SHOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "behind others": ({"annotations": _JUNK}, {"annotations": dict.fromkeys(_JUNK, 2), "title": "EVIL"}),
+    "behind removed ones": ({"annotations": _JUNK}, {"inputSchema": {"type": "object", "description": "EVIL"}}),
+    "at the end": ({}, {"description": "Deletes a note." + " and fine" * 20 + " EVIL"}),
+    "behind a change in front": (
+        {"description": "Deletes. " + "It keeps nothing. " * 10},
+        {"description": "Deletes! " + "It keeps nothing. " * 10 + "EVIL"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*_HIDDEN, *_SHOWN])
+async def test_a_form_decides_on_a_changed_definition_where_all_of_the_change_is_in_it(case: str) -> None:
+    before, after = {**_HIDDEN, **_SHOWN}[case]
+    async with bench(elicitation="decide", hold_s=0.8) as one:
+        await one.say(id="init", method="initialize", params=ELICITS)
+        for definition in (before, after):
+            await one.lists(delete_note={"description": "Deletes a note.", **definition})
+        await one.call(1, path="a")
+        question = (await _question(one))["params"]
+        assert ("EVIL" in question["message"]) == (case in _SHOWN)
+        assert bool(question["requestedSchema"]["properties"]) == (case in _SHOWN)
+        reason = (await one.waiting()).reason
+        assert ("not all of it is shown here" in reason) == (case in _HIDDEN)
 
 
 @pytest.mark.parametrize("kind", ["approve", "reject"])

@@ -1,0 +1,353 @@
+"""A result that its client has not is kept for the same call, whenever the client gave up; one that it has is not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq import ApprovalPolicy, Grant, Sensing
+from grampus_uq.errors import StoreError
+from grampus_uq.gate.call import CallRecord
+from grampus_uq.mcp.hand_overs import DeliveredResults, HandOvers
+from grampus_uq.records.values import ToolCall
+from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.signals.call_reader import Reader
+from grampus_uq.testing import ScriptedModel
+from tests.proxy.guarded import Bench, bench
+from tests.signals.test_reader import writes
+
+pytestmark = pytest.mark.anyio
+
+
+class SlowPins(MemoryStore):
+    """A store that takes its time with the pins of tools: whoever judges a call holds the session for so long."""
+
+    takes_s = 0.0
+
+    async def get(self, kind: str, key: str) -> Any:
+        if kind == "mcp_pin":
+            await anyio.sleep(self.takes_s)
+        return await super().get(kind, key)
+
+
+async def gives_up(one: Bench, identity: int) -> None:
+    await one.say(method="notifications/cancelled", params={"requestId": identity})
+
+
+async def text(one: Bench, identity: int) -> str:
+    return str((await one.answered(identity))["result"]["content"][0]["text"])
+
+
+async def approved(one: Bench, identity: int = 1) -> None:
+    await one.call(identity, path="a")
+    await one.decide()
+    await one.asked()
+
+
+@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("result_first", [True, False])
+async def test_a_result_and_its_cancellation_may_cross_at_any_turn_of_the_event_loop(
+    turns: int, result_first: bool
+) -> None:
+    async with bench() as one:
+        await approved(one)
+
+        async def cancel() -> None:
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            await gives_up(one, 1)
+
+        async def answer() -> None:
+            await one.returns(1, "gone")
+
+        async with anyio.create_task_group() as group:
+            for work in (answer, cancel) if result_first else (cancel, answer):
+                group.start_soon(work)
+        await one.guard.rest()
+        await one.call(2, path="a")
+        assert await text(one, 2) == "gone"
+        assert len(one.ran()) == 1
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["it waits for the result", "the result is kept"])
+async def test_a_request_given_up_before_anything_is_written_to_it_was_told_nothing(waits: bool) -> None:
+    store = SlowPins()
+    async with bench(store) as one:
+        await one.lists(delete_note={}, other={})
+        await approved(one)
+        if waits:
+            await one.call(2, path="a")
+            await anyio.sleep(0.05)
+        await gives_up(one, 1)
+        await one.returns(1, "gone")
+        if not waits:
+            await one.guard.rest()
+        store.takes_s = 0.3
+        if not waits:
+            await one.call(2, path="a")
+        await one.call(3, "other")  # judged for so long, and nobody leaves the session meanwhile
+        await anyio.sleep(0.1)
+        assert not any(b'"id":2' in line for line in one.to_client)
+        await gives_up(one, 2)
+        await anyio.sleep(0.5)
+        store.takes_s = 0.0
+        await one.call(4, path="a")
+        assert await text(one, 4) == "gone"
+        assert [call["id"] for call in one.ran()] == [1]
+
+
+@pytest.mark.parametrize("meanwhile", [True, False], ids=["while they are written", "after it"])
+async def test_two_hundred_results_are_kept_for_a_client_that_gave_all_of_them_up(meanwhile: bool) -> None:
+    number = 200
+    async with bench(hold_s=60) as one:
+        for n in range(number):
+            await one.call(n, n=n)
+        waiting: list[Any] = []
+        while len(waiting) < number:
+            await anyio.sleep(0.05)
+            waiting = [request for session in await one.ledger.pending() for request in session.requests]
+        for request in waiting:
+            await one.ledger.decide(request.decide("approve", principal="ann"))
+        while len(one.ran()) < number:  # noqa: ASYNC110 (nothing tells it)
+            await anyio.sleep(0.05)
+        reads_again = anyio.Event()
+        if meanwhile:
+            reply = one.guard._reply
+
+            async def full(line: bytes) -> bool:
+                await reads_again.wait()
+                return await reply(line)
+
+            one.guard._reply = full  # type: ignore[method-assign]
+        for n in range(number):
+            await one.returns(n, f"done {n}")
+        if not meanwhile:
+            await one.guard.rest()
+        await anyio.sleep(0.1)
+        for n in range(number):
+            await gives_up(one, n)
+        reads_again.set()
+        await one.guard.rest()
+        for n in range(number):
+            await one.call(1_000 + n, n=n)
+        for n in range(number):
+            assert await text(one, 1_000 + n) == f"done {n}"
+        assert len(one.ran()) == number
+
+
+async def test_what_one_request_was_told_is_delivered_whoever_else_gave_up() -> None:
+    """A client that was told the result by its second request means another call by the third."""
+    async with bench() as one:
+        await approved(one)
+        await one.call(2, path="a")
+        await gives_up(one, 1)
+        await one.returns(1, "gone")
+        assert await text(one, 2) == "gone"
+        await one.guard.rest()
+        await gives_up(one, 1)
+        await one.call(3, path="a")
+        assert "the same call was executed in this session at 20" in (await one.waiting()).reason
+
+
+@pytest.mark.parametrize("how", ["a minute later", "its id names another request"])
+async def test_a_late_cancellation_of_an_answered_request_takes_nothing_back(how: str, monkeypatch: Any) -> None:
+    async with bench() as one:
+        await approved(one)
+        await one.returns(1, "gone")
+        await one.guard.rest()
+        one.exchange._hold_s = 0.3
+        if how == "a minute later":
+            now = anyio.current_time()
+            monkeypatch.setattr(anyio, "current_time", lambda: now + 61.0)
+            await gives_up(one, 1)
+            monkeypatch.undo()
+        else:
+            await one.call(1, path="b")
+            await gives_up(one, 1)
+            await one.guard.rest()
+        await one.call(3, path="a")
+        told = await text(one, 3)
+        assert "ran in this session before; this one did not" in told
+        assert "Nothing has happened" not in told
+        assert len(one.ran()) == 1
+
+
+async def test_a_call_that_did_not_run_before_is_not_said_to_have_run() -> None:
+    async with bench() as one:
+        await one.call(1, path="a")
+        await one.decide("reject")
+        assert "reject" in (await text(one, 1)).lower()
+        await one.call(2, path="b")
+        await one.decide()
+        await one.asked()
+        await one.returns(2, "done")
+        await one.guard.rest()
+        one.exchange._hold_s = 0.3
+        await one.call(3, path="c")
+        assert "Nothing has happened" in await text(one, 3)
+        assert "executed" not in (await one.waiting()).reason
+
+
+async def granted(store: MemoryStore) -> Any:
+    reader = Reader(client=ScriptedModel(writes({"pay": 0.82}, form=0.9999)))
+    await Ledger(store).grant(
+        Grant(tool="pay", limits={"n": {"min": 0, "max": 9}}, principal="ann", expires_s=time.time() + 60, max_uses=5)
+    )
+    return bench(store, hold_s=3.0, sensing=Sensing(reader=reader), policy={"low_threshold": 0.9}, late_s=20.0)
+
+
+@pytest.mark.parametrize("when", ["while it runs", "as it is answered"])
+async def test_a_call_that_a_grant_released_and_its_client_gave_up_is_not_run_beside_itself(when: str) -> None:
+    async with await granted(MemoryStore()) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        await one.call(1, "pay", n=1)
+        await one.asked()
+        if when == "while it runs":
+            await gives_up(one, 1)
+            await one.call(2, "pay", n=1)
+            await anyio.sleep(0.2)
+        await one.returns(1, "paid")
+        if when == "as it is answered":
+            await gives_up(one, 1)
+            await one.guard.rest()
+            await one.call(2, "pay", n=1)
+        assert await text(one, 2) == "paid"
+        assert len(one.ran()) == 1
+        await one.guard.rest()
+        await one.call(3, "pay", n=1)  # it has the result, and means another one
+        assert len(await one.asked(2)) == 2
+
+
+async def test_equal_calls_that_a_grant_releases_at_once_all_run() -> None:
+    async with await granted(MemoryStore()) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        for identity in range(3):
+            await one.call(identity, "pay", n=1)
+        assert len(await one.asked(3)) == 3
+        for identity in range(3):
+            await one.returns(identity, f"paid {identity}")
+        assert [await text(one, identity) for identity in range(3)] == ["paid 0", "paid 1", "paid 2"]
+
+
+async def test_a_grant_is_over_when_the_stores_clock_says_so() -> None:
+    """A machine that slept has a clock that stood still; the store's did not."""
+
+    class Ahead(MemoryStore):
+        ahead_s = 0.0
+
+        def _now(self) -> float:
+            return super()._now() + self.ahead_s
+
+    store = Ahead()
+    async with await granted(store) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        await one.call(1, "pay", n=1)
+        await one.asked()
+        await one.returns(1, "paid")
+        await one.guard.rest()
+        store.ahead_s = 8 * 3_600.0
+        assert one.ledger.now_s() < time.time() + 60
+        await one.call(2, "pay", n=2)
+        await one.waiting()
+        assert len(one.ran()) == 1
+        call = ToolCall(id="c", name="pay", arguments={"n": 1})
+        late = await one.ledger.use_grant(call, agent_id="mcp", session_id="s", policy=ApprovalPolicy())
+        assert late is None
+
+
+async def test_a_call_that_waited_in_a_session_that_was_taken_over_is_not_said_to_wait() -> None:
+    store = MemoryStore()
+    async with bench(store, hold_s=0.5) as one:
+        await one.call(1, path="a")
+        request = await one.waiting()
+        found = await store.get("session", "mcp/s")
+        assert found is not None
+        taken = found.body.replace(one.calls.session.current().lease.state.worker or "", "another")
+        await store.put("session", "mcp/s", taken, expected=found.version)
+        told = await text(one, 1)
+        assert "Another process took this session over" in told
+        assert "Nothing has happened" not in told
+        assert request.id[:8] not in told
+
+
+async def test_a_call_that_waits_is_not_said_to_wait_while_nobody_can_look() -> None:
+    class Down(MemoryStore):
+        down = False
+
+        async def get(self, kind: str, key: str) -> Any:
+            if self.down and kind == "session":
+                raise StoreError("down")
+            return await super().get(kind, key)
+
+    store = Down()
+    async with bench(store, hold_s=0.5) as one:
+        await one.call(1, path="a")
+        await one.waiting()
+        store.down = True
+        assert "it is not known here whether this call still waits" in await text(one, 1)
+        store.down = False
+        await one.call(2, path="a")
+        assert "Nothing has happened" in await text(one, 2)
+
+
+_EVENT = st.tuples(st.sampled_from(["begin", "end", "give_up", "forget"]), st.integers(0, 3), st.sampled_from("ab"))
+
+
+@given(st.lists(_EVENT, max_size=40))
+def test_a_call_is_undelivered_exactly_while_all_that_were_told_of_it_have_given_up(events: Any) -> None:
+    overs = HandOvers()
+    telling: list[tuple[int, str]] = []
+    has: dict[str, set[int]] = {"a": set(), "b": set()}
+    names: dict[int, str] = {}
+
+    async def run() -> None:
+        for what, identity, call in events:
+            if what == "begin" and identity not in names and (identity, call) not in telling:
+                overs.begin(identity, call)
+                telling.append((identity, call))
+                has[call].add(identity)
+                names[identity] = call
+            elif what == "end" and any(one == call for _, one in telling):
+                telling.remove(next(one for one in telling if one[1] == call))
+                free = not any(one == call for _, one in telling)
+                assert overs.end(call) == (free and not has[call])
+            elif what == "give_up":
+                named = names.pop(identity, None)
+                if named is not None:
+                    has[named].discard(identity)
+                free = named is not None and not has[named] and not any(one == named for _, one in telling)
+                assert overs.give_up(identity) == (named if free else None)
+            elif what == "forget":
+                names.pop(identity, None)
+                overs.forget(identity)
+            assert all(overs.wants(one, of) == (names.get(one) == of) for one in range(4) for of in "ab")
+
+    anyio.run(run)
+
+
+def test_what_was_delivered_is_kept_within_bounds() -> None:
+    kept = DeliveredResults()
+
+    def record(number: int, note: str = "") -> CallRecord:
+        return CallRecord.new(ToolCall(id=f"c{number}", name="t", arguments={"note": note}), "s")
+
+    for number in range(1_001):
+        kept.add(record(number), "x")
+    assert kept.take("c0") is None
+    assert kept.take("c1") == (record(1), "x")
+    assert kept.take("c1") is None
+    kept.add(record(1), "x" * 100_001)
+    assert kept.take("c1") == (record(1), None)
+    for number in range(2_000, 2_009):
+        kept.add(record(number, "y" * 500_000), None)
+    assert kept.take("c1000") is None
+    assert [number for number in range(2_000, 2_009) if kept.take(f"c{number}")] == list(range(2_002, 2_009))
+    kept.add(record(1), "x")
+    assert kept.take("c1") == (record(1), "x")
