@@ -89,6 +89,20 @@ _LOOK_ALIKES = {
 Left out is what compatibility decomposition or the character's own name tells already.
 """
 _LIKE = {character: like for like, characters in _LOOK_ALIKES.items() for character in characters}
+_BEYOND_ASCII = {
+    "ϐ": "ß",
+    "ϸ": "þ",
+    "Ϸ": "Þ",
+    "Ҫ": "Ç",
+    "ҫ": "ç",
+    "ћ": "ħ",
+    "ҿ": "ę",
+    "Ә": "Ə",
+    "ә": "ə",
+    "ӡ": "ʒ",
+    "ⵁ": "Ø",
+}
+"""Letters of other scripts that look like Latin letters of today beyond ASCII, from the same source."""
 _DRAWN_SO = re.compile("LATIN (LETTER SMALL CAPITAL [A-Z]|SMALL LETTER SCRIPT [A-Z])$")  # others' names say more
 _ONE_STROKE = str.maketrans("i1|0", "lllo")
 
@@ -145,18 +159,28 @@ def reordered(name: str) -> bool:
     return not _REORDERING.isdisjoint(name)
 
 
+@functools.lru_cache(maxsize=4_096)
 def looks_like(character: str) -> str:
-    """The ASCII letters or digits that a reader takes another character for; empty for any that he does not.
+    """The Latin letters or digits that a reader takes another character for; empty for any that he does not.
 
-    >>> looks_like("\u0430"), looks_like("ж"), looks_like("é")
-    ('a', '', '')
+    >>> looks_like("\u0430"), looks_like("\u0451"), looks_like("ж"), looks_like("é")
+    ('a', 'ë', '', '')
     """
     if character.isascii():
         return ""
     plain = unicodedata.normalize("NFKD", character)
     if plain.isascii() and plain.isalnum():
         return plain
-    return _LIKE.get(character) or (_named(character) if _DRAWN_SO.match(unicodedata.name(character, "")) else "")
+    drawn_so = _DRAWN_SO.match(unicodedata.name(character, ""))
+    like = _LIKE.get(character) or _BEYOND_ASCII.get(character) or (_named(character) if drawn_so else "")
+    if like or plain == character:
+        return like
+    base, marks = looks_like(plain[0]), plain[1:]
+    if base and all(map(unicodedata.combining, marks)):
+        return unicodedata.normalize("NFC", base + marks)
+    whole = unicodedata.normalize("NFKC", character)
+    latin = whole != character and all(unicodedata.name(c, "").startswith("LATIN") for c in whole)
+    return whole if latin else ""
 
 
 class NamePatterns:

@@ -1,17 +1,18 @@
 """Text that a model, a tool or a stranger wrote, as a human may safely read it: nothing hidden, nothing mistaken.
 
 Characters that are invisible, control a terminal, turn the direction of reading or cover a letter are shown as escapes.
-So are marks that are piled on one letter or stand on one of another script, letters of another script in a word that
-reads as plain ASCII, and the letter of a script from right to left that turns the figures or signs behind it. Terminal
-and pages show text by this one rule.
+So are marks that are piled on one letter or stand on one of another script, letters that imitate Latin ones in a word
+that is not wholly of their own script or shows nothing but such letters, and the letter of a script from right to left
+that turns the figures or signs behind it. Terminal and pages show text by this one rule.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from grampus_uq.records.tool_names import looks_like
@@ -21,7 +22,10 @@ _WITHOUT_INK = re.compile(  # what Unicode lets a font ignore (Default_Ignorable
     "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     "\u2800\ufffc\U00013441\U00013442\U00016fe4\U0001d159]"
 )
-_WORD = re.compile(r"[^\W_]+")
+_ESCAPE = re.compile(r"\\+(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[bfnrt])?")  # of JSON or of ours: ends a word
+_SCRIPT = re.compile("[A-Z]*")
+_WITH_HAN = frozenset(("BOPOMOFO", "CJK", "FULLWIDTH", "HALFWIDTH", "HANGUL", "HIRAGANA", "IDEOGRAPHIC", "KATAKANA"))
+_NOT_WITH_LATIN = frozenset(("ARMENIAN", "CHEROKEE", "COPTIC", "CYRILLIC", "LISU"))  # of its shapes, in no word with it
 _STACKERS = re.compile(  # show nothing but the letter behind them below the one before (Invisible_Stacker)
     "[\u1039\u17d2\u1a60\u1bab\uaaf6\U00010a3f\U00011133\U000113d0\U0001193e\U00011a47\U00011a99\U00011d45\U00011d97\U00011f42]"
 )
@@ -134,20 +138,69 @@ def visible(text: str, keep: str = "", escape: Callable[[str], str] = escaped) -
     """
     if text.isascii() and text.isprintable():
         return text
-    places = {*_marks(text), *_turning(text)}
-    shown = "".join(escape(c) if (c not in keep and is_hidden(c)) or at in places else c for at, c in enumerate(text))
-    return shown if shown.isascii() else _WORD.sub(lambda found: _word(found[0], escape), shown)
+    why = _escapes(text, keep)
+    return "".join(escape(c) if place in why else c for place, c in enumerate(text))
+
+
+def _escapes(text: str, keep: str) -> dict[int, str]:
+    """The places of characters that are shown as escapes, each with why."""
+    why = _marks(text) | dict.fromkeys(_turning(text), "turns the figures or signs behind it")
+    for place, c in enumerate(text):
+        if is_hidden(c) and c not in keep:
+            why[place] = "covers the letter before it" if _covers(c) else "is not visible"
+    why |= _imitating(text, why)
+    for place, c in enumerate(text):
+        if place - 1 in why and place not in why and unicodedata.category(c)[0] == "M":
+            why[place] = "stands on a letter that is an escape"
+    return why
+
+
+def _imitating(text: str, apart: Container[int]) -> dict[int, str]:
+    """The places of letters and figures that a reader takes for Latin ones, each with why; those `apart` end a word."""
+    found = dict[int, str]()
+    escapes = {place for one in _ESCAPE.finditer(text) for place in range(*one.span())}
+    word = dict[int, str]()
+    for place, c in enumerate(text):
+        if place in apart or place in escapes or not (c.isalnum() or unicodedata.category(c)[0] == "M"):
+            found |= _of_word(word)
+            word = {}
+        elif c.isalnum():
+            word[place] = c
+    return found | _of_word(word)
+
+
+def _of_word(word: Mapping[int, str]) -> dict[int, str]:
+    """What imitates in one word: nothing where all of it is of one other script and a letter shows that."""
+    letters = "".join(word.values())
+    if letters.isascii():
+        return {}
+    scripts = {_script(c) for c in letters if c.isalpha()} - {""}
+    itself = any(not c.isascii() and not looks_like(c) and unicodedata.category(c) != "Lm" for c in letters)
+    if itself and "LATIN" not in scripts and len(scripts) < 2:
+        return {}
+    odd = _NOT_WITH_LATIN & scripts if "LATIN" in scripts else ()
+    return {
+        place: f"looks like {looks_like(c)!r}" if looks_like(c) else "is of another script than its word"
+        for place, c in word.items()
+        if looks_like(c) or (c.isalpha() and _script(c) in odd)
+    }
+
+
+@functools.lru_cache(maxsize=4_096)
+def _script(letter: str) -> str:
+    """The script of a letter, by its name; one for those that are written together; none for a modifier's."""
+    name = unicodedata.name(letter, "")
+    if unicodedata.category(letter) == "Lm":
+        return ""
+    if not name.startswith(("FULLWIDTH", "HALFWIDTH")):
+        name = unicodedata.name(unicodedata.normalize("NFKD", letter)[0], name)
+    (script,) = _SCRIPT.findall(name)[:1]
+    return "CJK" if script in _WITH_HAN else script
 
 
 def without_controls(text: str, keep: str = "") -> str:
     """The text with a space for every character that controls what shows it, save those in `keep`: for short cells."""
     return "".join(char if char.isprintable() or char in keep else " " for char in text)
-
-
-def _word(word: str, escape: Callable[[str], str]) -> str:
-    if word.isascii() or not all(character.isascii() or looks_like(character) for character in word):
-        return word  # a word of another script shows itself as one
-    return "".join(character if character.isascii() else escape(character) for character in word)
 
 
 def legend_of(value: Any) -> list[str]:
@@ -170,24 +223,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 def legend(text: str) -> list[str]:
     """A line for each kind of character that `visible` marks in the text, at most 20."""
-    lines: dict[str, str] = {}
-    marks, turning, shown = _marks(text), _turning(text), visible(text)
-    for place, character in enumerate(text):
-        if character in "\n\t" or character in lines or len(lines) == 20:
-            continue
-        why = ""
-        if _covers(character):
-            why = "covers the letter before it"
-        elif is_hidden(character):
-            why = "is not visible"
-        elif place in marks:
-            why = marks[place]
-        elif place in turning:
-            why = "turns the figures or signs behind it"
-        elif not character.isascii() and looks_like(character) and escaped(character) in shown:
-            why = f"looks like {looks_like(character)!r}"
-        if why:
-            lines[character] = f"{escaped(character)} {why}: {unicodedata.name(character, 'no character')}"
+    lines = dict[str, str]()
+    for place, why in sorted(_escapes(text, keep="\n\t").items()):
+        character = text[place]
+        if len(lines) < 20:
+            lines.setdefault(character, f"{escaped(character)} {why}: {unicodedata.name(character, 'no character')}")
     return list(lines.values())
 
 

@@ -141,12 +141,13 @@ async def test_what_is_signed_is_exactly_what_is_stored(store: SessionStore) -> 
     "other",
     [
         mail("c", "p\u0430y"),
+        mail("c", "m\xfcll\u0435r@bank.de"),
         mail("c", "bob").model_copy(update={"arguments": {"to": "x"}}),
         mail("c", "bob").model_copy(update={"arguments": {"to": "x", "body": "y", "more": 1}}),
         mail("c", "bob").model_copy(update={"arguments": {"to": "x", "body": None}}),
         mail("c", "bob").model_copy(update={"arguments": {"to": "x", "body": ["y"]}}),
     ],
-    ids=["look-alike", "a key less", "a key more", "null", "a list"],
+    ids=["look-alike", "look-alike beside an accent", "a key less", "a key more", "null", "a list"],
 )
 async def test_a_call_of_another_shape_is_in_no_batch(store: SessionStore, other: Any) -> None:
     desk = Desk(store)
