@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from grampus_uq.records.visible_text import name_form
+from grampus_uq.stats.matching import matching
 
 if TYPE_CHECKING:
     from grampus_uq.gate.requests import ApprovalDecision
@@ -37,12 +38,10 @@ class Voices:
     def distinct(self) -> list[ApprovalDecision]:
         """The most of them that share no voice with each other, in the order of arrival.
 
-        Each approver is matched with one who spoke for them, by augmenting paths (Berge 1957). Where somebody is deputy
-        and approver, which no policy allows, they may be fewer than the most.
+        Each approver is matched with one who spoke for them. Where somebody is deputy and approver, which no policy
+        allows, they may be fewer than the most.
         """
-        speaks_for = dict[_Speaker, str]()
-        for approver in self._of:
-            self._match(approver, speaks_for)
+        speaks_for = matching(self._of)
         found: list[ApprovalDecision] = []
         heard = set[str]()
         for _, decision in sorted((self._of[of][by] for by, of in speaks_for.items()), key=lambda one: one[0]):
@@ -51,24 +50,3 @@ class Voices:
                 found.append(decision)
                 heard |= voices
         return found
-
-    def _match(self, approver: str, speaks_for: dict[_Speaker, str]) -> None:
-        """Find this approver a speaker; whoever loses theirs to them gets another one."""
-        before: dict[str, _Speaker] = {}
-        asked_by = dict[_Speaker, str]()
-        looking = [approver]
-        for one in looking:
-            for speaker in self._of[one]:
-                if speaker in asked_by:
-                    continue
-                asked_by[speaker] = one
-                if speaker in speaks_for:
-                    before[speaks_for[speaker]] = speaker
-                    looking.append(speaks_for[speaker])
-                    continue
-                free: _Speaker | None = speaker
-                while free is not None:
-                    taker = asked_by[free]
-                    speaks_for[free] = taker
-                    free = before.get(taker)
-                return

@@ -37,6 +37,7 @@ from grampus_uq.signals.call_support import names_of, support_of
 from grampus_uq.signals.prose import Span
 from grampus_uq.signals.token_signals import says_something
 from grampus_uq.signals.value_odds import BEHIND, value_odds
+from grampus_uq.stats.matching import matching
 from grampus_uq.wire.responses import stream_of
 
 MAX_CALLS: Final = 32
@@ -135,20 +136,9 @@ def _vouched(places: Sequence[Sequence[Place]], thought: int) -> set[int]:
     for own in places:
         meant = [place for place in own if place.form != MENTION and place.span[1] > thought]
         last = max(meant, key=lambda place: place.span, default=None)
-        ends.append(sorted({place.span[1] for place in meant if last and place.form == last.form}, reverse=True))
-    taken: dict[int, int] = {}
-    return {number for number in range(len(ends)) if _takes(number, ends, taken, set())}
-
-
-def _takes(number: int, places: Sequence[Sequence[int]], taken: dict[int, int], tried: set[int]) -> bool:
-    """True where a call finds a place that no other one needs (an augmenting path of a bipartite matching)."""
-    for place in places[number][:MAX_CALLS]:
-        if place not in tried:
-            tried.add(place)
-            if place not in taken or _takes(taken[place], places, taken, tried):
-                taken[place] = number
-                return True
-    return False
+        own_ends = sorted({place.span[1] for place in meant if last and place.form == last.form}, reverse=True)
+        ends.append(own_ends[:MAX_CALLS])
+    return set(matching(dict(enumerate(ends))).values())
 
 
 def _recorded(
