@@ -90,7 +90,8 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
         asked = [request for session in sessions for request in session.requests if request.child_session is None]
         requests = [request for request in asked if not request.expired(now_s)]
         arrived = await ledger.decisions([request.id for request in requests])
-        cards = await StoredDrills(ledger.store).mixed([card(request) for request in requests], now_s, agent)
+        drills = StoredDrills(ledger.store)
+        cards = await drills.as_shown(*await drills.mixed([card(request) for request in requests], now_s, agent))
         shown = [(one, [decision for decision, _ in arrived.get(one.id, [])]) for one in cards]
         return now_s, shown, len(await dead_letters(ledger.store, agent, limit=_LETTERS))
 
@@ -136,10 +137,11 @@ def show(request_id: str, url: str, as_json: bool) -> None:
     """Show one request: the whole call, its digest, its reason, and the end of the transcript."""
 
     async def work(ledger: Ledger) -> tuple[Card, Sequence[ApprovalDecision], list[str]]:
-        if (drill := await _drill(ledger, request_id)) is not None:
-            return drill.card, [], []
-        found = await open_request(ledger, request_id)
-        return found.card, found.decisions, [f"{principal} {why}".strip() for principal, why in found.refused]
+        found = await _drill(ledger, request_id) or await open_request(ledger, request_id)
+        (shown,) = await StoredDrills(ledger.store).as_shown(found.card)
+        if isinstance(found, Drill):
+            return shown, [], []
+        return shown, found.decisions, [f"{principal} {why}".strip() for principal, why in found.refused]
 
     shown, decisions, refusals = _with_ledger(url, work)
     if as_json:
@@ -147,7 +149,9 @@ def show(request_id: str, url: str, as_json: bool) -> None:
         print_json(_shown(shown, decisions) | {"refused": refusals, "transcript_tail": tail})
         return
     click.echo(f"request    {visible(shown.id)}")
-    click.echo(f"agent      {visible(shown.agent_id)}\nsession    {visible(shown.session_id)}")
+    click.echo(f"agent      {visible(shown.agent_id)}")
+    if shown.session_id:
+        click.echo(f"session    {visible(shown.session_id)}")
     if shown.started_by is not None:
         click.echo(f"started by {visible(shown.started_by)}, who does not decide on it")
     guarantee = visible(shown.guarantee or "no guarantee")
@@ -207,7 +211,8 @@ def _shown(shown: Card, decisions: Sequence[ApprovalDecision]) -> dict[str, Any]
         for d in decisions
     ]
     call = None if shown.tool is None else {"id": shown.call_id, "name": shown.tool, "arguments": shown.arguments}
-    return shown.model_dump(mode="json", exclude=_BESIDE) | {"call": call, "decisions": given}
+    named = {"session_id": shown.session_id or None}  # none while drills are on
+    return shown.model_dump(mode="json", exclude=_BESIDE) | named | {"call": call, "decisions": given}
 
 
 # -- deciding ---------------------------------------------------------------------------------------------------------

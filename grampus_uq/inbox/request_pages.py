@@ -161,6 +161,7 @@ def is_own(visit: Visit, shown: Card) -> bool:
 
 async def call_parts(visit: Visit, shown: Card) -> dict[str, Any]:
     """What `call.html` shows of a call, the whole of it, and the token in its last part."""
+    (shown,) = await StoredDrills(visit.inbox.ledger.store).as_shown(shown)
     return {
         "card": shown,
         "sentence": said(visit.inbox, shown),

@@ -41,10 +41,8 @@ _MEAN_DELAY_S: Final = 600.0
 _LEAST_RATIO: Final = 1.25
 _LARGEST: Final = 1e15
 _NUMBER: Final = re.compile(r"\d(?:[\d ,.']*\d)?")
-_TOKEN: Final = re.compile(r"[0-9A-Za-z]{8,}")
 _NAME: Final = re.compile(r"[^\W_]+")
 _PIECE: Final = re.compile(r"[^\W\d_]+|\d")
-_DIGITS: Final = re.compile(r"\d+(?=\D*$)")
 
 
 class Change(StrEnum):
@@ -200,11 +198,12 @@ def made(
 ) -> Drill | None:
     """A drill to follow the request `asked`, from cards that were approved; None where none can be made.
 
-    Only cards of its agent and under its rules serve: others would show thresholds or a starter that no request of now
-    has. The source is drawn before the change, so that no kind of run is shown more often than others among drills. It
-    appears after `now_s`: what is made late would otherwise be the card that nobody saw when it was asked.
+    Only cards of its agent and under its rules serve, with a starter where it has one: others would show what no
+    request of now has. The source is drawn before the change, so that no kind of run is shown more often than others
+    among drills. It appears after `now_s`: what is made late would otherwise be the card that nobody saw when it was
+    asked.
     """
-    sources = [card for card in sources if (card.agent_id, card.rules) == (asked.agent_id, asked.rules)]
+    sources = [card for card in sources if _terms(card) == _terms(asked)]
     for source in rng.sample(sources, len(sources)):
         rules = [rule for rule in plan.rules if rule.tool == source.tool]
         for rule in rng.sample(rules, len(rules)):
@@ -213,6 +212,10 @@ def made(
                 card = _shown(source, arguments, asked, plan.drill_id(asked.id), rng, now_s)
                 return Drill(card=card, change=rule.change, was=source.arguments, source=source.digest)
     return None
+
+
+def _terms(card: Card) -> tuple[str, str, bool]:
+    return card.agent_id, card.rules, card.started_by is None
 
 
 def _wrong(rule: DrillRule, source: Card, others: Sequence[Card], rng: random.Random) -> Mapping[str, JsonValue] | None:
@@ -299,7 +302,12 @@ def _equal(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue], name: s
 def _shown(
     source: Card, arguments: Mapping[str, JsonValue], asked: Card, drill_id: str, rng: random.Random, now_s: float
 ) -> Card:
-    """The source's card with other arguments, and with names and times that a request of now would have."""
+    """The source's card with other arguments, an id of its own, and times that a request of now would have.
+
+    Session, run, call and starter stay those of the source, with whose messages they agree. A name made up for today
+    would have to follow whatever rule the host's names follow; `StoredDrills.as_shown` leaves the
+    session's out instead.
+    """
     created_s = max(asked.created_s, now_s) + rng.expovariate(1.0 / _MEAN_DELAY_S)
     like = asked if asked.unknown_outcome is source.unknown_outcome else source
     lasts_s = None if like.expires_s is None else like.expires_s - like.created_s
@@ -314,17 +322,11 @@ def _shown(
             text = _in_place(text, old, new)
         return text
 
-    call_id = alike(source.call_id, rng)
-    ours = {"id": call_id, "arguments": dict(arguments)}
-    messages = [_message(message, source.call_id, ours, reworded) for message in source.messages]
+    messages = [_message(message, source.call_id, arguments, reworded) for message in source.messages]
     return sealed_card(
         source.model_copy(
             update={
                 "id": drill_id,
-                "session_id": _another_session(asked.session_id, source.session_id, rng),
-                "run_id": alike(source.run_id, rng),
-                "started_by": asked.started_by,
-                "call_id": call_id,
                 "arguments": dict(arguments),
                 "reason": reworded(source.reason),
                 "doubt": source.doubt and _doubt(source, arguments.get(source.doubt.part), messages),
@@ -344,49 +346,15 @@ def _doubt(source: Card, value: JsonValue, messages: Sequence[Message]) -> CallD
     return replace(doubt, occurs_as=names_of(value, messages) if doubt.occurs_as else (), candidates=others)
 
 
-def _message(message: Message, call_id: str, ours: Mapping[str, Any], reworded: Callable[[str], str]) -> Message:
+def _message(
+    message: Message, call_id: str, arguments: Mapping[str, JsonValue], reworded: Callable[[str], str]
+) -> Message:
     """A message as it would be, had the model proposed the changed call: its own words go with it."""
-    if message.tool_call_id == call_id:
-        return message.model_copy(update={"tool_call_id": ours["id"]})
     if all(call.id != call_id for call in message.tool_calls):
         return message
-    calls = tuple(call.model_copy(update=ours) if call.id == call_id else call for call in message.tool_calls)
+    ours = {"arguments": dict(arguments)}
+    calls = tuple([call.model_copy(update=ours) if call.id == call_id else call for call in message.tool_calls])
     return message.model_copy(update={"content": reworded(message.content or ""), "tool_calls": calls})
-
-
-def _another_session(asked: str, source: str, rng: random.Random) -> str:
-    """A name of today's form, which is not that of the request before; without figures in it, the source's own."""
-    return next((name for _ in range(9) if (name := alike(asked, rng)) != asked), source)
-
-
-def alike(text: str, rng: random.Random) -> str:
-    """Another name of the same form: long tokens with digits anew, otherwise the last two digits of the last number.
-
-    >>> len(alike("7c9e6679-7425-40de-944b-e07fc1f90ae7", random.Random(1)))
-    36
-    """
-    try:
-        fresh = uuid.UUID(int=rng.getrandbits(128), version=4)
-        known = uuid.UUID(text)
-        return str(fresh) if str(known) == text else fresh.hex if known.hex == text else text
-    except ValueError:
-        pass
-    tokens = _TOKEN.sub(lambda found: _redrawn(found.group(), rng), text)
-    return tokens if tokens != text else _DIGITS.sub(lambda found: _last_two(found.group(), rng), text)
-
-
-def _redrawn(token: str, rng: random.Random) -> str:
-    """The token's own letters and figures, each kind in another order: of other characters there might be a rule."""
-    if token.isdigit() or token.isalpha():
-        return token
-    letters, digits = [c for c in token if c.isalpha()], [c for c in token if c.isdigit()]
-    rng.shuffle(letters)
-    rng.shuffle(digits)
-    return "".join((digits if c.isdigit() else letters).pop() for c in token)
-
-
-def _last_two(digits: str, rng: random.Random) -> str:
-    return digits[:-2] + "".join(rng.choice("0123456789") for _ in digits[-2:])
 
 
 def _number_in(text: str) -> float | None:

@@ -58,6 +58,13 @@ class StoredDrills:
             await self._store.write(Delete(kind=_PLAN, key=_PLAN, expected=found.version))
         return found is not None
 
+    async def on(self) -> bool:
+        """True while drills are shown: what nobody can read plans none."""
+        try:
+            return await self.plan() is not None
+        except StoreError:
+            return False
+
     # -- mixed in -------------------------------------------------------------------------------------------------
 
     async def mixed(self, cards: Sequence[Card], now_s: float, agent_id: str | None = None) -> list[Card]:
@@ -83,6 +90,14 @@ class StoredDrills:
             elif drill.card.created_s <= now_s and agent_id in (None, drill.card.agent_id):
                 shown.append(drill.card)
         return sorted(shown, key=lambda card: card.created_s)
+
+    async def as_shown(self, *cards: Card) -> list[Card]:
+        """These cards as reviewers see them: while drills are on, without the names of their sessions.
+
+        A drill has the session of the past call that it was made from, and many names say when a session began or
+        which one it was: times, counters, cases.
+        """
+        return [card.model_copy(update={"session_id": ""}) for card in cards] if await self.on() else [*cards]
 
     async def _follow(self, plan: DrillPlan, asked: Card, now_s: float) -> None:
         """Make the drill that follows a request, once."""
@@ -136,11 +151,8 @@ class StoredDrills:
 
     async def find(self, drill_id: str, now_s: float) -> Drill | None:
         """The open drill with this id or unique beginning of it, where one is shown; raises SessionError for two."""
-        try:
-            if len(drill_id) < _SHORTEST_ID or await self.plan() is None:
-                return None
-        except StoreError:
-            return None  # drills that nobody can plan are not shown
+        if len(drill_id) < _SHORTEST_ID or not await self.on():
+            return None
         found = [
             drill
             for document in await self._store.scan(DRILL, label="open", prefix=drill_id, limit=2)

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from grampus_uq import open_store
+from grampus_uq import AgentRunner, FunctionTools, UncertaintyMonitor, open_store, tool
 from grampus_uq.inbox.arrivals import Arrivals
 from grampus_uq.inbox.inbox_app import inbox_app
 from grampus_uq.inbox.news import News
@@ -25,10 +25,11 @@ from grampus_uq.runtime.health import health_in_words, store_health
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
+from grampus_uq.testing import answer
 from tests.inbox.browser import SETTINGS, someone
 from tests.inbox.test_decisions import Desk, decide
 from tests.inbox.test_request_list import inbox_of
-from tests.runtime.agents import mail
+from tests.runtime.agents import AGENT, look, mail, scripted
 from tests.runtime.drill_worlds import plan
 
 pytestmark = pytest.mark.anyio
@@ -148,7 +149,7 @@ async def what_is_refused(world: World) -> Any:
 
 async def health(world: World) -> Any:
     found = health_in_words(await store_health(world.store))
-    return {name: found[name] for name in ("pauses", "waiting", "right", "stops")}, (await world.page("/health"))[0]
+    return {name: found[name] for name in ("pauses", "waiting", "right", "stops")}, await world.page("/health")
 
 
 async def reviewers(world: World) -> Any:
@@ -188,6 +189,43 @@ CHANNELS: list[Callable[[World], Awaitable[Any]]] = [
     reviewers,
     work_of_the_store,
 ]
+
+
+async def test_health_does_not_say_that_a_request_is_about_to_arrive(store: SessionStore) -> None:
+    """A worker holds the session of a request until it waits; no drill has one."""
+    world = World(store)
+    await world.begin()
+    seen = list[str]()
+
+    @tool(effect="read")
+    async def search(query: str) -> str:
+        seen.append(plain((await world.ann.get("/health")).text))
+        return "found"
+
+    turns = [answer("I look.", tool_calls=[look("a", "zoe")]), answer("I mail.", tool_calls=[mail("c", "zoe")])]
+    for session in ("on", "off"):
+        before = plain((await world.ann.get("/health")).text)
+        agent = AgentRunner(
+            scripted(turns), FunctionTools(search), uncertainty_monitor=UncertaintyMonitor(), store=store
+        )
+        await agent.run(AGENT, "mail zoe", session_id=session)
+        assert (seen.pop() == before) is (session == "on")
+        await StoredDrills(store).switch_off()
+
+
+async def test_no_page_holds_a_sessions_name_while_drills_are_on(store: SessionStore) -> None:
+    world = World(store)
+    await world.begin()
+    await world.desk.pause(mail("c", "zoe"), session="of-monday")
+    for off in (False, True):
+        paths = ["/requests", f"/requests/{world.waits.id}", f"/requests/{world.waits.id}/alike"]
+        texts = [(await world.ann.get(path)).text for path in paths]
+        assert [("case-102" in text, "of-monday" in text) for text in texts] == [
+            (False, False),
+            (off, False),
+            (off, off),
+        ]
+        await StoredDrills(store).switch_off()
 
 
 @pytest.mark.parametrize("channel", CHANNELS, ids=lambda one: one.__name__)

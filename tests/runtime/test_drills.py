@@ -183,33 +183,35 @@ def test_a_drill_is_wrong_and_what_is_shown_of_its_run_says_so(seed: int) -> Non
         assert proposed.arguments == card.arguments
         assert (card.confidence, card.readings, card.level) == (source.confidence, source.readings, source.level)
         assert card.created_s >= asked.created_s
-        assert {card.id, card.run_id, card.call_id, card.digest}.isdisjoint(
-            {source.id, source.run_id, source.call_id, source.digest, asked.id, asked.run_id}
-        )
+        assert {card.id, card.digest}.isdisjoint({source.id, source.digest, asked.id, asked.digest})
+        of_its_run = {"session_id", "run_id", "call_id", "step_id", "started_by"}
+        assert card.model_dump(include=of_its_run) == source.model_dump(include=of_its_run)  # its conversation's
 
 
 def test_a_drill_is_of_the_agent_and_under_the_rules_of_the_request_that_it_follows() -> None:
     """Thresholds, who may decide and who the agent is stand on the card: those of before, or of others, would tell."""
     rng = random.Random(12)
-    now = [request(rng, 1.0, number)[1] for number in range(20)]
+    now = [request(rng, 1.0, number)[1].model_copy(update={"started_by": "dave"}) for number in range(20)]
     before = [
         one.model_copy(update={"rules": "o" * 64, "thresholds": (0.9, 0.6, 0.4), "reason": "needs 0.90"})
         for one in (request(rng, 1.0, 20 + number)[1] for number in range(20))
     ]
     others = [
-        one.model_copy(update={"agent_id": "hotel", "started_by": None})
+        one.model_copy(update={"agent_id": "hotel", "started_by": "dave"})
         for one in (request(rng, 1.0, 40 + number)[1] for number in range(20))
     ]
+    nobodys = [request(rng, 1.0, 60 + number)[1] for number in range(20)]
     asked = request(rng, NOW)[1].model_copy(update={"started_by": "carol"})
     ours = {card.digest for card in now}
     for _ in range(50):
-        drill = made(plan(), [*before, *now, *others], asked, rng)
+        drill = made(plan(), [*before, *now, *others, *nobodys], asked, rng)
         assert drill is not None
         shown = drill.card
         assert drill.source in ours
-        assert (shown.agent_id, shown.rules, shown.started_by) == (asked.agent_id, asked.rules, "carol")
+        assert (shown.agent_id, shown.rules, shown.started_by) == (asked.agent_id, asked.rules, "dave")
         assert (shown.thresholds, "0.90" in shown.reason) == (asked.thresholds, False)
-    assert made(plan(), [*before, *others], asked, rng) is None
+    assert made(plan(), [*before, *others, *nobodys], asked, rng) is None
+    assert made(plan(), now, asked.model_copy(update={"started_by": None}), rng) is None
     foreign = others[0].model_copy(update={"arguments": {**others[0].arguments, "to": "somebody@hotel.example"}})
     assert made(plan(rules=RULES[1:2]), [now[0], foreign], asked, rng) is None, "nor do others lend their values"
 
@@ -480,6 +482,8 @@ def test_in_the_terminal_a_drill_looks_like_a_request_and_is_told_at_once(tmp_pa
     assert listed[drill_id]["call"].keys() == listed[desk.request.id]["call"].keys()
     shown, real = (json.loads(desk.cli("show", one, "--json").output) for one in (drill_id, desk.request.id))
     assert shown.keys() == real.keys()
+    assert shown["session_id"] is real["session_id"] is listed[drill_id]["session_id"] is None
+    assert "session " not in desk.cli("show", desk.request.id).output
     assert "drill" not in desk.cli("show", drill_id).output
     assert desk.cli("approve", drill_id, "--digest", "0" * 64).exit_code == 1
     told = desk.cli("approve", drill_id[:8], "--as", "ann", "--digest", shown["digest"])

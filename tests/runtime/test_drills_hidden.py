@@ -40,7 +40,8 @@ def queue(seed: int, count: int) -> tuple[list[Card], list[bool]]:
         sources = [source for source in sources if source.digest != drill.source]
         mixed.append((drill.card, True))
     mixed.sort(key=lambda pair: pair[0].created_s)
-    return [card for card, _ in mixed], [is_drill for _, is_drill in mixed]
+    unnamed = {"session_id": ""}  # as `StoredDrills.as_shown` has it
+    return [card.model_copy(update=unnamed) for card, _ in mixed], [is_drill for _, is_drill in mixed]
 
 
 def looked_at(cards: Sequence[Card], rng: random.Random) -> list[list[float]]:
