@@ -56,11 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take into the slow stage, which tries them in full, the tests of which the default run tries a sample."""
-    if sampling.asks_for_slow(config.option.markexpr):
-        for item in items:
-            if sampling.is_sampled(item):
-                item.add_marker(pytest.mark.slow)
+    """Mark as slow what the slow stage tries in full and the default run in part."""
+    asked = sampling.asks_for_slow(config.option.markexpr)
+    for item in items:
+        if sampling.in_slow_stage(item, asked):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

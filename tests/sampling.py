@@ -6,6 +6,7 @@ takes a smaller sample breaks the code and sees the sample fail: what is found o
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -24,9 +25,11 @@ def asks_for_slow(selection: str) -> bool:
     return re.search(r"(?<!not )\bslow\b", selection) is not None
 
 
-def examples(full: int) -> int:
-    """How many examples a law is tried with: `full`, or by default a quarter, but no fewer than 25."""
-    return full if FULL else min(full, max(25, full // 4))
+def examples(full: int, few: int | None = None) -> int:
+    """How many examples a law is tried with: `full`; by default `few`, or a quarter but no fewer than 25."""
+    if few is None:
+        few = min(full, max(25, full // 4))
+    return full if FULL else few
 
 
 def sampled(names: str, few: Sequence[Any], *, full: Sequence[Any], **given: Any) -> Callable[[Test], Test]:
@@ -39,6 +42,20 @@ def sampled(names: str, few: Sequence[Any], *, full: Sequence[Any], **given: Any
     return marked
 
 
-def is_sampled(item: pytest.Item) -> bool:
-    """Return True for a test that tries less by default than in the slow stage, which takes it up for that reason."""
-    return item.get_closest_marker("sampled") is not None or is_hypothesis_test(getattr(item, "obj", None))
+def crossed(names: str, *lists: Sequence[Any], **given: Any) -> Callable[[Test], Test]:
+    """`sampled` with every combination of these lists in the slow stage, and with each of their values by default."""
+    few = [tuple(values[place % len(values)] for values in lists) for place in range(max(map(len, lists)))]
+    return sampled(names, few, full=list(itertools.product(*lists)), **given)
+
+
+def in_slow_stage(item: pytest.Item, asked: bool) -> bool:
+    """Return True for a test that belongs to the slow stage for what it tries.
+
+    Where that stage is asked for, these are all tests that try less by default; at any time, on its second event loop,
+    a test marked `one_loop`.
+    """
+    loop = item.callspec.params.get("anyio_backend") if hasattr(item, "callspec") else None
+    if loop == "trio" and item.get_closest_marker("one_loop"):
+        return True
+    law = is_hypothesis_test(getattr(item, "obj", None))
+    return asked and (law or item.get_closest_marker("sampled") is not None)

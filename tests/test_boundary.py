@@ -271,6 +271,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
 @pytest.mark.parametrize("advisory", [True, False], ids=["advisory", "acting"])
 async def test_shapes_that_nobody_thought_of_are_read_or_refused_in_every_place(advisory: bool, value: Any) -> None:
@@ -594,6 +595,7 @@ async def test_a_session_taken_up_by_its_snapshot_has_its_id_to_itself_with_nobo
     await monitor.observe_llm_response("x", "s1")
 
 
+@pytest.mark.one_loop
 async def test_a_run_that_was_mixed_is_skipped_by_name_and_the_folder_is_replayed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -241,7 +241,14 @@ WITH_CODE = [
 ]
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+LONG = ("detector.md", "fitting.md", "reviewers.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.name in LONG else []) for page in WITH_CODE],
+    ids=lambda page: page.name,
+)
 def test_every_block_of_a_page_runs(page: Path, pages: Pages, tmp_path: Path) -> None:
     status, _, errors = pages.run(page, tmp_path)
     assert status == 0, errors

@@ -78,6 +78,7 @@ def figures(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, float], dict[
     return {(row["method"], row["level"]): row for row in rows}
 
 
+@pytest.mark.slow
 def test_the_measured_figures_are_reached(figures: dict[tuple[str, float], dict[str, Any]]) -> None:
     """At 80 %: position alone removes a third of the run, the envelope more, what people are shown more than half."""
     position, envelope = figures["constant_rf", 0.8], figures["envelope", 0.8]

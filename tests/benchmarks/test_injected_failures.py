@@ -61,6 +61,7 @@ async def stored(called: list[int]) -> AgentRunner:
     return one
 
 
+@pytest.mark.one_loop
 async def test_failures_are_labelled_at_the_step_that_was_told_to_err_and_the_world_of_the_run_is_left_alone() -> None:
     called: list[int] = []
     source = await stored(called)
@@ -137,6 +138,7 @@ async def test_reruns_that_a_monitor_pauses_are_no_failures() -> None:
     assert len(dropped) == 3
 
 
+@pytest.mark.one_loop
 async def test_an_injected_failure_can_be_rolled_back_to_before_the_step_it_was_rerun_from() -> None:
     source, runners = await stored([]), list[AgentRunner]()
 

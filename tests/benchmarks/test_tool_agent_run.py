@@ -48,6 +48,7 @@ def replies(task: tool_agent_desk.Task, right: bool) -> Iterator[ModelResponse]:
     yield answer("80")
 
 
+@pytest.mark.one_loop
 @pytest.mark.anyio
 async def test_what_is_run_is_read_and_a_second_start_runs_only_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

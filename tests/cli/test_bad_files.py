@@ -19,6 +19,7 @@ from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.replay import replay_all
 from grampus_uq.recording.runs import Refused, Run
 from tests.learn.evaluate.recorded import events, write
+from tests.sampling import sampled
 
 GOOD = {f"run-{k}": [{"verbalized": 0.9 - 0.1 * (k % 4)}, {"verbalized": 0.8 - 0.15 * (k % 4)}] for k in range(12)}
 
@@ -132,7 +133,7 @@ def _names_of(found: Iterator[Run], refuse: Refused | None) -> list[str]:
     return [run.session_id for run in found]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@sampled("folder,workers", [(HARMS[0], 2)], full=[(harm, n) for harm in HARMS for n in (1, 2)], indirect=["folder"])
 def test_any_number_of_workers_leaves_out_and_names_the_same(workers: int, folder: tuple[Path, str]) -> None:
     refused: list[DataError] = []
     found = [

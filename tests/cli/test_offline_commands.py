@@ -25,6 +25,7 @@ from grampus_uq.records.events import StepEvent
 from tests.importers import samples
 from tests.importers.test_tau_bench import row as tau_row
 from tests.learn.evaluate.recorded import many, write
+from tests.sampling import sampled
 
 pytest.importorskip("pyarrow")
 
@@ -47,7 +48,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "lines", folder / "packed"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@sampled("workers", [1], full=[1, 2])
 def test_what_evaluate_and_fit_read_is_the_same_to_the_bit(places: tuple[Path, Path], workers: int) -> None:
     lines, packed = places
     plain = read_recordings(lines)
@@ -74,17 +75,21 @@ def test_what_evaluate_and_fit_read_is_the_same_to_the_bit(places: tuple[Path, P
         assert again.success.tolist() == scores.success.tolist()
 
 
-def test_the_commands_print_the_same_wherever_the_work_is_done(places: tuple[Path, Path], tmp_path: Path) -> None:
+@sampled("some", [slice(1)], full=[slice(None)])
+def test_the_commands_print_the_same_wherever_the_work_is_done(
+    places: tuple[Path, Path], tmp_path: Path, some: slice
+) -> None:
     lines, packed = places
     data = read_detector_runs([str(lines)], ("fused",))
     detector = fit_detector(data, rng=np.random.default_rng(0), members=["running_minimum"]).detector
     profile = tmp_path / "profile.json"
     save(ProfileArtifact(profile=Profile(detector=detector)), profile)
-    for command, arguments in (
-        (evaluate, ["--draws", 20, "--json"]),
+    commands = [
         (backtest, [profile, "--json"]),
+        (evaluate, ["--draws", 20, "--json"]),
         (runs_command, ["replay", "--profile", profile, "--json"]),
-    ):
+    ]
+    for command, arguments in commands[some]:
         first, rest = (arguments[:1], arguments[1:]) if command is not evaluate else ([], arguments)
         one = json.loads(invoke(command, *first, lines, *rest).stdout)
         other = json.loads(invoke(command, *first, packed, *rest, "--workers", 2).stdout)

@@ -41,6 +41,7 @@ def started(*urls: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.one_loop
 async def test_a_worker_process_serves_the_stores_of_several_tenants(tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("acme", "globex")]
     for url in urls:
@@ -66,6 +67,7 @@ async def test_a_worker_process_serves_the_stores_of_several_tenants(tmp_path: P
             process.stdout.close()
 
 
+@pytest.mark.one_loop
 async def test_a_worker_process_resumes_what_was_decided_and_ends_on_sigterm(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     store = open_store(url)

@@ -180,6 +180,7 @@ def paid(profile: Profile, state: SessionState) -> Any:
     return decided
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_missing_and_no_lower_reading_turns_a_pause_of_an_irreversible_call_into_a_go(family):
     @settings(max_examples=2 * settings().max_examples)

@@ -38,6 +38,7 @@ from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.earned_threshold import Target, audit_probability, broken, level, nothing_earned, place, update
+from tests.sampling import sampled
 
 PERMIT = Permit(
     tool="refund",
@@ -337,12 +338,13 @@ def test_a_state_does_not_outlive_a_change_of_its_permit() -> None:
         PermitState.read(wider, json.loads(EARNED.model_dump_json()))
 
 
-def test_the_promise_holds_with_late_answers_and_breaks_if_they_count_as_they_come() -> None:
+@sampled("runs", [8], full=[30])
+def test_the_promise_holds_with_late_answers_and_breaks_if_they_count_as_they_come(runs: int) -> None:
     """Right answers come at once and wrong ones never: in order nothing is ever earned; as they arrive it would be."""
     rng = np.random.default_rng(1)
     permit = Permit(**PERMIT.model_dump() | {"thresholds": (0.5,)})
     earned_in_order = 0
-    for _ in range(30):
+    for _ in range(runs):
         state, best = PermitState.fresh(permit), 0
         naive = nothing_earned(permit.target)
         at = int(place(permit.target, 0.9))
@@ -354,7 +356,7 @@ def test_the_promise_holds_with_late_answers_and_breaks_if_they_count_as_they_co
             best = max(best, state.in_force(permit))
         earned_in_order += best > 0
         assert int(level(permit.target, naive)) == 1  # the sabotage: whatever arrived is counted
-    assert earned_in_order <= 6  # a binomial of 30 at .05 exceeds it once in 1,000
+    assert earned_in_order <= binom.ppf(0.999, runs, 0.05)
 
 
 # -- what a sentence promises, and what a broken state does ------------------------------------------------------------
@@ -561,12 +563,13 @@ def test_a_refused_call_of_a_threshold_that_was_in_force_counts_also_after_a_str
     assert (taken[1].in_force, taken[1].asked) == (1, True)
 
 
-def test_an_open_question_at_the_front_lets_no_more_out_of_an_agent_that_turns() -> None:
+@sampled("n", [40], full=[150])
+def test_an_open_question_at_the_front_lets_no_more_out_of_an_agent_that_turns(n: int) -> None:
     """Wrong from when a question is left that nobody answers: geometric, up to the first audit that was answered."""
     permit = Permit(**PERMIT.model_dump() | {"thresholds": (0.5,)})
     earned = earned_by(60, permit)
     assert float(audit_probability(permit.target, earned.of(permit))) == 0.2
-    rng, n = np.random.default_rng(5), 150
+    rng = np.random.default_rng(5)
     out = np.zeros(n)
     for run in range(n):
         state = applied(permit, earned, propose(0.1, same="orphan"))

@@ -7,6 +7,7 @@ import pytest
 from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import WATCHED
 from tests.guarantees.promises import PROMISES, SABOTAGES, sabotaged, simulate
+from tests.sampling import sampled
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 
@@ -23,7 +24,7 @@ UNHURRIED = pytest.mark.timeout(3600)
 FAST = {"certificate-best": 8, "wrong": 15, "held-shy": 8, "budget-trials": 8, "coverage": 5}
 
 
-@pytest.mark.parametrize("name", FAST)
+@sampled("name", ["certificate-best", "wrong"], full=list(FAST))
 def test_a_promise_is_kept_and_published(name: str) -> None:
     promise = PROMISES[name]
     found = simulate(promise, FAST[name])

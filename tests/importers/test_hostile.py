@@ -25,6 +25,7 @@ from grampus_uq.recording import encode, runs
 from grampus_uq.recording.kept_content import redact, unicode_only
 from tests.importers import samples
 from tests.importers.test_own_spans import recorded  # noqa: F401 (a fixture)
+from tests.sampling import sampled
 
 quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ROOT = Path(__file__).parents[2]
@@ -100,15 +101,16 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, files: dict[st
 
 
 @pytest.mark.parametrize("name", NAMES)
+@sampled("pieces", [8], full=[25])
 def test_a_file_that_is_cut_anywhere_is_named_or_gives_whole_records_only(
-    tmp_path: Path, files: dict[str, bytes], name: str
+    tmp_path: Path, files: dict[str, bytes], name: str, pieces: int
 ) -> None:
     whole = files[name]
     path = tmp_path / "x"
     path.write_bytes(whole)
     most, _ = swallow(path, form_of(name))
     told = 0
-    cuts = range(1, len(whole) - 1, max(1, len(whole) // 25))
+    cuts = range(1, len(whole) - 1, max(1, len(whole) // pieces))
     for cut in cuts:
         for content in (whole[:cut], gzip.compress(whole)[:cut] if name != "recording" else whole[:cut]):
             path.write_bytes(content)
@@ -202,7 +204,10 @@ def poisoned(value: Any, trail: tuple[Any, ...], poison: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("otlp, protobuf", "otlp, pretty")])
-def test_every_field_of_every_format_may_hold_anything(tmp_path: Path, files: dict[str, bytes], name: str) -> None:
+@sampled("fields", [6], full=[30])
+def test_every_field_of_every_format_may_hold_anything(
+    tmp_path: Path, files: dict[str, bytes], name: str, fields: int
+) -> None:
     """Each field in turn gets values of every wrong kind, the hostile ones among them; others go on as before."""
     path = tmp_path / "x"
     given = documents(files[name])
@@ -210,7 +215,7 @@ def test_every_field_of_every_format_may_hold_anything(tmp_path: Path, files: di
     told = tried = 0
     for number, document in enumerate(given):
         found = list(places(document))
-        for trail in found if len(found) < 30 else rng.sample(found, 30):
+        for trail in found if len(found) < fields else rng.sample(found, fields):
             poison = rng.choice(POISON)
             changed = [*given[:number], poisoned(document, trail, poison), *given[number + 1 :]]
             text = json.dumps(changed[0]) if len(changed) == 1 else "\n".join(map(json.dumps, changed))

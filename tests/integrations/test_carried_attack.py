@@ -9,6 +9,8 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from tests.sampling import crossed
+
 pytest.importorskip("agents", reason="the OpenAI Agents SDK is not installed")
 
 from grampus_uq.gate.call import CallRecord
@@ -31,6 +33,7 @@ CHOSEN: dict[str, Callable[[Carried], object]] = {}
 _scenes: dict[tuple[str, str], Scene] = {}
 victims = pytest.mark.parametrize("framework", VICTIMS)
 policies = pytest.mark.parametrize("policy", POLICIES)
+some = crossed("framework,policy", list(VICTIMS), list(POLICIES))
 
 
 def chosen(write: Callable[[Carried], object]) -> Callable[[Carried], object]:
@@ -223,8 +226,7 @@ async def _scene(framework: str, policy: str) -> Scene:
     return _scenes[framework, policy]
 
 
-@victims
-@policies
+@some
 def test_a_chosen_manipulation_pays_nothing_that_nobody_approved(framework: str, policy: str) -> None:
     async def run() -> dict[str, object]:
         found = await _scene(framework, policy)
@@ -267,8 +269,7 @@ async def _at_random(framework: str, policy: str, seeds: range) -> list[object]:
     return got
 
 
-@victims
-@policies
+@some
 def test_random_manipulations_pay_nothing_that_nobody_approved(framework: str, policy: str) -> None:
     assert anyio.run(_at_random, framework, policy, range(25)) == []
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from tests.sampling import crossed
+
 pytest.importorskip("langchain.agents", reason="the extra langchain is not installed")
 
 from langchain_core.messages import ToolMessage
@@ -35,6 +37,7 @@ from tests.runtime.forging import EVE, POLICIES, ann
 
 victims = pytest.mark.parametrize("framework", FRAMEWORKS)
 policies = pytest.mark.parametrize("policy", POLICIES)
+some = crossed("framework,policy", list(FRAMEWORKS), list(POLICIES))
 CHOSEN: dict[str, Callable[[Thread], object]] = {}
 _scenes: dict[tuple[str, str], Scene] = {}
 
@@ -269,8 +272,7 @@ async def _scene(framework: str, policy: str) -> Scene:
     return _scenes[framework, policy]
 
 
-@victims
-@policies
+@some
 def test_a_chosen_manipulation_pays_nothing_that_nobody_approved(framework: str, policy: str) -> None:
     async def run() -> dict[str, object]:
         found = await _scene(framework, policy)
@@ -315,8 +317,7 @@ async def _at_random(framework: str, policy: str, seeds: range) -> list[object]:
     return got
 
 
-@victims
-@policies
+@some
 def test_random_manipulations_pay_nothing_that_nobody_approved(framework: str, policy: str) -> None:
     assert anyio.run(_at_random, framework, policy, range(10)) == []
 

@@ -6,11 +6,14 @@ Ann approves with a key of her own. Others write the checkpoints, and read all t
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+
+from tests.sampling import sampled
 
 pytest.importorskip("langchain.agents", reason="the extra langchain is not installed")
 
@@ -407,8 +410,11 @@ GARBLED: dict[str, Callable[[Any], object]] = {
 }
 
 
-@both
-@pytest.mark.parametrize("advisory", [True, False])
+@sampled(
+    "framework,advisory",
+    [("LangGraph", True), ("LangChain", False)],
+    full=list(itertools.product(["LangGraph", "LangGraph by edges", "LangChain"], [True, False])),
+)
 def test_a_garbled_channel_changes_no_advised_run_and_is_told_plainly_otherwise(framework: str, advisory: bool) -> None:
     found = {}
     for name, garble in GARBLED.items():

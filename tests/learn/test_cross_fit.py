@@ -20,6 +20,7 @@ from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps
 from tests.benchmarks.proper_scores import load
+from tests.sampling import sampled
 
 DENSE = np.linspace(0, 1, 501)
 HALF = {"forecast": 0.5}
@@ -102,7 +103,7 @@ def test_a_missing_forecast_is_left_out_of_the_fit_and_stays_missing():
     assert got.fusions[0] == fit_fusion({"forecast": ForecastTraces.of([rows[i] for i in kept])}, y[kept])
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "hotpotqa", "chessgames"])
+@sampled("name", ["gsm8k"], full=["gsm8k", "hotpotqa", "chessgames"])
 def test_cross_fitted_platt_raises_the_score_of_real_verifiers(name):
     root = os.environ.get("GRAMPUS_UQ_DATA")
     if not root:

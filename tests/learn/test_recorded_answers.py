@@ -174,6 +174,7 @@ async def test_only_what_was_asked_about_whatever_would_be_answered_counts(case:
     assert (wrong, dict(found.left_out)) == expected[case]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     "beside", ["permit", "other scope", "grant", "expired", "used up", "closed", "closed other", "store down"]
 )
@@ -246,6 +247,7 @@ async def test_of_older_runs_one_in_which_a_call_was_let_ahead_is_left_out_whole
     assert (len(found.calls), dict(found.left_out)) == (1, {"not_all_asked": 1})
 
 
+@pytest.mark.one_loop
 async def test_a_period_of_a_laxer_permit_earns_nothing_and_counting_it_would_break_the_promise(tmp_path: Path) -> None:
     """Half of the calls have a low score and are right; of the others, which it lets ahead, half are wrong.
 

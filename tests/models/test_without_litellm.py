@@ -61,7 +61,7 @@ assert "litellm" in str(done.exception) and "pip install" in str(done.exception)
 
 @pytest.mark.parametrize(
     "program",
-    [AGENT, pytest.param(PUBLIC, marks=pytest.mark.slow), COMMANDS],
+    [AGENT, pytest.param(PUBLIC, marks=pytest.mark.slow), pytest.param(COMMANDS, marks=pytest.mark.slow)],
     ids=["an agent", "every module", "every command"],
 )
 def test_without_litellm_the_rest_works(program: str, tmp_path: Path) -> None:

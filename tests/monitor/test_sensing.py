@@ -418,6 +418,7 @@ async def test_a_model_that_refuses_logprobs_and_temperature_serves_every_signal
     assert found["semantic_entropy"].value == 1.0
 
 
+@pytest.mark.one_loop
 @pytest.mark.anyio
 @pytest.mark.parametrize(("tokens", "characters", "calls"), [(500, 16, 32), (500, 16, 3), (20, 900, 1), (1, 20_000, 1)])
 async def test_a_turn_of_many_calls_or_long_tokens_is_read_off_the_event_loop(

@@ -217,6 +217,7 @@ def test_what_an_embedder_fails_at_is_missing_and_never_a_harmless_step(broken: 
     assert not session.state.risk.stream.tails[0].buckets  # none of the steps that were not read counts as harmless
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_embedder_that_hangs_costs_its_time_limit_and_not_the_loop(backend: str) -> None:
     release = threading.Event()

@@ -10,6 +10,7 @@ import pytest
 
 from grampus_uq.mcp.connection_session import SessionNames
 from tests.proxy.guarded import SlowStore, bench
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -207,11 +208,12 @@ async def test_a_call_that_its_client_gave_up_while_it_was_started_is_asked_abou
         assert len(one.ran()) == 1
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("decision", ["approve", "reject"])
-async def test_each_of_many_requests_for_many_calls_is_told_what_became_of_its_call(decision: str) -> None:
+@sampled("many", [range(30)], full=[range(100)])
+async def test_each_of_many_requests_for_many_calls_is_told_what_became_of_its_call(decision: str, many: range) -> None:
     """However late it looks: the others were told before, and the same call would be a new one."""
     async with bench(hold_s=300.0) as one:
-        many = range(100)
         for number in many:
             await one.call(number, path=f"{number}")
         for number in many:
@@ -233,6 +235,7 @@ async def test_each_of_many_requests_for_many_calls_is_told_what_became_of_its_c
         assert len(one.ran()) == (len(many) if decision == "approve" else 0)
 
 
+@pytest.mark.one_loop
 async def test_calls_that_are_given_up_while_they_are_judged_take_no_place() -> None:
     async with bench() as one:
         await one.lists(**_READS)

@@ -13,6 +13,7 @@ import pytest
 from grampus_uq.gate.call import CallPhase
 from tests.proxy.ended_spans import counted
 from tests.proxy.guarded import Bench, SlowStore, bench
+from tests.sampling import sampled
 
 _ODD = [
     b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"\xff"}]}}',
@@ -115,8 +116,9 @@ async def live_many(seeds: range, steps: int) -> None:
             group.start_soon(live, seed, steps)
 
 
-def test_no_call_runs_unapproved_or_twice_and_each_one_ends() -> None:
-    anyio.run(live_many, range(40), 60)
+@sampled("lives", [range(15)], full=[range(40)])
+def test_no_call_runs_unapproved_or_twice_and_each_one_ends(lives: range) -> None:
+    anyio.run(live_many, lives, 60)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 
 from grampus_uq.recording import PartialLine, read
 from grampus_uq.records.events import StepEvent
+from tests.sampling import sampled
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its writers")
@@ -49,18 +50,17 @@ def kill(folder: Path, kind: str, lives: int) -> tuple[int, int, list[PartialLin
     return missing, sum(int(str(life["written"])) for life in told), torn
 
 
-@pytest.mark.parametrize("kind", ["none", "every"])
+@sampled("kind", ["none"], full=["none", "every"])
 def test_a_writer_killed_ten_times_loses_nothing(tmp_path: Path, kind: str) -> None:
     missing, written, _ = kill(tmp_path, kind, 10)
     assert written > 0
     assert missing == 0
 
 
-def test_a_writer_beside_killed_ones_loses_nothing_and_their_pieces_are_told_apart(
-    tmp_path: Path,
-) -> None:
-    missing, written, torn = kill(tmp_path, "beside", 30)
-    assert written > 30
+@sampled("kills", [10], full=[30])
+def test_a_writer_beside_killed_ones_loses_nothing_and_their_pieces_are_told_apart(tmp_path: Path, kills: int) -> None:
+    missing, written, torn = kill(tmp_path, "beside", kills)
+    assert written > kills
     assert missing == 0
     assert all(piece.data for piece in torn)
 
@@ -79,7 +79,7 @@ def test_the_kills_would_show_a_writer_that_keeps_lines_in_memory(tmp_path: Path
     assert data.count(b'{"v":1,') < sum(int(str(life["written"])) for life in told)
 
 
-@pytest.mark.parametrize("writers", [2, 4])
+@sampled("writers", [2], full=[2, 4])
 def test_processes_that_write_one_session_at_once_never_mix_their_lines(tmp_path: Path, writers: int) -> None:
     told = run("together", tmp_path, "s1", "none", writers, 150)
     assert [life["written"] for life in told] == [150] * writers

@@ -144,6 +144,7 @@ def test_the_command_lists_retries_and_drops(tmp_path: Path) -> None:
 # -- fairness ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_loop
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 30), min_size=1),
     st.integers(1, 12),

@@ -247,6 +247,7 @@ ATTACKS: list[Attack] = [
 ]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda one: one.__name__.strip("_"))
 async def test_what_rests_on_no_standing_delegation_runs_nothing_and_blocks_nobody(attack: Attack) -> None:
     case = await Case().begin()

@@ -39,6 +39,7 @@ from tests.binomial import binomial_ceiling
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner
 from tests.runtime.drill_worlds import RULES, past, plan, request
 from tests.runtime.test_approvals_cli import Desk
+from tests.sampling import sampled
 
 NOW = 4_000_000_000.0  # later than whatever a store writes today
 
@@ -298,11 +299,13 @@ def test_a_number_is_found_and_replaced_however_it_is_written() -> None:
 # -- mixed in ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_loop
 @pytest.mark.anyio
-async def test_drills_are_off_unless_switched_on_and_then_have_their_share() -> None:
+@sampled("n", [100], full=[300])
+async def test_drills_are_off_unless_switched_on_and_then_have_their_share(n: int) -> None:
     store, rng = MemoryStore(), random.Random(4)
-    await past(store, rng, 400)
-    waiting = [request(rng, NOW + number, 400 + number)[1] for number in range(300)]
+    await past(store, rng, n + 100)
+    waiting = [request(rng, NOW + number, n + 100 + number)[1] for number in range(n)]
     stored = StoredDrills(store, rng)
     assert await stored.mixed(waiting, NOW + 50_000.0) == waiting
     assert await store.scan(DRILL) == []
@@ -311,7 +314,7 @@ async def test_drills_are_off_unless_switched_on_and_then_have_their_share() -> 
     shown = await stored.mixed(waiting, NOW + 40_000.0)
     assert all(card.created_s > NOW + 20_000.0 for card in shown if card not in waiting)
     added = len(shown) - len(waiting)
-    assert 300 - binomial_ceiling(300, 0.75) <= added <= binomial_ceiling(300, 0.25)
+    assert n - binomial_ceiling(n, 0.75) <= added <= binomial_ceiling(n, 0.25)
     assert shown == sorted(shown, key=lambda card: card.created_s)
     assert await stored.mixed(waiting, NOW + 40_000.0) == shown  # the same, whoever asks again
     early = await StoredDrills(store).mixed(waiting, NOW)
@@ -321,6 +324,7 @@ async def test_drills_are_off_unless_switched_on_and_then_have_their_share() -> 
     assert await stored.find(next(c.id for c in shown if c not in waiting), NOW + 50_000.0) is None
 
 
+@pytest.mark.one_loop
 @pytest.mark.anyio
 async def test_every_source_serves_once_and_only_calls_that_were_approved_as_they_were() -> None:
     store, rng = MemoryStore(), random.Random(5)
@@ -340,6 +344,7 @@ async def test_every_source_serves_once_and_only_calls_that_were_approved_as_the
     assert await store.scan(DRILL, label="none")  # and where none is left, none is made
 
 
+@pytest.mark.one_loop
 @pytest.mark.anyio
 async def test_the_form_of_a_drill_is_that_of_its_tools_newest_schema() -> None:
     """A page has a field for each argument that the schema names: one of before would tell drills from requests."""

@@ -93,6 +93,7 @@ async def test_every_question_to_postgres_is_bounded_by_an_index(postgres_url: s
         assert "position" in condition or re.search(r"key\)?(::text)? (=|>)", condition), plan
 
 
+@pytest.mark.one_loop
 async def test_a_list_with_its_decisions_asks_as_often_for_fifty_waiting_sessions_as_for_one() -> None:
     asked: list[tuple[str, int]] = []
 

@@ -98,6 +98,7 @@ async def test_half_a_character_is_mended_before_anything_is_judged_or_runs() ->
     assert (ran.id, ran.name, ran.arguments) == ("a\ufffd", "pay\ufffd", {"to": "bob \ufffd", "\ufffd": 1})
 
 
+@pytest.mark.one_loop
 async def test_of_very_many_calls_in_one_answer_the_first_run_and_each_has_its_result() -> None:
     store, pays = MemoryStore(), Pays()
     many = [ToolCall(id=f"c{n}", name="pay", arguments={"n": n}) for n in range(400)]

@@ -45,6 +45,7 @@ class Faulty(MemoryStore):
         return await self._around(super().write(*changes))  # type: ignore[no-any-return]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("after", [False, True])
 async def test_whichever_operation_of_the_store_fails_an_approved_call_is_never_left_out(after: bool) -> None:
     async def ends(at: int) -> bool:

@@ -106,9 +106,9 @@ def anyio_backend() -> str:
     ("what", "often"),
     [
         (Scene.begins, False),
-        (Scene.begins_and_is_forgotten, False),
+        pytest.param(Scene.begins_and_is_forgotten, False, marks=pytest.mark.slow),
         (Scene.changes_hands, False),
-        (Scene.changes_hands, True),
+        pytest.param(Scene.changes_hands, True, marks=pytest.mark.slow),
     ],
 )
 async def test_before_every_operation_of_a_prune_somebody_may_begin_end_or_take_a_session(

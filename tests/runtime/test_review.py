@@ -54,6 +54,7 @@ from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.testing import ScriptedModel, answer
 from tests.runtime.agents import AGENT, World, look, mail, results_by_call, runner, scripted
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.anyio
 BOSS = AgentDefinition(name="boss", model="scripted", system_prompt="You lead.")
@@ -726,7 +727,7 @@ anyio.run(main, *sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "postgres", "redis"])
+@sampled("backend", ["sqlite"], full=["sqlite", "postgres", "redis"])
 def test_four_processes_on_one_store_lose_no_update_and_meet_no_lock(
     backend: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -440,6 +440,7 @@ class DyingStore(SessionStore):
         await self._inner.aclose()
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("at", range(8))
 async def test_wherever_the_worker_dies_nothing_is_lost_and_the_human_is_asked_all_the_same(

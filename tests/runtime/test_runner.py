@@ -44,6 +44,7 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.runtime.agents import AGENT, SEND_ONE, World, look, mail, results_by_call, runner, scripted, unknown_calls
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -552,7 +553,8 @@ async def test_many_sessions_on_one_runner_and_monitor_do_not_see_each_other() -
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
-async def test_a_thousand_concurrent_sessions_in_one_process_all_complete() -> None:
+@sampled("many", [250], full=[1_000])
+async def test_a_thousand_concurrent_sessions_in_one_process_all_complete(many: int) -> None:
     monitor, store = UncertaintyMonitor(), MemoryStore()
     good = [answer('Fine. {"confidence": 0.99}')]
     done: list[AgentStatus] = []
@@ -562,9 +564,9 @@ async def test_a_thousand_concurrent_sessions_in_one_process_all_complete() -> N
         done.append((await one.run(AGENT, "x", session_id=str(index))).status)
 
     async with anyio.create_task_group() as group:
-        for index in range(1000):
+        for index in range(many):
             group.start_soon(run, index)
-    assert done == [AgentStatus.COMPLETED] * 1000
+    assert done == [AgentStatus.COMPLETED] * many
 
 
 async def test_pausing_in_a_file_resuming_from_another_handle(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.runtime.agents import AGENT, SEND_ONE, World, look, runner, scripted
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.anyio
 REAL_TIME = time.time
@@ -159,7 +160,8 @@ async def test_parallel_results_cost_operations_in_proportion_to_their_number(ca
     assert [e["what"] for e in entries].count("execution_finished") == calls
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "postgres", "redis"])
+@pytest.mark.one_loop
+@sampled("backend", ["sqlite"], full=["sqlite", "postgres", "redis"])
 async def test_many_turns_of_two_parallel_calls_end_on_every_store(
     backend: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner
+from tests.sampling import crossed
 from tests.scripted_runs import Captured
 
 pytestmark = pytest.mark.anyio
@@ -208,6 +209,7 @@ def _rich(values: dict[str, Any]) -> None:
     values["earned"]["log_peak"] = [99.0]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("forging", ["rich", "unsealed", "gone", "another permit's", "no json"])
 async def test_a_forged_state_lets_nothing_ahead(forging: str) -> None:
     office = Sealed()
@@ -251,6 +253,7 @@ async def test_an_old_state_is_refused_by_whoever_saw_a_newer_one() -> None:
     assert result.status is AgentStatus.WAITING_FOR_HUMAN
 
 
+@pytest.mark.one_loop
 async def test_a_revocation_cannot_be_taken_back_once_a_host_looked_at_the_permit_for_any_reason() -> None:
     for look in ("judged", "answered", "started"):
         office = Sealed()
@@ -277,6 +280,7 @@ async def test_a_revocation_cannot_be_taken_back_once_a_host_looked_at_the_permi
         assert (await office.standing()).state.closed == "enough"
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("broken", ["no json", "[1]", '{"v":1}', "at", "in force", "huge", "negative"])
 async def test_a_broken_state_makes_calls_wait_and_the_request_says_what_is_broken(broken: str) -> None:
     office = Office()
@@ -305,7 +309,10 @@ async def test_a_broken_state_makes_calls_wait_and_the_request_says_what_is_brok
     assert (await office.standing()).trouble is not None
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres", "redis"])
+STORES = ["memory", "sqlite", "postgres", "redis"]
+
+
+@pytest.fixture(params=STORES)
 async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SessionStore]:
     """A store of each kind; on a server that other tests use, too."""
     urls: dict[str, Callable[[], str]] = {
@@ -325,7 +332,8 @@ DAMAGES = ["garbage", "", "{}", "[]", "7", "null", '{"hash":5}', '{"hash":"x"}',
 DAMAGES += ['{"hash":"' + "A" * 64 + '"}', '{"v":2,"seq":1}', '{"v":2,"seq":1,"x":"","hash":""}']
 
 
-@pytest.mark.parametrize("last", DAMAGES)
+@pytest.mark.one_loop
+@crossed("any_store,last", STORES, DAMAGES, indirect=["any_store"])
 async def test_a_log_whose_last_entry_is_broken_lets_nothing_ahead_and_ends_no_run(
     any_store: SessionStore, last: str
 ) -> None:
@@ -364,6 +372,7 @@ class Forgetful(MemoryStore):
         return await super().write(*changes)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("says", ["reject", "edit", "guidance"])
 @pytest.mark.parametrize("failing", [1, 4, 5])
 async def test_a_run_goes_on_from_an_answer_against_its_call_only_once_the_permit_has_it(
@@ -491,6 +500,7 @@ async def test_closed_stays_closed_and_never_closes_every_permit_that_covers_the
     assert (await other.standing()).state.closed == "ann said never"
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("case", ["scope", "agent", "expired", "always ask", "doubtful", "judge", "no score"])
 async def test_what_a_permit_never_covers(case: str) -> None:
     office = Office()
@@ -532,6 +542,7 @@ async def test_of_two_permits_on_one_call_the_stricter_decides() -> None:
     assert (await office.run("both", says=None, body="both")).status is AgentStatus.WAITING_FOR_HUMAN
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("how", ["revoked", "never"])
 async def test_what_was_closed_may_be_granted_anew_and_is_earned_anew(how: str) -> None:
     office = Office()
@@ -598,6 +609,7 @@ async def test_advisory_runs_are_untouched_and_teach_nothing() -> None:
     assert await office.store.scan("permit-state") == []
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     "backend",
     [

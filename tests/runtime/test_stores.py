@@ -36,6 +36,7 @@ async def test_the_sqlite_store_conforms(tmp_path: Path) -> None:
     await check(lambda: SQLiteStore(tmp_path / "s.db"))
 
 
+@pytest.mark.one_loop
 async def test_the_postgres_store_conforms(postgres_url: str) -> None:
     import psycopg
 

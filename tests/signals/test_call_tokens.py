@@ -17,6 +17,7 @@ from grampus_uq.records.call_parts import WHOLE_CALL, CallPart, call_probability
 from grampus_uq.signals.call_places import Writing
 from grampus_uq.signals.call_tokens import MAX_PARTS, call_parts, call_reading
 from grampus_uq.signals.driver import read_tokens
+from tests.sampling import sampled
 
 CALL = ToolCall(id="1", name="refund", arguments={"order": "A17", "amount": 85.5, "express": True, "to": None})
 
@@ -253,7 +254,7 @@ def test_objects_that_break_off_late_in_a_long_text_take_no_longer_each() -> Non
     assert twice <= 2.5 * once + 0.05
 
 
-@pytest.mark.parametrize("name", hostile(1))
+@sampled("name", list(hostile(1))[::3], full=list(hostile(1)))
 def test_twice_as_much_hostile_text_takes_at_most_two_and_a_half_times_as_long(name: str) -> None:
     said = [Message(role=Role.USER, content="xab 12 " * 1000)] * 32
 

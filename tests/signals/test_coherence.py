@@ -34,7 +34,7 @@ from grampus_uq.signals.turn_events import (
 )
 from grampus_uq.stats.content_words import STOP_WORDS
 from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_scores
-from tests.sampling import examples
+from tests.sampling import examples, sampled
 from tests.signals import _transcription as paper
 from tests.trajectory_runs import run_components
 
@@ -93,9 +93,10 @@ def airline_runs() -> list[list[dict[str, Any]]]:
         return [row["traj"] for row in json.load(file)]
 
 
-def test_the_components_of_every_airline_run_are_those_of_the_papers_equations() -> None:
-    steps = [assert_equal_to_the_paper(messages, HASHING) for messages in airline_runs()]
-    assert (len(steps), sum(steps)) == (200, 3797)
+@sampled("each", [8], full=[1])
+def test_the_components_of_every_airline_run_are_those_of_the_papers_equations(each: int) -> None:
+    steps = [assert_equal_to_the_paper(messages, HASHING) for messages in list(airline_runs())[::each]]
+    assert (len(steps), sum(steps)) == ((200, 3797) if each == 1 else (25, 464))
 
 
 WORDS = "the a refund flight HAT069 1,000 $5 don't Don’t user_id cancel Cancel! **now** (yes) é 12:30"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import TokenLogprob, ToolCall, signals, stats, wire
 from grampus_uq.signals.call_tokens import call_parts
+from tests.sampling import crossed, examples, sampled
 
 LETTERS = list("aAI1éı\ufffd🎉\\\"'“’ \n\t-_.,:;!<>([{|#*`=%?")
 UNITS = [
@@ -110,7 +111,7 @@ def read(text: str, calls: list[ToolCall]) -> None:
         call_parts(tokens, calls)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25, few=10))
 @given(
     st.text(st.sampled_from(LETTERS), min_size=1, max_size=4),
     st.text(st.sampled_from([*LETTERS, "b"]), max_size=6),
@@ -128,15 +129,17 @@ def test_reading_stays_linear_for_every_alphabet_and_for_letters_that_tokens_bre
     read(text, [call, ToolCall(name="look", arguments={"q": f"é{other}x"})])
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", [int, "v{}".format])
+@crossed("form,kind", list(FORMS), [int, "v{}".format])
 def test_many_calls_with_many_values_are_read_in_linear_time(form: str, kind: Callable[[int], object]) -> None:
     arguments = [{f"k{i}": kind(i + 1000 * j) for i in range(250)} for j in range(32)]
     calls = [ToolCall(name="write", arguments=one) for one in arguments]
     read("\n".join(FORMS[form](call) for call in calls), calls)
 
 
-@pytest.mark.parametrize("run", ["'", '"', "pay ", "pay {", "a ", "-", "\\xe9", "1,", "("])
+RUNS = ["'", "pay {", "\\xe9", '"', "pay ", "a ", "-", "1,", "("]
+
+
+@sampled("run", RUNS[:3], full=RUNS)
 def test_a_run_beside_a_call_is_read_in_linear_time(run: str) -> None:
     calls = [ToolCall(name="pay", arguments={"m": "é, x", "k": k}) for k in range(8)]
     read(f"pay {run * (SIZE // len(run))}1 b \\xe9", calls)

@@ -27,6 +27,7 @@ from grampus_uq.stats.eprocess_scorers import FeatureScorer
 from grampus_uq.stats.eprocess_thresholds import budget_threshold, conformal_threshold, exceeds, tie_uniform
 from tests.binomial import binomial_ceiling
 from tests.detector_rows import detector_runs
+from tests.sampling import sampled
 
 
 def scorer() -> FeatureScorer:
@@ -71,10 +72,11 @@ def history(
 
 
 @pytest.mark.parametrize("acting", [True, False])
-def test_without_a_change_it_alarms_no_more_often_than_its_level(acting: bool) -> None:
+@sampled("histories", [30], full=[100])
+def test_without_a_change_it_alarms_no_more_often_than_its_level(acting: bool, histories: int) -> None:
     rng = np.random.default_rng(3)
-    alarms = sum(history(rng, runs=250, acting=acting) for _ in range(100))
-    assert alarms <= binomial_ceiling(100, 0.1, 0.999)
+    alarms = sum(history(rng, runs=250, acting=acting) for _ in range(histories))
+    assert alarms <= binomial_ceiling(histories, 0.1, 0.999)
 
 
 def test_a_change_is_seen() -> None:
@@ -82,7 +84,8 @@ def test_a_change_is_seen() -> None:
     assert sum(history(rng, runs=400, shift_at=100, shift=1.0) for _ in range(20)) >= 15
 
 
-def test_watching_only_what_was_let_through_against_all_recorded_runs_breaks_the_level() -> None:
+@sampled("n", [10], full=[40])
+def test_watching_only_what_was_let_through_against_all_recorded_runs_breaks_the_level(n: int) -> None:
     """The sabotage: an interruption budget's bag holds runs that would alarm, the watched runs do not."""
     rng = np.random.default_rng(5)
 
@@ -96,7 +99,7 @@ def test_watching_only_what_was_let_through_against_all_recorded_runs_breaks_the
             state = take_run(state, Variant.ALL_RUNS, f"r{i}", peak)
         return any(status.alarmed for status in watch_statuses(state))
 
-    assert sum(alarmed(filtered=False) for _ in range(40)) <= binomial_ceiling(40, 0.1, 0.999)
+    assert sum(alarmed(filtered=False) for _ in range(n)) <= binomial_ceiling(n, 0.1, 0.999)
     assert sum(alarmed(filtered=True) for _ in range(10)) >= 8
 
 

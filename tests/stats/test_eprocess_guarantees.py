@@ -25,6 +25,7 @@ from grampus_uq.stats.eprocess_thresholds import (
 from grampus_uq.stats.ranks import binomial_interval
 from tests.benchmarks.published_evaluator import bonferroni_threshold
 from tests.binomial import binomial_ceiling
+from tests.sampling import crossed
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -84,11 +85,11 @@ def _true_rate(threshold: Threshold, peaks: FloatArray) -> float:
     return above + float((peaks == threshold.log_value).mean()) * (1 - threshold.tie)
 
 
-@pytest.mark.parametrize("statistic", [CONTINUOUS, COARSE])
-@pytest.mark.parametrize(("alpha", "delta"), [(0.1, 0.1), (0.05, 0.2), (0.3, 0.05)])
+@crossed("statistic,level", [CONTINUOUS, COARSE], [(0.1, 0.1), (0.05, 0.2), (0.3, 0.05)])
 def test_a_pac_threshold_is_too_low_in_at_most_delta_of_calibrations(
-    statistic: Statistic, alpha: float, delta: float
+    statistic: Statistic, level: tuple[float, float]
 ) -> None:
+    alpha, delta = level
     rng, repeats, n = np.random.default_rng(5), 800, 80
     population = statistic(_scores(rng, 200_000, 8, failing=False))
     unlucky = 0

@@ -30,6 +30,7 @@ from grampus_uq.stats.weight_schedules import LINEAR_FRONT, UNIFORM
 from tests.benchmarks.censored_scores import artificial_censoring, tps_simple, truncated
 from tests.benchmarks.proper_scores import length_stratified, load
 from tests.benchmarks.schedules import SCHEDULES
+from tests.sampling import sampled
 from tests.stats.test_scoring import AbsoluteScore
 
 SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=4, b=1)]
@@ -267,7 +268,7 @@ def test_the_log_swap_flips_its_sign_at_one_half():
     assert swap[2] < 0
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "hotpotqa", "chessgames"])
+@sampled("name", ["gsm8k"], full=["gsm8k", "hotpotqa", "chessgames"])
 def test_the_artificial_censoring_sweep_holds_on_real_scores(name):
     """App. I.1 over families, schedules and rates, on other people's verifier scores."""
     root = os.environ.get("GRAMPUS_UQ_DATA")

@@ -24,6 +24,7 @@ from grampus_uq.telemetry import GrampusMeters, MetricsProcessor
 from grampus_uq.telemetry.instruments import INSTRUMENTS
 from grampus_uq.telemetry.metric_labels import BoundedLabel
 from grampus_uq.testing import ScriptedModel, answer
+from tests.sampling import sampled
 from tests.scripted_runs import Captured, acts, play, watch
 
 PROMPT = (Message(role=Role.USER, content="What is the capital of France?"),)
@@ -391,7 +392,7 @@ def test_an_interval_that_cannot_be_is_refused():
         GrampusMeters(service_name="x", interval_s=0.0)
 
 
-@pytest.mark.parametrize("when", ["before", "after", "never"])
+@sampled("when", ["after"], full=["before", "after", "never"])
 def test_the_applications_global_provider_is_used_but_never_set(when):
     program = f"""
         import anyio

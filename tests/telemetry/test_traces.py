@@ -32,6 +32,7 @@ from grampus_uq.telemetry import GrampusTracer
 from grampus_uq.telemetry.sampling import AlarmSampler
 from grampus_uq.telemetry.trace_context import SessionTraces, context_of
 from grampus_uq.testing import ScriptedModel, answer
+from tests.sampling import sampled
 from tests.telemetry.kept_spans import KeptSpans
 
 pytestmark = pytest.mark.anyio
@@ -381,7 +382,7 @@ def test_in_any_order_of_steps_a_session_without_a_span_around_it_has_one_root(o
 # -- an application's own provider --
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@sampled("when", ["after"], full=["before", "after"])
 def test_an_applications_own_tracer_provider_is_untouched(when):
     program = f"""
         import anyio

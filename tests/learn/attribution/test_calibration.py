@@ -41,6 +41,7 @@ from tests.benchmarks.split_evaluation import with_fallback
 from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import recorded_failures
 from tests.learn.attribution.runs import ASSUMING, CONSTANT, failures, trajectory
+from tests.sampling import sampled
 
 MANY = failures(30, 3)
 
@@ -57,10 +58,11 @@ TRIED = [
 
 
 @pytest.mark.parametrize("method", TRIED, ids=lambda m: m.name)
-def test_misses_stay_within_the_binomial_ceiling_from_end_to_end(method: AttributionMethod) -> None:
-    """150 worlds of 9 calibration failures and 4 new ones each, through the public functions only."""
+@sampled("worlds", [40], full=[150])
+def test_misses_stay_within_the_binomial_ceiling_from_end_to_end(method: AttributionMethod, worlds: int) -> None:
+    """Worlds of 9 calibration failures and 4 new ones each, through the public functions only."""
     misses, trials = 0, 0
-    for world in range(150):
+    for world in range(worlds):
         runs = failures(10, 1000 + world, signal=0.7)
         calibrated = calibrate(runs[:9], ASSUMING, Plan(method=method, level=0.8, seed=world))
         found = locate(runs[9].trajectory, calibrated)

@@ -29,6 +29,7 @@ from grampus_uq.recording.artifacts import ProfileArtifact, load, save
 from grampus_uq.records.events import DecisionEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.trajectory_risk import TracerParameters
+from tests.sampling import sampled
 
 TRACER = TrajectoryRiskSettings()
 
@@ -133,10 +134,11 @@ def test_a_trajectory_holds_every_step_of_the_run_with_what_was_read_and_written
     assert sum(got.characters) == said + sum(len(event.text) for event in run.observations)
 
 
+@sampled("n", [60], full=[120])
 def test_a_detector_on_the_risk_brings_tracers_defaults_so_that_live_sessions_have_the_stream_too(
-    tmp_path: Path,
+    tmp_path: Path, n: int
 ) -> None:
-    folder = recorded(tmp_path / "runs", 120)
+    folder = recorded(tmp_path / "runs", n)
     out = tmp_path / "profile.json"
     given = [str(folder), "-o", str(out), "--stream", "trajectory_risk", "--false-alarms", "0.3"]
     done = CliRunner().invoke(fit_command, [*given, "--assurance", "0", "--json"], catch_exceptions=False)
@@ -176,6 +178,7 @@ def test_a_profile_of_its_own_parameters_is_measured(tmp_path: Path) -> None:
     assert rows["tracer_profile"]["auroc"] != rows["tracer_default"]["auroc"]
 
 
+@pytest.mark.slow
 def test_imported_airline_runs_have_the_benchmarks_figures(tmp_path: Path) -> None:
     data = os.environ.get("GRAMPUS_UQ_DATA")
     if not data:

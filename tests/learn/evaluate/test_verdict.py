@@ -12,6 +12,7 @@ from grampus_uq.learn.evaluate.transparency import scored_streams
 from grampus_uq.learn.evaluate.verdict import EvaluationVerdict, judge
 from grampus_uq.stats import ForecastTraces
 from tests.binomial import binomial_ceiling
+from tests.sampling import sampled
 
 CHANCE = "That may be chance"
 
@@ -95,9 +96,10 @@ def test_below_a_hundred_runs_it_says_that_they_are_too_few_to_promise() -> None
     assert "Too few runs to promise: the outcomes of 90 are known." in made(outcomes, s=chance).sentences
 
 
-def test_of_many_signals_that_know_nothing_the_best_is_called_chance() -> None:
+@sampled("sets", [25], full=[100])
+def test_of_many_signals_that_know_nothing_the_best_is_called_chance(sets: int) -> None:
     """Choosing among twelve on the same rows would not pass: there nearly every draw has one that looks good."""
-    rng, sets, praised = np.random.default_rng(4), 100, 0
+    rng, praised = np.random.default_rng(4), 0
     for _ in range(sets):
         outcomes = (rng.uniform(size=120) < 0.6).astype(np.float64)
         verdict = made(outcomes, **{f"s{k}": rng.uniform(size=120) for k in range(12)})
