@@ -27,6 +27,7 @@ from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.visible_text import legend_of, name_form
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.stored_values import FROZEN
+from grampus_uq.wire.calls import read_arguments
 
 __all__ = ["ApprovalDecision", "ApprovalKind", "ApprovalPolicy", "ApprovalRequest", "Arrived"]
 
@@ -98,9 +99,9 @@ class ApprovalRequest(BaseModel):
     ) -> ApprovalDecision:
         """An unsigned decision on this request; a signer's `sign` makes it one that a runner with keys accepts.
 
-        Raises ApprovalError for arguments with a number that JSON has no word for.
+        Raises ApprovalError for arguments that no runner takes: nested more than 100 deep, or no JSON, as 1e999 is.
         """
-        check_numbers(arguments)
+        check_arguments(arguments)
         return ApprovalDecision(
             request_id=self.id,
             digest=self.digest(),
@@ -164,12 +165,11 @@ class ApprovalDecision(BaseModel):
         return signed_text("decision", self)
 
 
-def check_numbers(arguments: Mapping[str, Any] | None) -> None:
-    """Raise ApprovalError for edited arguments with NaN or an infinite number, as 1e999 is."""
-    try:
-        canonical_json(arguments)
-    except ValueError as error:
-        raise ApprovalError("The arguments hold a number that JSON has no word for: the edit is refused.") from error
+def check_arguments(arguments: Mapping[str, Any] | None) -> None:
+    """Raise ApprovalError for edited arguments that no runner takes, as `wire.calls` reads them: too deep, too long."""
+    problem = None if arguments is None else read_arguments(arguments).problem
+    if problem is not None:
+        raise ApprovalError(f"The arguments {problem}: the edit is refused.")
 
 
 class _Signed(Protocol):

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from grampus_uq.errors import ApprovalError, DataError
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, written_text
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, check_arguments, written_text
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.gate.voices import Voices
 from grampus_uq.inbox.delegation_pages import check_place, in_place_of
@@ -186,6 +186,7 @@ def _check_edit(one: OpenRequest | Drill, arguments: Mapping[str, Any]) -> None:
     shown = one.card
     if shown.tool is None:
         raise ApprovalError("This request has no call whose arguments could be edited.")
+    check_arguments(arguments)
     if canonical_json(arguments) == canonical_json(shown.arguments):
         raise ApprovalError("Nothing is changed: approve the call as it is, or change it.")
     problem = problem_of(arguments, one.parameters or {})

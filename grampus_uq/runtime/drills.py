@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.call import REJECTED
-from grampus_uq.gate.requests import ApprovalKind, check_numbers
+from grampus_uq.gate.requests import ApprovalKind, check_arguments
 from grampus_uq.gate.signatures import signed_text
 from grampus_uq.records.call_parts import CallDoubt
 from grampus_uq.records.values import Message, ToolCall, canonical_json
@@ -140,7 +140,7 @@ class Drill(BaseModel):
 
     def answered(self, kind: ApprovalKind | str, *, principal: str, **given: Any) -> DrillAnswer:
         """An unsigned answer to this drill; refused where a decision on a request would be."""
-        check_numbers(given.get("arguments"))
+        check_arguments(given.get("arguments"))
         return DrillAnswer(
             drill_id=self.card.id, digest=self.card.digest, kind=ApprovalKind(kind), principal=principal, **given
         )

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
+from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest, rules_digest
 from grampus_uq.gate.seal import Seal, session_place
@@ -362,8 +363,24 @@ def test_an_edit_that_no_store_could_hold_is_refused_by_name() -> None:
     with pytest.raises(ApprovalError, match="half a character"):
         POLICY.check(ASKED, ANN.sign(half), now_s=100.0)
     for number in (float("inf"), float("-inf"), float("nan")):
-        with pytest.raises(ApprovalError, match="no word for"):
+        with pytest.raises(ApprovalError, match="no number of JSON"):
             ASKED.decide("edit", principal="ann", arguments={"to": [number]})
+
+
+@pytest.mark.parametrize("depth", [1, 99, 100, 101, 150, 199, 230, 252, 254, 400, 900])
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}], ids=["lists", "objects"])
+def test_a_decision_that_is_given_out_can_be_written_read_back_and_run(depth: int, wrap: Any) -> None:
+    deep: Any = 1
+    for _ in range(depth):
+        deep = wrap(deep)
+    if depth > 100:
+        with pytest.raises(ApprovalError, match="The arguments are nested too deeply"):
+            ASKED.decide("edit", principal="ann", arguments={"to": deep})
+        return
+    edit = ASKED.decide("edit", principal="ann", arguments={"to": deep})
+    assert ApprovalDecision.model_validate_json(edit.model_dump_json()) == edit
+    assert ASKED.call is not None
+    assert Gate().problem(ASKED.call.model_copy(update={"arguments": edit.arguments})) is None
 
 
 def test_a_seal_and_its_check_take_text_that_is_no_unicode() -> None:

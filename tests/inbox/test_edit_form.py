@@ -247,3 +247,19 @@ def test_no_two_choices_of_a_list_read_alike(choices: list[Any]) -> None:
     several = list({json.dumps(one): one for one in choices}.values())
     field = EditField(name="a", kind="one of", text="", about="", choices=tuple(several), without=None, given=False)
     assert len({*field.labels}) == len(several)
+
+
+@pytest.mark.anyio
+async def test_an_edit_that_is_nested_too_deeply_is_refused_with_the_reason_before_it_is_signed(
+    store: SessionStore,
+) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause()
+    card = await shown(ann, request.id)
+    for depth in (100, 101, 150, 230, 254, 300, 900, 990, 2_000):
+        for before, after in ("[]", ('{"a":', "}")):
+            text = f'{{"to":"x","body":{before * depth}1{after * depth}}}'
+            refused = await prepared(ann, request.id, "edit", card=card, arguments=text)
+            assert refused.status_code == 409, (depth, refused.text)
+            assert ("nested too deeply" if depth > 100 else "must be string") in refused.json()["error"]

@@ -228,8 +228,9 @@ def test_four_eyes_by_command_line(tmp_path: Path) -> None:
     [
         ('{"to": "eve", "to": "bob", "body": "x"}', "the name 'to' comes twice"),
         ('{"to": "bob", "body": NaN}', "NaN is not a number of JSON"),
-        ('{"to": "bob", "body": 1e999}', "a number that JSON has no word for"),
+        ('{"to": "bob", "body": 1e999}', "hold inf, which is no number of JSON"),
         ('{"to": "\\ud800", "body": "x"}', "half a character"),
+        ('{"to": "bob", "body": ' + "[" * 300 + "]" * 300 + "}", "are nested too deeply"),
         ("[1]", "a JSON object"),
     ],
 )
