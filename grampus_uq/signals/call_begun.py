@@ -29,7 +29,15 @@ _STRONG: Final = re.compile(rf"{_FORM}|{_ELEMENTS}|{_GIVEN}|{_LINE.pattern}")
 _BEGUN: Final = re.compile(
     rf"{_FORM}|{_ELEMENTS}|{_GIVEN}|[\"'](?:name|tool|tool_name|function|action|recipient_name)[\"']\s{{0,8}}:"
     rf"|^{_LINE.pattern}"
-    r"|^[\s\[]{0,8}(?:\((?:[^a-z()\n]|\b[a-z]\b){0,40}\)|[a-z_][\w.-]{0,63}\(|\([a-z_][\w.-]{0,63}\s{1,4}[:)])",
+    r"|^[\s\[]{0,8}(?:\((?:[^a-z()\n]|\b[a-z]\b){0,40}\)|[a-z_][\w.-]{0,63}\(|\([a-z_][\w.-]{0,63}(?:\s{1,4}[:)]|:\w"
+    r"|\)[^\S\n]{0,8}$)|<(?:[a-z_][\w.-]{0,63})?>\s{0,8}<)",
+    re.MULTILINE,
+)
+_CLOSED: Final = re.compile(r"[})]|</")
+"""What ends a call that was begun: behind it another one stands."""
+_CUT: Final = re.compile(  # at the end of a text
+    r"(?:(?:[{\[]|<(?![\s\d=-])|^[^\S\n]*\()[^{}\[\]<>()\n]{0,64}|<[|｜](?:start|channel)[|｜]>[^<>{}]{0,64}"
+    r"|^```\w{1,12}\s{0,4}|^(?:action|tool)(?:\s{1,4}input)?\s{0,4}:?\s{0,4})\Z",
     re.MULTILINE,
 )
 _NEAR: Final = 60  # characters from what begins a call to its name or its arguments
@@ -69,7 +77,7 @@ def left_open(rest: Rest, spans: Sequence[Span], names: Sequence[str], since: in
         between = rest.code[one.start() : following]
         for name in names if _LINE.match(one[0]) else ():
             between = between.replace(lowered(name), "")
-        if place < len(known) and not FORM_WORDS.sub("", between):
+        if place < len(known) and not _CLOSED.search(between) and not FORM_WORDS.sub("", between):
             continue
         begin = max(known[place - 1] if place else 0, one.start() - _FAR)
         found.append(Open(span=(begin, following), strong=_STRONG.match(rest.code, one.start()) is not None))
@@ -82,11 +90,16 @@ def may_be(rest: Rest, call: ToolCall, others: Sequence[int], opened: Sequence[O
     `others`: where values and keys of the call stand. One of which little can be told by its values may be any.
     """
     own = sorted([*rest.mentions(call.name), *others]) if opened else []
+    return holds(own, opened) or (bool(opened) and not long_leaves(call))
+
+
+def holds(places: Sequence[int], opened: Sequence[Open]) -> bool:
+    """True where one of the places, in order, is in one of those left open."""
     for begin, end in (one.span for one in opened):
-        at = bisect_left(own, begin)
-        if at < len(own) and own[at] < end:
+        at = bisect_left(places, begin)
+        if at < len(places) and places[at] < end:
             return True
-    return bool(opened) and not long_leaves(call)
+    return False
 
 
 def begins_another(rest: Rest, behind: int, but: Sequence[Span] = ()) -> bool:
@@ -100,7 +113,13 @@ def _leads_to_one(rest: Rest, begin: int, end: int, known: Sequence[int]) -> boo
     place = bisect_left(known, begin)
     if place == len(known) or known[place] > end + _FAR:
         return False
-    return known[place] <= end + _NEAR or not FORM_WORDS.sub("", rest.text[end : known[place]])
+    between = rest.text[end : known[place]]
+    return not _CLOSED.search(between) and (known[place] <= end + _NEAR or not FORM_WORDS.sub("", between))
+
+
+def is_cut(rest: Rest, behind: int = 0) -> bool:
+    """True for a text that ends within what it opens behind a place, as no whole turn does: more was written."""
+    return _CUT.search(rest.code, max(len(rest.code) - _FAR, behind)) is not None
 
 
 def is_marked(rest: Rest, at: int | None = None) -> bool:

@@ -28,7 +28,7 @@ from typing import Final
 from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart, Candidate, call_probability
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
-from grampus_uq.signals.call_begun import begins_another, is_marked, is_strong, may_be
+from grampus_uq.signals.call_begun import begins_another, holds, is_cut, is_marked, is_strong, may_be
 from grampus_uq.signals.call_candidates import SURE, Other, candidates_of, other_values
 from grampus_uq.signals.call_places import APPLICATION, MENTION, Place, Writing
 from grampus_uq.signals.call_rest import Found, Rest
@@ -124,7 +124,7 @@ def _read(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall], text: str) 
 
 def _may_write(rest: Rest, calls: Sequence[ToolCall]) -> bool:
     """True where a text holds what begins a call, or speaks of one of these."""
-    return is_marked(rest) or any(rest.speaks_of(call) for call in calls)
+    return is_marked(rest) or is_cut(rest) or any(rest.speaks_of(call) for call in calls)
 
 
 def _vouched(places: Sequence[Sequence[Place]], thought: int) -> set[int]:
@@ -184,15 +184,23 @@ def _least(
 def _is_left_open(
     rest: Rest, call: ToolCall, number: int, places: Sequence[Place], found: Found, written: Written
 ) -> bool:
-    """True where a call is begun that may be this one, and is written as plainly as what stands for it."""
+    """True where a call is begun that may be this one, and is written as plainly as what stands for it.
+
+    What a text that is cut would have written may be any call of it. A draft without the marks that the call has is no
+    more than a thought, unless a value of the call stands in it.
+    """
+    own = written.own[number]
+    if is_cut(rest, 0 if own is None else own[1]):
+        return True
     if places and not may_be(rest, call, found.others, written.opened_beside):
         return False
     meant = [place for place in places if place.form != MENTION]
     if meant:
         strong = max(meant, key=lambda place: place.span).form != APPLICATION
     else:
-        own = written.own[number]
         strong = own is not None and is_strong(rest, own)
+    if holds(sorted(rest.long_values(call)), written.opened):
+        return True
     return may_be(rest, call, found.others, [one for one in written.opened if one.strong or not strong])
 
 

@@ -121,6 +121,60 @@ def test_a_line_behind_a_call_lends_it_no_value_that_it_lost(
     assert found < FLOOR
 
 
+LEAST_CUT = {"by position": "(", "YAML": ":", "fence": "```json", "react": "Action"}
+"""What a stream that is cut has to hold to be told from one that ends."""
+
+
+@pytest.mark.parametrize("before", ["a copy", "a copy in code", "values in brackets", "name and values", "a name"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stream_that_is_cut_within_a_call_vouches_for_nothing(form: str, before: str) -> None:
+    """Whatever the line before it holds, a copy of the call included, and whether that is the visible text or not."""
+    for arguments in ({"to": "Mallory Smith", "amount": 500}, {"ref": "A-17"}, {}):
+        own, line = tokens(FORMS[form]("pay", arguments)), LINES[before]("pay", arguments)
+        written = ["pay", *map(str, arguments.values())]
+        for number in range(1, len(own)):
+            text = "".join(one.token for one in own[:number])
+            if all(word in text for word in written):
+                break
+            if LEAST_CUT.get(form, "") in text and (arguments or form != "arguments first"):
+                for shown in ("", line.strip()):
+                    call = ToolCall(name="pay", arguments=arguments)
+                    (found,) = odds([*tokens(line), *own[:number]], call, shown=shown)
+                    assert found is not None, text
+                    assert found < FLOOR, text
+
+
+@given(
+    NAMES,
+    ARGUMENTS.filter(lambda arguments: len({str(value) for value in arguments.values() if len(str(value)) > 1}) > 1),
+    st.sampled_from(["by position", "lisp", "pythonic", "elements", "arguments first"]),
+    st.sampled_from(["lost", "changed"]),
+    st.data(),
+)
+def test_a_copy_with_marks_behind_a_call_in_code_lends_it_no_value_that_it_lost(
+    name: str, arguments: dict[str, Any], form: str, damage: str, data: st.DataObject
+) -> None:
+    own = FORMS[form](name, arguments)
+    value = next(str(one) for one in arguments.values() if len(str(one)) > 1)
+    inside = own_words(own, "", {"": next(one for one in arguments.values() if str(one) == value)})
+    assume(inside)
+    left = damaged(tokens(own), data.draw(st.sampled_from(inside)), damage)
+    text = "".join(one.token for one in left)
+    assume(text != own and not _still_writes(text, ToolCall(name=name, arguments=arguments)))
+    (found,) = odds([*left, *tokens(f"\n{FORMS['object'](name, arguments)}")], ToolCall(name=name, arguments=arguments))
+    assert found is not None
+    assert found < FLOOR
+
+
+@pytest.mark.parametrize("form", [one for one in FORMS if one not in ("by position", "pythonic", "lisp", "YAML")])
+def test_a_line_behind_a_call_without_arguments_lends_it_no_name(form: str) -> None:
+    own = FORMS[form]("refund", {})
+    lost = own.replace("refund", "", 1)
+    for behind in BEHIND.values():
+        (found,) = odds(tokens(lost + behind("refund", {})), ToolCall(name="refund", arguments={}))
+        assert (found or 0.0) < FLOOR, lost
+
+
 @given(TURNS)
 def test_a_right_and_sure_call_is_not_held_for_a_line_before_it_that_names_its_values(turn: Turn) -> None:
     name, arguments, form, before = turn
