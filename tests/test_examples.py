@@ -66,6 +66,7 @@ def test_plain_calls_are_watched_and_asked_before_money_moves() -> None:
     assert "no refund without a human" in example("litellm_calls.py")
 
 
+@pytest.mark.slow
 def test_the_langgraph_agent_stops_at_the_pause_and_another_process_pays_once(tmp_path: Path) -> None:
     database = str(tmp_path / "threads.db")
     shown = example("langgraph_agent.py", "--database", database)
@@ -76,6 +77,7 @@ def test_the_langgraph_agent_stops_at_the_pause_and_another_process_pays_once(tm
     assert "answer: Invoice 2041 is paid." in shown
 
 
+@pytest.mark.slow
 def test_the_langchain_agent_deletes_nothing_when_rejected() -> None:
     shown = example("langchain_agent.py", "--decision", "reject")
     assert 'waits: delete_file({"name":"report-2024.pdf"})' in shown

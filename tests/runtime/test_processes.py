@@ -75,13 +75,14 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return Here(monkeypatch, capsys)
 
 
-@pytest.fixture(params=["sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in ("postgres", "redis"))])
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'sessions.db'}"
     return str(request.getfixturevalue(f"{request.param}_url"))
 
 
+@pytest.mark.slow  # below the same in one process
 def test_pause_approve_by_command_line_and_resume_in_three_processes(url: str) -> None:
     session = uuid.uuid4().hex
     assert worker("run", url, session) == "waiting_for_human [] 3"

@@ -267,9 +267,8 @@ def test_rules_of_thumb_break_it_in_the_same_world() -> None:
         assert permits.row(permits.WORLDS[2], rule, 50)["exceeded"] > 0.5
 
 
-@sampled("runs", [30], full=[100])
-def test_a_rise_to_five_times_epsilon_is_withdrawn_within_a_hundred_answers(runs: int) -> None:
-    found = permits.row(permits.CHANGES[1], "earned", runs)
+def test_a_rise_to_five_times_epsilon_is_withdrawn_within_a_hundred_answers() -> None:
+    found = permits.row(permits.CHANGES[1], "earned", 100)
     assert found["revoked_within_100"] > 0.9
 
 
@@ -489,7 +488,7 @@ def test_broken_evidence_is_refused(broken: Any) -> None:
 
 
 def test_the_benchmark_has_a_row_for_each_rule_with_the_same_columns() -> None:
-    found = [permits.row(permits.WORLDS[0], rule, 1) for rule in permits.RULES]
+    found = [permits.row(permits.WORLDS[0], rule, 3) for rule in permits.RULES]
     assert len({tuple(row) for row in found}) == 1
     assert [row["rule"] for row in found] == list(permits.RULES)
     assert all(0.0 <= row["wrong_out"] <= 1.0 - row["asked_1000"] <= 1.0 for row in found)

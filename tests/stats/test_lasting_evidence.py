@@ -16,7 +16,6 @@ from grampus_uq.stats import earned_threshold as e
 from grampus_uq.stats import lasting_evidence as lasting
 from tests.benchmarks import permits
 from tests.binomial import binomial_ceiling
-from tests.sampling import sampled
 from tests.stats.test_earned_threshold import ASKED, DRAW, FAIR, HISTORIES, TARGETS, UNASKED, WORLD, K, played, risk_of
 
 
@@ -169,15 +168,12 @@ def kept(wrong_out: Any, bound: float) -> bool:
     return bool((wrong_out > bound).sum() <= binomial_ceiling(len(wrong_out), 0.05))
 
 
-@sampled("n", [10], full=[40])
-def test_an_agent_that_goes_back_and_forth_is_withdrawn_for_good_and_the_rule_without_it_lets_a_quarter_out(
-    n: int,
-) -> None:
-    out, spent, bound = back_and_forth(permits.Earned, n, 2_500)
+def test_an_agent_that_goes_back_and_forth_is_withdrawn_for_good_and_the_rule_without_it_lets_a_quarter_out() -> None:
+    out, spent, bound = back_and_forth(permits.Earned, 40, 2_500)
     assert spent.all()
     assert kept(out, bound)
     assert out.mean() / 2_500 < 0.04
-    sabotaged, spent, _ = back_and_forth(Forgetful, n // 2, 2_500)
+    sabotaged, spent, _ = back_and_forth(Forgetful, 20, 2_500)
     assert not spent.any()
     assert not kept(sabotaged, bound)
     assert sabotaged.mean() / 2_500 > 0.15
