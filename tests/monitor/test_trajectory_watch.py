@@ -217,13 +217,14 @@ def test_what_an_embedder_fails_at_is_missing_and_never_a_harmless_step(broken: 
     assert not session.state.risk.stream.tails[0].buckets  # none of the steps that were not read counts as harmless
 
 
-@pytest.mark.one_loop
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_embedder_that_hangs_costs_its_time_limit_and_not_the_loop(backend: str) -> None:
-    release = threading.Event()
+    release, hanging = threading.Event(), threading.Event()
 
     def hangs(texts: list[str]) -> Any:
+        hanging.set()
         release.wait(30)
+        hanging.clear()
         return np.ones((len(texts), 2))
 
     async def main() -> tuple[str | None, int]:
@@ -239,7 +240,7 @@ def test_an_embedder_that_hangs_costs_its_time_limit_and_not_the_loop(backend: s
                 nonlocal ticks
                 while True:
                     await anyio.sleep(0.01)
-                    ticks += 1
+                    ticks += hanging.is_set()
 
             group.start_soon(tick)
             seen, _ = await session.observe_llm_response("two", "b")
@@ -251,7 +252,7 @@ def test_an_embedder_that_hangs_costs_its_time_limit_and_not_the_loop(backend: s
     finally:
         release.set()
     assert "trajectory_risk: timeout" in (reason or "")
-    assert ticks > 2
+    assert ticks  # while it hung
 
 
 def test_embedding_happens_in_another_thread_each_text_once() -> None:
