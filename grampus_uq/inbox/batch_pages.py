@@ -106,9 +106,9 @@ async def _decide(visit: Visit) -> Response:
     given = list[tuple[_Given, str]]()
     for request_id, text, seen in signed.calls:
         one = await found(visit, request_id)
-        given.append(((one, read_decision(one, text)), seen))
+        given.append(((one, read_decision(text)), seen))
     await _check(visit, given)
-    done = [(one, sign_with(visit, decision, signed)) for (one, decision), _ in given]
+    done = [(one, sign_with(visit, one, decision, signed)) for (one, decision), _ in given]
     told = list[str]()
     for one, decision in done:  # each is its own: what became of the others changes none
         try:

@@ -6,6 +6,7 @@ takes the decision back with the assertion. Each checks everything anew: the cal
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -97,22 +98,27 @@ async def _prepare(visit: Visit) -> Response:
 async def _decide(visit: Visit) -> Response:
     signed = await visit.said(SignedWish)
     one = await found(visit, visit.request.path_params["request_id"])
-    decision = read_decision(one, signed.decision)
+    decision = read_decision(signed.decision)
     await check_decision(visit, one, decision, signed.seen)
-    return JSONResponse({"told": await store(visit, one, sign_with(visit, decision, signed))})
+    return JSONResponse({"told": await store(visit, one, sign_with(visit, one, decision, signed))})
 
 
-def read_decision(one: OpenRequest | Drill, text: str) -> Decision:
-    """A decision as `prepare` gave it; raises DataError."""
-    try:
-        return (DrillAnswer if isinstance(one, Drill) else ApprovalDecision).model_validate_json(text)
-    except ValueError as error:
-        raise DataError("The request cannot be read.") from error
+def read_decision(text: str) -> Decision:
+    """A decision as `prepare` gave it, on a request or on a drill; raises DataError."""
+    for kind in (ApprovalDecision, DrillAnswer):
+        with contextlib.suppress(ValueError):
+            return kind.model_validate_json(text)
+    raise DataError("The request cannot be read.")
 
 
-def sign_with(visit: Visit, decision: Decision, said: Assertion) -> Decision:
-    """The decision with this person's signature; raises ApprovalError where it is not theirs, or not on this text."""
-    if not visit.signed(decision.signed_text(), said):
+def sign_with(visit: Visit, one: OpenRequest | Drill, decision: Decision, said: Assertion) -> Decision:
+    """The decision with this person's signature; raises ApprovalError where it is not theirs, or not on this text.
+
+    On a request only a decision counts, on a drill only an answer. The other one is refused here and no earlier: a
+    program that makes one up is told the same of both.
+    """
+    fits = isinstance(decision, DrillAnswer) is isinstance(one, Drill)
+    if not visit.signed(decision.signed_text(), said) or not fits:
         raise ApprovalError("The passkey's signature is not on this decision: nothing was decided.")
     return decision.model_copy(update={"signature": said.signature})
 
@@ -173,7 +179,7 @@ async def check_decision(visit: Visit, one: OpenRequest | Drill, decision: Decis
         raise ApprovalError("The decision is another person's, or it took too long. Look at it again.")
     ApprovalPolicy().check_other(decision.principal, shown.started_by)
     given = decision.delegation if isinstance(decision, ApprovalDecision) else None
-    await check_place(visit, shown, given, drill=isinstance(one, Drill))
+    await check_place(visit, shown, given, drill=isinstance(decision, DrillAnswer))
     if shown.expired(visit.now_s):
         raise ApprovalError("The request expired while it was open: nothing was decided. The agent asks again.")
     if decision.arguments is not None:

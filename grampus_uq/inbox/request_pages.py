@@ -104,21 +104,22 @@ def said(inbox: Inbox, shown: Card) -> str:
 
 
 async def found(visit: Visit, request_id: str) -> OpenRequest | Drill:
-    """What is shown under exactly this id; raises SessionError when nothing is.
+    """What is shown under exactly this id; raises SessionError when nothing is, in one sentence for whatever is asked.
 
     For a drill a request is read all the same, the oldest that waits, and thrown away: the card takes as long.
     """
     ledger = visit.inbox.ledger
-    drill = await StoredDrills(ledger.store).find(request_id, visit.now_s)
-    oldest = await ledger.store.scan(ASKED, limit=1)
-    if drill is not None and drill.card.id == request_id:
-        with contextlib.suppress(SessionError, StoreError):
-            await open_request(ledger, asked_in(oldest[0]) if oldest else request_id)
-        return drill
-    one = await open_request(ledger, request_id)
-    if one.request.id != request_id:
-        raise SessionError(f"No pending request has the id {request_id!r:.40}.")
-    return one
+    with contextlib.suppress(SessionError):
+        drill = await StoredDrills(ledger.store).find(request_id, visit.now_s)
+        oldest = await ledger.store.scan(ASKED, limit=1)
+        if drill is not None and drill.card.id == request_id:
+            with contextlib.suppress(SessionError, StoreError):
+                await open_request(ledger, asked_in(oldest[0]) if oldest else request_id)
+            return drill
+        one = await open_request(ledger, request_id)
+        if one.request.id == request_id:
+            return one
+    raise SessionError(f"No pending request has the id {request_id!r:.40}.")
 
 
 @at_once
