@@ -56,9 +56,9 @@ _PENDING: Final = (
     "tool again with exactly the same arguments later: once it is approved, that runs it, once, and gives its result."
 )
 _AGAIN: Final = (
-    "Not executed yet: this call waits for a human's decision (request {request}). The same call ran in this session "
-    "before; this one did not. Call this tool again with exactly the same arguments later: once it is approved, that "
-    "runs it once more, and gives its result."
+    "Not executed yet: this call waits for a human's decision (request {request}). The same call was sent to its "
+    "server in this session before, and answered; this one was not sent. Call this tool again with exactly the same "
+    "arguments later: once it is approved, that runs it once more, and gives its result."
 )
 _UNKNOWN: Final = (
     "This call was started, and nobody knows whether it took effect: it waits for a human's decision (request "
@@ -174,7 +174,7 @@ class CallExchange:
         until: float,
     ) -> Passed | Answered | None:
         """What becomes of a call that is judged now; `told`: what the client was told of it before."""
-        opened = await self.calls.propose(call, request=request_in(own.params))
+        opened, over = await self.calls.propose(call, request=request_in(own.params)), False
         while not cancelled.is_set():
             changed = self.calls.session.changed
             became = await self.calls.next(opened)
@@ -192,11 +192,13 @@ class CallExchange:
                     return Answered(line=_result_line(message, self._pending(message, call, became, round_)))
                 elif self.put is not None and (line := self.elicitation.ask(became.request)) is not None:
                     await self.put(line)
+            if over:
+                return Answered(line=_result_line(message, self._pending(message, call, became, round_)))
             with anyio.move_on_after(until - anyio.current_time()) as scope:
                 await _first_of(changed.wait, cancelled.wait)
-            if scope.cancelled_caught:
+            over = scope.cancelled_caught
+            if over:  # then it is looked at once more: what the client is told is what is known last
                 await self._confirm()
-                return Answered(line=_result_line(message, self._pending(message, call, became, round_)))
         return None
 
     async def _confirm(self) -> None:
@@ -261,7 +263,7 @@ class CallExchange:
             raw = json.dumps(noted, allow_nan=False) if isinstance(noted, dict) else None
             line = line if noted is result else written({**values, "result": noted})
         text = _text_of(result, error)
-        await self.calls.finish(record, text=text, is_error=is_error, raw=raw, executed=True)
+        await self.calls.finish(record, text=text, is_error=is_error, raw=raw, answered=True)
         return line
 
     # -- without an answer ----------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.run_state import AgentState
 
 _MAX_RESULTS: Final = 4_000_000
-_MOST_EXECUTED: Final = 200
+_MOST_ANSWERED: Final = 200
 _DIGEST: Final = 24  # characters that tell calls of one session apart
 
 
 class CallNotes:
-    """The notes in one state: definitions that calls were asked under, results that are kept, what was executed."""
+    """The notes in one state: what calls were asked under, results that are kept, calls that were answered."""
 
     def __init__(self, state: AgentState) -> None:
         self._state = state
@@ -53,13 +53,14 @@ class CallNotes:
             self._state.metadata["results"] = kept
         return found
 
-    def executed(self, call: ToolCall, now_s: float) -> None:
-        """A call was executed; of those that were, the last 200 are remembered."""
-        before, digest = self._texts("executed"), call.digest()[:_DIGEST]
+    def answered(self, call: ToolCall, now_s: float, *, is_error: bool) -> None:
+        """The server answered a call; of those that it did, the last 200 are remembered."""
+        before, digest = self._texts("answered"), call.digest()[:_DIGEST]
         before.pop(digest, None)
-        time = datetime.fromtimestamp(now_s, UTC).isoformat(" ", "seconds")
-        self._state.metadata["executed"] = {**dict([*before.items()][1 - _MOST_EXECUTED :]), digest: time}
+        time = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        said = f"at {time}, and answered{' with an error' if is_error else ''}"
+        self._state.metadata["answered"] = {**dict([*before.items()][1 - _MOST_ANSWERED :]), digest: said}
 
-    def executed_at(self, call: ToolCall) -> str | None:
-        """When the same call (tool, arguments) was last executed in this session; None where that is not known."""
-        return self._texts("executed").get(call.digest()[:_DIGEST])
+    def answered_at(self, call: ToolCall) -> str | None:
+        """When the same call (tool, arguments) was last answered in this session; None where that is not known."""
+        return self._texts("answered").get(call.digest()[:_DIGEST])

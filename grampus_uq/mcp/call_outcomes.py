@@ -49,4 +49,3 @@ class OpenCall:
     id: str
     shown: tuple[Pin, ...] = ()
     answer: Answer | None = None
-    executed_before: bool = False

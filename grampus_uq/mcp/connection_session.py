@@ -7,6 +7,7 @@ one of its own. A stop order or the policy's end refuses every call from then on
 from __future__ import annotations
 
 import contextlib
+import math
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ _LOST: Final = (
     "Another process took this session over: no call runs here any more, and what became of those that waited here is "
     "known there."
 )
-_CONFIRM_S: Final = 5.0
+_CONFIRM_S, _GOOD_S = 5.0, 1.0
 
 
 class RefusedError(GrampusError):
@@ -72,6 +73,7 @@ class ConnectionSession:
         self._endings = Endings(gate.effects, watch)
         self._opened = anyio.Event()
         self._turn: Turn | None = None
+        self._confirming, self._confirmed = anyio.Lock(), -math.inf
         self.lock = anyio.Lock()
         self.changed = anyio.Event()
         """Set, and replaced, whenever a call may have got further."""
@@ -143,13 +145,19 @@ class ConnectionSession:
 
     async def confirm(self) -> None:
         """Look whether the session is still this process's. Raises RefusedError if not, StoreError."""
-        state, found = self.current().lease.state, None
+        lease, found = self.current().lease, None
         with anyio.move_on_after(_CONFIRM_S) as scope:
-            found = await self._ledger.store.get("session", session_key(state.agent_id, state.session_id))
+            async with self._confirming:
+                if anyio.current_time() < self._confirmed + _GOOD_S:
+                    return
+                key = session_key(lease.state.agent_id, lease.state.session_id)
+                found = await self._ledger.store.get("session", key)
         if scope.cancelled_caught:
             raise StoreError("The store does not answer.")
-        if found is None or self._ledger.head(found)[0].worker != state.worker:
+        own = found is not None and found.version == lease.version
+        if found is None or not (own or self._ledger.head(found)[0].worker == lease.state.worker):
             raise RefusedError(_LOST)
+        self._confirmed = anyio.current_time()
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do this work once the session is open, renew the lease and heed stop orders, until it is cancelled."""

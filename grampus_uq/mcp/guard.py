@@ -148,6 +148,8 @@ class Guard:
         elif not (message.method == CANCEL and await self._cancel(message.params.get("requestId"))):
             if message.method == "initialize":
                 self._exchange.put = self._put if elicits(message.params.get("capabilities")) else None
+            if message.id is not None and message.method is not None:
+                self._hand_overs.forget(message.id)
             self._answers.expect(message)
             await self._to_server(line)
 
@@ -169,7 +171,8 @@ class Guard:
             return False
         undelivered = self._hand_overs.give_up(identity)
         if undelivered is not None:
-            self._exchange.calls.take_back(undelivered)
+            call_id, told = undelivered
+            (self._exchange.calls.take_back if told else self._exchange.calls.left)(call_id)
         record = self._answers.running.get(identity)
         if record is not None and identity not in self._given_up:
             self._given_up.add(identity)
@@ -214,7 +217,9 @@ class Guard:
                 await self._to_server(outcome.line)
         elif outcome is not None and outcome.call_id is None:
             await self._reply(outcome.line)
-        elif outcome is not None and outcome.call_id is not None and not one.cancelled.is_set():  # else it stays kept
+        elif outcome is not None and outcome.call_id is not None and one.cancelled.is_set():
+            self._exchange.calls.left(outcome.call_id)
+        elif outcome is not None and outcome.call_id is not None:
             self._hand_overs.begin(one.message.id, outcome.call_id)
             await self._hand(one.message.id, outcome.call_id, outcome.line)
 

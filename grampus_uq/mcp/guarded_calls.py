@@ -33,6 +33,7 @@ from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger, Note
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.turn import Turn
 
 _POLL_S: Final = 0.3
@@ -42,7 +43,6 @@ _MAX_TEXT: Final = 2_000
 _MAX_WAITING: Final = 8_000_000
 _PROMPT: Final = 24
 _ABORTED: Final = "Not executed: the policy aborted this session. No call of it runs any more."
-_TOO_LARGE: Final = "The call ran. Its result was too large to be kept until you asked for it."
 _WITHDRAWN: Final = "its client gave it up when it was approved: its server has not heard of it"
 _FORGOTTEN: Final = "It is not known here what became of this call: it may have run."
 GIVEN_UP: Final = "The client gave this call up."
@@ -117,6 +117,8 @@ class GuardedCalls:
             if known is not None:
                 return self._open.setdefault(known.proposed.id, OpenCall(id=known.proposed.id))
             if len(state.turn) >= _MAX_OPEN:
+                self._forget_oldest(state)
+            if len(state.turn) >= _MAX_OPEN:
                 raise RefusedError(f"Not executed: {_MAX_OPEN} calls of this session are open already.")
             sizes = (len(record.proposed.canonical()) for record in state.turn if record.waiting)
             if len(call.canonical()) + sum(sizes) > _MAX_WAITING:
@@ -132,7 +134,7 @@ class GuardedCalls:
                 return opened
             record = next(one for one in state.turn if one.proposed.id == call.id)
             if record.waiting:
-                record = state.keep(self._asked_under(self._says_executed(record, opened), opened.shown))
+                record = state.keep(self._asked_under(self._says_answered(record), opened.shown))
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened
@@ -148,14 +150,21 @@ class GuardedCalls:
     def _same(self, call: ToolCall) -> CallRecord | None:
         """The open record of the same call: one that waits, that a human decided on, or whose client gave it up."""
         digest = call.digest()
-        return next(
-            (
-                record
-                for record in self.session.current().lease.state.turn
-                if (record.waiting or record.decisions or self._given_up(record)) and record.proposed.digest() == digest
-            ),
-            None,
-        )
+        found = [
+            record
+            for record in self.session.current().lease.state.turn
+            if (record.waiting or record.decisions or self._given_up(record)) and record.proposed.digest() == digest
+        ]
+        free = (record for record in found if record.proposed.id not in self._open)  # of two, each request takes up one
+        return next(free, found[0] if found else None)
+
+    def _forget_oldest(self, state: AgentState) -> None:
+        """Make room: of the calls that nobody asks for any more, the first is kept no longer."""
+        settled = (one for one in state.turn if one.phase is CallPhase.SETTLED and one.proposed.id not in self._open)
+        oldest = next((one for one in settled if one.proposed.id not in self._awaited), None)
+        if oldest is not None:
+            state.turn = [one for one in state.turn if one is not oldest]
+            self._notes.drop_result(oldest.proposed.id)
 
     def _given_up(self, record: CallRecord) -> bool:
         """True for a call that ran, or runs, without a human's decision, and whose client has not its result."""
@@ -166,13 +175,12 @@ class GuardedCalls:
     def _notes(self) -> CallNotes:
         return CallNotes(self.session.current().lease.state)
 
-    def _says_executed(self, record: CallRecord, opened: OpenCall) -> CallRecord:
-        """A call that waits, and whose request says where the same one ran before in this session."""
-        executed = self._notes.executed_at(record.proposed)
-        if executed is None:
+    def _says_answered(self, record: CallRecord) -> CallRecord:
+        """A call that waits, and whose request says where the same one was answered before in this session."""
+        answered = self._notes.answered_at(record.proposed)
+        if answered is None:
             return record
-        opened.executed_before = True
-        reason = f"the same call was executed in this session at {executed:.25} UTC"
+        reason = f"the same call was sent to its server in this session {answered:.60}"
         reasons = {one.id: f"{reason}; {one.reason}" for one in record.requests}
         requests = (one.model_copy(update={"reason": reasons[one.id]}) for one in record.requests)
         return record.change(requests=tuple(requests))
@@ -180,8 +188,9 @@ class GuardedCalls:
     def _note_call(self, call: ToolCall) -> None:
         state = self.session.current().lease.state
         state.turn.append(CallRecord.new(call, call.id))
-        if len(state.messages) >= _MAX_MESSAGES:
-            state.messages.clear()
+        if len(state.messages) >= _MAX_MESSAGES + 2 * len(state.turn):
+            open_calls = {record.proposed.id for record in state.turn}  # what became of one is read from its message
+            state.messages = [m for m in state.messages if m.tool_call_id in open_calls]
         state.messages.append(Message(role=Role.ASSISTANT, tool_calls=(call,)))
         waits = {"placeholder": True}
         text = "This call has not been executed."
@@ -224,14 +233,17 @@ class GuardedCalls:
             doubt = await self._redefined(record, shown) if record.phase is CallPhase.CLEARED else None
             if doubt is not None:
                 again = asked(record, turn.terms(), self.gate.approvals, doubt, self._ledger.now_s())
-                record = turn.lease.state.keep(self._asked_under(again, shown))
+                record = turn.lease.state.keep(self._asked_under(self._says_answered(again), shown))
                 await turn.lease.save()
             started = await turn.start([record], announced=False) if record.phase is CallPhase.CLEARED else []
             if not started:
                 record = turn.lease.state.record(record)
                 if record.phase is CallPhase.SETTLED:
+                    if not record.decisions:  # of two equal ones each request is told of one
+                        self._awaited.add(call.id)
                     return self._handed_over(record)
-                return Wait(request=record.requests[0] if record.waiting else None, again=call.executed_before)
+                before = self._notes.answered_at(record.proposed) is not None
+                return Wait(request=record.requests[0] if record.waiting else None, again=before)
             if not started[0].decisions:
                 self._awaited.add(call.id)
         record = started[0]
@@ -268,7 +280,7 @@ class GuardedCalls:
         state = self.session.current().lease.state
         raw = self._notes.result(record.proposed.id)
         texts = (m.content for m in reversed(state.messages) if m.tool_call_id == record.proposed.id)
-        return Answer(text=next(texts, None) or _TOO_LARGE, is_error=record.is_error, raw=raw)
+        return Answer(text=next(texts, None) or _FORGOTTEN, is_error=record.is_error, raw=raw)
 
     async def finish(
         self,
@@ -277,22 +289,22 @@ class GuardedCalls:
         text: str,
         is_error: bool,
         raw: str | None = None,
-        executed: bool = False,
+        answered: bool = False,
     ) -> None:
         """Take what became of a call that was started; it is stored before anybody is told of it.
 
-        `executed`: its server answered. Only then the answer to a call that no human decided on is kept.
+        `answered`: its server did. Only then the answer to a call that no human decided on is kept.
         """
         async with self.session.lock:
             turn = self.session.current()
             state = turn.lease.state
             if not any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 return
-            stays = bool(record.decisions) or (executed and self._acts and matters(record))
+            stays = bool(record.decisions) or (answered and self._acts and matters(record))
             if stays and raw is not None:
                 self._notes.keep_result(record.proposed.id, raw)
-            if executed and matters(record):
-                self._notes.executed(record.proposed, self._ledger.now_s())
+            if answered and matters(record):
+                self._notes.answered(record.call, self._ledger.now_s(), is_error=is_error)
             outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
             record = state.record(record)
             turn.take_result(record, outcome)
@@ -353,7 +365,7 @@ class GuardedCalls:
             started = [r for r in state.turn if r.proposed.id == record.proposed.id and r.phase is CallPhase.STARTED]
             for one in started:
                 void = self.gate.void(one, turn.terms(), why)
-                state.keep(self._asked_under(void, self._tools.shown(one.proposed.name)))
+                state.keep(self._asked_under(self._says_answered(void), self._tools.shown(one.proposed.name)))
         notes: list[Note] = [("execution_withdrawn", turn.facts(one)) for one in started]
         with contextlib.suppress(SessionConflictError):
             await turn.lease.try_save(*notes)
@@ -367,7 +379,7 @@ class GuardedCalls:
             await self.finish(record, text=GIVEN_UP, is_error=True)
 
     def left(self, call_id: str) -> None:
-        """The client gave up a call that runs: the same call again waits for its result, and does not run beside it."""
+        """The client gave up before it was told: the same call again takes up this one, and does not run beside it."""
         self._awaited.discard(call_id)
 
     async def delivered(self, call_id: str) -> None:
@@ -379,11 +391,14 @@ class GuardedCalls:
             state = self.session.current().lease.state
             settled = [r for r in state.turn if r.proposed.id == call_id and r.phase is CallPhase.SETTLED]
             if settled:
-                waited_for = self._open.get(call_id)
+                answer, waited_for = self._handed_over(settled[0]), self._open.get(call_id)
                 if waited_for is not None and waited_for.answer is None:
-                    waited_for.answer = self._handed_over(settled[0])
+                    waited_for.answer = answer
                 state.turn = [record for record in state.turn if record.proposed.id != call_id]
-                self._delivered.add(settled[0], self._notes.drop_result(call_id))
+                self._delivered.add(settled[0], answer.text, self._notes.drop_result(call_id))
+        if settled:  # at once: a process that takes the session up must not hand it over again
+            with contextlib.suppress(SessionConflictError):
+                await self.session.current().lease.try_save()
 
     def take_back(self, call_id: str) -> None:
         """The client had given up before it was handed what became of a call: keep it for the same call.
@@ -391,13 +406,20 @@ class GuardedCalls:
         It waits for nothing, the store neither: the next save has it.
         """
         self._awaited.discard(call_id)
-        record, raw = self._delivered.take(call_id) or (None, None)
-        if record is None or not self.session.is_open or self._same(record.proposed) is not None:
+        taken = self._delivered.take(call_id)
+        if taken is None or not self.session.is_open:
             return
-        state = self.session.current().lease.state
+        record, text, raw = taken
+        same, state = self._same(record.proposed), self.session.current().lease.state
+        if same is not None and same.phase not in (CallPhase.STARTED, CallPhase.SETTLED):
+            return  # it was asked about anew
         state.turn = [*state.turn, record]
         if raw is not None:
             self._notes.keep_result(call_id, raw)
+        if not any(message.tool_call_id == call_id for message in state.messages):
+            state.messages.append(
+                Message(role=Role.TOOL, content=text, name=record.proposed.name, tool_call_id=call_id)
+            )
 
     # -- decisions ------------------------------------------------------------------------------------------------
 

@@ -241,6 +241,7 @@ class _Door:
         if outcome.call_id is not None:
             await anyio.lowlevel.checkpoint()  # a client that left is noticed
             if cancelled or await request.is_disconnected():
+                session.exchange.calls.left(outcome.call_id)
                 return Response(status_code=499)
             await session.exchange.calls.delivered(outcome.call_id)
         return Response(outcome.line, media_type="application/json")
@@ -265,7 +266,7 @@ class _Door:
 
     async def _forward(self, request: Request, body: bytes | None, session: HttpSession, owed: Owed) -> Response:
         """Pass a request on, and its answer back as it is read."""
-        answer = await self._sent(request, self._outgoing(request, body, session, owed), owed)
+        answer = await self._sent(request, self._outgoing(request, body, session, owed), session, owed)
         if not isinstance(answer, httpx.Response):
             ran = body is None or not isinstance(answer, httpx.ConnectError | httpx.ConnectTimeout)
             return await self._unanswered(session, owed, "the server cannot be reached", ran=ran)
@@ -308,13 +309,17 @@ class _Door:
             extensions={"timeout": _TIMEOUT.as_dict()},
         )
 
-    async def _sent(self, request: Request, outgoing: httpx.Request, owed: Owed) -> httpx.Response | Exception | None:
+    async def _sent(
+        self, request: Request, outgoing: httpx.Request, session: HttpSession, owed: Owed
+    ) -> httpx.Response | Exception | None:
         """The answer's beginning, or what went wrong; None where the client left, and nobody else has to know."""
         answer: httpx.Response | Exception | None = None
         async with anyio.create_task_group() as group:
 
             async def give_up() -> None:
                 await _watch(request, anyio.Event())
+                if owed.record is not None:
+                    session.exchange.calls.left(owed.record.proposed.id)
                 if not owed.matters:
                     group.cancel_scope.cancel()
 

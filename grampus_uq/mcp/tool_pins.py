@@ -29,10 +29,11 @@ UNLISTED: Final = Doubt(
 def changed(since: str, before: Pin, others: Sequence[Pin]) -> Doubt:
     """Why a call waits whose tool has had other definitions than before."""
     changes = [differences(before, one) for one in others]
-    unshown = "" if all(one.whole for one in changes) else f" ({UNSHOWN})"
     what = "; at another time ".join(one.text for one in changes)
-    reason = f"the definition of this tool changed {since}{unshown}: {what}"
-    return Doubt(level=UncertaintyLevel.HIGH, rule="tool_changed", reason=replace_lone_surrogates(reason))
+    shown = replace_lone_surrogates(what)
+    unshown = "" if shown == what and all(one.whole for one in changes) else f" ({UNSHOWN})"
+    reason = f"the definition of this tool changed {since}{unshown}: {shown}"
+    return Doubt(level=UncertaintyLevel.HIGH, rule="tool_changed", reason=reason)
 
 
 class ToolPins:

@@ -91,6 +91,11 @@ class SessionLease:
         """Seconds that a save keeps the session for this worker."""
         return self._lease_s
 
+    @property
+    def version(self) -> int:
+        """The version of the stored session that this worker wrote last."""
+        return self._version
+
     def now_s(self) -> float:
         """The store's clock, extrapolated from its last answer."""
         return self._ledger.now_s()

@@ -31,6 +31,8 @@ from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.signals.call_reader import Reader
+from grampus_uq.testing import ScriptedModel
+from tests.signals.test_reader import writes
 
 MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
 
@@ -154,6 +156,12 @@ class Bench:
         """A human decides on the one request that waits."""
         request = await self.waiting()
         await self.ledger.decide(request.decide(kind, principal="ann", **more))
+
+
+def read_as_doubtful(tool: str) -> dict[str, Any]:
+    """For a `Bench`: a reader finds calls of this tool too doubtful to go ahead, and certain enough for a grant."""
+    reader = Reader(client=ScriptedModel(writes({tool: 0.82}, form=0.9999)))
+    return {"sensing": Sensing(reader=reader), "policy": {"low_threshold": 0.9}}
 
 
 @asynccontextmanager

@@ -154,6 +154,7 @@ _HIDDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"annotations": {f"a{i:03}": 2 for i in range(500)}, "outputSchema": {"description": "EVIL"}},
     ),
     "at the end of a long text": ({}, {"description": "EVEN " + "x" * 1_200 + " EVIL"}),
+    "in halves of characters": ({"title": "\ud800"}, {"title": "\ud801"}),
     "in a definition too long to keep": ({"description": "x" * 70_000}, {"description": "x" * 70_000 + " EVIL"}),
 }
 _SHOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -11,17 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import ApprovalPolicy, Grant, Sensing
+from grampus_uq import ApprovalPolicy, Grant
 from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.mcp.hand_overs import DeliveredResults, HandOvers
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.signals.call_reader import Reader
-from grampus_uq.testing import ScriptedModel
-from tests.proxy.guarded import Bench, bench
-from tests.signals.test_reader import writes
+from tests.proxy.guarded import Bench, SlowStore, bench, read_as_doubtful
 
 pytestmark = pytest.mark.anyio
 
@@ -153,10 +150,10 @@ async def test_what_one_request_was_told_is_delivered_whoever_else_gave_up() -> 
         await one.guard.rest()
         await gives_up(one, 1)
         await one.call(3, path="a")
-        assert "the same call was executed in this session at 20" in (await one.waiting()).reason
+        assert "the same call was sent to its server in this session at 20" in (await one.waiting()).reason
 
 
-@pytest.mark.parametrize("how", ["a minute later", "its id names another request"])
+@pytest.mark.parametrize("how", ["a minute later", "its id names another call", "its id names a ping"])
 async def test_a_late_cancellation_of_an_answered_request_takes_nothing_back(how: str, monkeypatch: Any) -> None:
     async with bench() as one:
         await approved(one)
@@ -169,13 +166,14 @@ async def test_a_late_cancellation_of_an_answered_request_takes_nothing_back(how
             await gives_up(one, 1)
             monkeypatch.undo()
         else:
-            await one.call(1, path="b")
+            await (one.say(id=1, method="ping") if "ping" in how else one.call(1, path="b"))
             await gives_up(one, 1)
             await one.guard.rest()
         await one.call(3, path="a")
-        told = await text(one, 3)
-        assert "ran in this session before; this one did not" in told
-        assert "Nothing has happened" not in told
+        await one.call(4, path="a")  # as often as it is asked
+        for told in (await text(one, 3), await text(one, 4)):
+            assert "in this session before, and answered; this one was not sent" in told
+            assert "Nothing has happened" not in told
         assert len(one.ran()) == 1
 
 
@@ -192,37 +190,104 @@ async def test_a_call_that_did_not_run_before_is_not_said_to_have_run() -> None:
         one.exchange._hold_s = 0.3
         await one.call(3, path="c")
         assert "Nothing has happened" in await text(one, 3)
-        assert "executed" not in (await one.waiting()).reason
+        assert "was sent to" not in (await one.waiting()).reason
 
 
 async def granted(store: MemoryStore) -> Any:
-    reader = Reader(client=ScriptedModel(writes({"pay": 0.82}, form=0.9999)))
     await Ledger(store).grant(
         Grant(tool="pay", limits={"n": {"min": 0, "max": 9}}, principal="ann", expires_s=time.time() + 60, max_uses=5)
     )
-    return bench(store, hold_s=3.0, sensing=Sensing(reader=reader), policy={"low_threshold": 0.9}, late_s=20.0)
+    return bench(store, hold_s=3.0, late_s=20.0, **read_as_doubtful("pay"))
 
 
-@pytest.mark.parametrize("when", ["while it runs", "as it is answered"])
+@pytest.mark.parametrize("when", ["while it runs", "while it is stored", "while it is written", "as it is answered"])
 async def test_a_call_that_a_grant_released_and_its_client_gave_up_is_not_run_beside_itself(when: str) -> None:
-    async with await granted(MemoryStore()) as one:
+    store = SlowStore()
+    async with await granted(store) as one:
         await one.lists(pay={"annotations": {"destructiveHint": True}})
         await one.call(1, "pay", n=1)
         await one.asked()
+        store.locked = when == "while it is stored"
+        if when == "while it is written":
+            reply = one.guard._reply
+
+            async def slow(line: bytes) -> bool:
+                one.guard._reply = reply  # type: ignore[method-assign]
+                await anyio.sleep(0.5)
+                return await reply(line)
+
+            one.guard._reply = slow  # type: ignore[method-assign]
         if when == "while it runs":
             await gives_up(one, 1)
             await one.call(2, "pay", n=1)
             await anyio.sleep(0.2)
         await one.returns(1, "paid")
-        if when == "as it is answered":
+        if when != "while it runs":
+            if when == "as it is answered":
+                await one.guard.rest()
+            await anyio.sleep(0.1)
             await gives_up(one, 1)
-            await one.guard.rest()
             await one.call(2, "pay", n=1)
+            await anyio.sleep(0.2)
+            store.locked = False
         assert await text(one, 2) == "paid"
         assert len(one.ran()) == 1
         await one.guard.rest()
         await one.call(3, "pay", n=1)  # it has the result, and means another one
         assert len(await one.asked(2)) == 2
+
+
+@pytest.mark.parametrize("when", ["while they run", "after they were answered"])
+async def test_of_two_equal_calls_that_are_given_up_each_has_its_own_result(when: str) -> None:
+    async with await granted(MemoryStore()) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        for identity in (1, 2):
+            await one.call(identity, "pay", n=1)
+        await one.asked(2)
+        for during in ("while they run", "after they were answered"):
+            if during == when:
+                await gives_up(one, 1)
+                await gives_up(one, 2)
+            elif during == "while they run":
+                for identity in (1, 2):
+                    await one.returns(identity, f"paid {identity}")
+                await one.guard.rest()
+        for identity in (3, 4):
+            await one.call(identity, "pay", n=1)
+        if when == "while they run":
+            await anyio.sleep(0.2)
+            for identity in (1, 2):
+                await one.returns(identity, f"paid {identity}")
+        assert {await text(one, 3), await text(one, 4)} == {"paid 1", "paid 2"}
+        assert len(one.ran()) == 2
+
+
+@pytest.mark.parametrize("kind", ["reject", "respond"])
+@pytest.mark.parametrize("late", [True, False], ids=["given up after it was told", "not told yet"])
+async def test_what_a_human_answered_is_told_however_many_calls_came_between(kind: str, late: bool) -> None:
+    async with bench(hold_s=0.2) as one:
+        await one.lists(pay={}, read_note={"annotations": {"readOnlyHint": True}})
+        await one.call(1, "pay", n=1)
+        await one.answered(1)
+        await one.decide(kind, message="I did it by hand")
+        while await one.ledger.pending():  # noqa: ASYNC110 (nothing tells it)
+            await anyio.sleep(0.05)
+        await anyio.sleep(0.5)
+        if late:
+            await one.call(2, "pay", n=1)
+            assert "by hand" in await text(one, 2)
+            await one.guard.rest()
+        for identity in range(1_000, 1_210):
+            await one.call(identity, "read_note", n=identity)
+            await one.asked(identity - 999)
+            await one.returns(identity)
+            await one.guard.rest()
+        if late:
+            await gives_up(one, 2)
+        await one.call(3, "pay", n=1)
+        told = await text(one, 3)
+        assert "by hand" in told
+        assert "The call ran" not in told
 
 
 async def test_equal_calls_that_a_grant_releases_at_once_all_run() -> None:
@@ -277,6 +342,117 @@ async def test_a_call_that_waited_in_a_session_that_was_taken_over_is_not_said_t
         assert request.id[:8] not in told
 
 
+async def test_a_call_that_begins_to_run_while_somebody_looks_is_not_said_to_wait() -> None:
+    class Slow(MemoryStore):
+        takes_s = 0.0
+
+        async def get(self, kind: str, key: str) -> Any:
+            if kind == "session":
+                await anyio.sleep(self.takes_s)
+            return await super().get(kind, key)
+
+    store = Slow()
+    async with bench(store) as one:
+        await one.call(1, path="a")
+        await one.waiting()
+        one.exchange._hold_s, store.takes_s = 0.1, 1.5
+        await one.call(2, path="a")
+        await one.decide()
+        await one.asked()
+        assert "is still running" in await text(one, 2)
+        await one.returns(1, "gone")
+
+
+async def test_two_hundred_calls_that_end_together_look_once() -> None:
+    class Counting(MemoryStore):
+        looks = 0
+
+        async def get(self, kind: str, key: str) -> Any:
+            self.looks += kind == "session"
+            return await super().get(kind, key)
+
+    store = Counting()
+    async with bench(store, hold_s=1.0) as one:
+        for n in range(200):
+            await one.call(n, n=n)
+        one.guard._exchange._hold_s = 3.0
+        before = store.looks
+        for n in range(200):
+            await one.call(1_000 + n, n=n)
+        for n in range(200):
+            assert "Nothing has happened" in await text(one, 1_000 + n)
+        assert store.looks - before < 40
+
+
+@pytest.mark.parametrize("proposed", [1, 9])
+async def test_of_an_edited_call_the_one_that_ran_is_said_to_have_run(proposed: int) -> None:
+    async with bench() as one:
+        await one.call(1, "pay", n=9)
+        await one.decide("edit", arguments={"n": 1})
+        await one.asked()
+        await one.returns(1, "paid")
+        await one.guard.rest()
+        one.exchange._hold_s = 0.3
+        await one.call(2, "pay", n=proposed)
+        assert ("in this session before, and answered" in await text(one, 2)) == (proposed == 1)
+        assert ("was sent to its server in this session" in (await one.waiting()).reason) == (proposed == 1)
+
+
+async def test_a_call_that_is_asked_about_anew_still_says_that_the_same_one_ran() -> None:
+    async with bench() as one:
+        await one.lists(pay={"description": "Pays."})
+        await one.call(1, "pay", n=1)
+        await one.decide()
+        await one.asked()
+        await one.returns(1, "paid")
+        await one.guard.rest()
+        one.exchange._hold_s = 0.2
+        await one.call(2, "pay", n=1)
+        await text(one, 2)
+        await one.decide()
+        while await one.ledger.pending():  # noqa: ASYNC110 (nothing tells it)
+            await anyio.sleep(0.05)
+        await anyio.sleep(0.5)
+        await one.lists(pay={"description": "Pays twice."})
+        await one.call(3, "pay", n=1)
+        assert "in this session before, and answered" in await text(one, 3)
+        reason = (await one.waiting()).reason
+        assert "was sent to its server in this session" in reason
+        assert "Pays twice." in reason
+
+
+async def test_a_result_that_was_delivered_is_not_handed_over_after_a_death() -> None:
+    store = MemoryStore()
+    one = Bench(store, hold_s=10.0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(one.guard.run)
+        await approved(one)
+        await one.returns(1, "gone")
+        await one.guard.rest()
+        group.cancel_scope.cancel()  # no end, as by SIGKILL
+    async with bench(store, hold_s=0.3) as two:
+        two.calls.session._lease_s = 0.5
+        await two.call(1, path="a")
+        assert "in this session before, and answered" in await text(two, 1)
+
+
+async def test_results_that_nobody_asks_for_again_make_room_for_others(monkeypatch: Any) -> None:
+    monkeypatch.setattr("grampus_uq.mcp.guarded_calls._MAX_OPEN", 10)
+    async with await granted(MemoryStore()) as one:
+        grant = Grant(tool="pay", limits={"n": {"min": 0, "max": 99}}, principal="ann", expires_s=time.time() + 60)
+        await one.ledger.grant(grant)
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        for n in range(15):
+            await one.call(n, "pay", n=n)
+            await one.asked(n + 1)
+            await gives_up(one, n)
+            await one.returns(n, f"paid {n}")
+            await one.guard.rest()
+        await one.call(100, "pay", n=14)
+        assert await text(one, 100) == "paid 14"
+        assert len(one.ran()) == 15
+
+
 async def test_a_call_that_waits_is_not_said_to_wait_while_nobody_can_look() -> None:
     class Down(MemoryStore):
         down = False
@@ -322,8 +498,9 @@ def test_a_call_is_undelivered_exactly_while_all_that_were_told_of_it_have_given
                 named = names.pop(identity, None)
                 if named is not None:
                     has[named].discard(identity)
-                free = named is not None and not has[named] and not any(one == named for _, one in telling)
-                assert overs.give_up(identity) == (named if free else None)
+                told = named is not None and any(one == named for _, one in telling)
+                gone = named is not None and not has[named]
+                assert overs.give_up(identity) == ((named, not told) if gone else None)
             elif what == "forget":
                 names.pop(identity, None)
                 overs.forget(identity)
@@ -339,15 +516,15 @@ def test_what_was_delivered_is_kept_within_bounds() -> None:
         return CallRecord.new(ToolCall(id=f"c{number}", name="t", arguments={"note": note}), "s")
 
     for number in range(1_001):
-        kept.add(record(number), "x")
+        kept.add(record(number), "t", "x")
     assert kept.take("c0") is None
-    assert kept.take("c1") == (record(1), "x")
+    assert kept.take("c1") == (record(1), "t", "x")
     assert kept.take("c1") is None
-    kept.add(record(1), "x" * 100_001)
-    assert kept.take("c1") == (record(1), None)
+    kept.add(record(1), "t", "x" * 100_001)
+    assert kept.take("c1") == (record(1), "t", None)
     for number in range(2_000, 2_009):
-        kept.add(record(number, "y" * 500_000), None)
+        kept.add(record(number, "y" * 250_000), "t", None)
     assert kept.take("c1000") is None
     assert [number for number in range(2_000, 2_009) if kept.take(f"c{number}")] == list(range(2_002, 2_009))
-    kept.add(record(1), "x")
-    assert kept.take("c1") == (record(1), "x")
+    kept.add(record(1), "t", "x")
+    assert kept.take("c1") == (record(1), "t", "x")

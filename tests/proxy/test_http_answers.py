@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grampus_uq import Grant
 from grampus_uq.mcp.call_exchange import CallExchange, Passed
 from grampus_uq.mcp.http_headers import session_name
 from grampus_uq.mcp.http_proxy import Upstream, http_app
@@ -22,7 +24,7 @@ from grampus_uq.mcp.json_rpc import read_message
 from grampus_uq.mcp.proxy_config import ProxySettings
 from grampus_uq.mcp.proxy_parts import ProxyParts
 from grampus_uq.runtime import MemoryStore
-from tests.proxy.guarded import Bench, SlowStore
+from tests.proxy.guarded import Bench, SlowStore, read_as_doubtful
 from tests.proxy.test_http_proxy import free_port
 
 pytestmark = pytest.mark.anyio
@@ -146,9 +148,15 @@ async def served(app: Any, group: anyio.abc.TaskGroup) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def web(
-    store: MemoryStore | None = None, *, advisory: bool = False, hold_s: float = 10.0, **bounds: int
+    store: MemoryStore | None = None,
+    *,
+    advisory: bool = False,
+    hold_s: float = 10.0,
+    judged: dict[str, Any] | None = None,
+    **bounds: int,
 ) -> AsyncIterator[Web]:
-    server, bench = Server(), Bench(store or MemoryStore(), hold_s=0.0 if advisory else hold_s, advisory=advisory)
+    hold_s = 0.0 if advisory else hold_s
+    server, bench = Server(), Bench(store or MemoryStore(), hold_s=hold_s, advisory=advisory, **(judged or {}))
     async with anyio.create_task_group() as group:
         async with served(server, group) as behind:
             upstream = Upstream(
@@ -350,6 +358,43 @@ async def test_a_request_that_its_client_left_before_the_answer_began_is_closed(
             await one.post(id=1, method="ping")
         await started.wait()
         await one.until(lambda: one.server.open == 0)
+
+
+@pytest.mark.parametrize("kind", [_JSON, _EVENTS], ids=["body", "events"])
+async def test_a_call_whose_client_left_before_the_answer_began_does_not_run_beside_itself(
+    kind: dict[str, str],
+) -> None:
+    async with web(judged=read_as_doubtful("pay")) as one:
+        works = anyio.Event()
+
+        async def late(scope: Any, receive: Any, send: Any) -> None:
+            message = json.loads((await receive())["body"])
+            one.server.reached.append(message)
+            await works.wait()
+            result = {"content": [{"type": "text", "text": f"paid {len(one.server.ran())}"}]}
+            line = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+            headers = [(name.encode(), value.encode()) for name, value in kind.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": line if kind is _JSON else b"data: " + line + b"\n\n"})
+
+        one.server.__class__ = type("Late", (Server,), {"__call__": lambda self, *given: late(*given)})
+        await one.bench.ledger.grant(Grant(tool="pay", principal="ann", expires_s=time.time() + 60))
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.call, 1, "pay")
+            await one.until(lambda: len(one.server.ran()) == 1)
+            group.cancel_scope.cancel()
+        async with anyio.create_task_group() as group:
+            told: list[Any] = []
+
+            async def again() -> None:
+                told.append(await one.call(2, "pay"))
+
+            await anyio.sleep(0.3)
+            group.start_soon(again)
+            await anyio.sleep(0.5)
+            works.set()
+        assert told[0]["result"]["content"][0]["text"] == "paid 1"
+        assert len(one.server.ran()) == 1
 
 
 async def test_more_open_requests_than_are_served_are_refused_and_served_again_once_others_end() -> None:
