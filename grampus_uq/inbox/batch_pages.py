@@ -17,7 +17,7 @@ from starlette.routing import Route
 from grampus_uq.errors import ApprovalError, GrampusError, SessionError
 from grampus_uq.gate.requests import written_text
 from grampus_uq.gate.webauthn import MOST_IN_BATCH
-from grampus_uq.inbox.call_shapes import shape_of
+from grampus_uq.inbox.call_shapes import shapes_of
 from grampus_uq.inbox.decision_pages import (
     Decision,
     Wish,
@@ -59,14 +59,11 @@ class SignedBatch(Assertion):
 async def _alike(visit: Visit) -> Response:
     """Every call of the batch, whole: the oldest that are alike."""
     one = await found(visit, visit.request.path_params["request_id"])
-    shape, ids, after = shape_of(one.card), list[str](), None
+    (shape,), ids, after = await shapes_of([one.card]), list[str](), None
     for _ in range(_PAGES if shape is not None else 0):
         rows, after = await listed(visit.inbox, after)
-        ids += [
-            row.card.id
-            for row in rows
-            if not row.stands and not is_own(visit, row.card) and shape_of(row.card) == shape
-        ]
+        cards = [row.card for row in rows if not row.stands and not is_own(visit, row.card)]
+        ids += [card.id for card, its in zip(cards, await shapes_of(cards), strict=True) if its == shape]
         if after is None or len(ids) >= MOST_IN_BATCH:
             break
     calls = []
@@ -75,7 +72,7 @@ async def _alike(visit: Visit) -> Response:
             shown = (await found(visit, request_id)).card
         except SessionError:
             continue  # decided at this moment
-        if shape_of(shown) == shape and not shown.expired(visit.now_s) and not is_own(visit, shown):
+        if await shapes_of([shown]) == [shape] and not shown.expired(visit.now_s) and not is_own(visit, shown):
             calls.append(await call_parts(visit, shown))
     return visit.page("batch.html", calls=calls, sentence=said(visit.inbox, one.card), now_s=visit.now_s)
 
@@ -120,7 +117,7 @@ async def _decide(visit: Visit) -> Response:
 
 async def _check(visit: Visit, given: Sequence[tuple[_Given, str]]) -> None:
     """Raise ApprovalError unless each of them could be decided alone, and all are alike, and none is there twice."""
-    shapes = {shape_of(one.card) for (one, _), _ in given}
+    shapes = set(await shapes_of([one.card for (one, _), _ in given]))
     if len(shapes) != 1 or None in shapes:
         raise ApprovalError("These calls are not of one shape, or one of them is decided by itself.")
     if len({one.card.id for (one, _), _ in given}) < len(given):

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import anyio.to_thread
+
 from grampus_uq.gate.requests import decided_alone
 from grampus_uq.gate.webauthn import MOST_IN_BATCH
 from grampus_uq.records.values import canonical_json
@@ -20,9 +22,14 @@ def shape_of(card: Card) -> str | None:
     return canonical_json([card.agent_id, card.tool, _types(card.arguments)])
 
 
-def alike_among(cards: Sequence[Card]) -> dict[str, int]:
+async def shapes_of(cards: Sequence[Card]) -> list[str | None]:
+    """The shape of each, found beside the event loop: every character of every text is looked at."""
+    return await anyio.to_thread.run_sync(lambda: [shape_of(card) for card in cards])
+
+
+async def alike_among(cards: Sequence[Card]) -> dict[str, int]:
     """For the first of each group of several alike, by its id, how many of them a batch takes."""
-    shapes = [(card.id, shape_of(card)) for card in cards]
+    shapes = [(card.id, shape) for card, shape in zip(cards, await shapes_of(cards), strict=True)]
     counts = Counter(shape for _, shape in shapes if shape is not None)
     first = {shape: card_id for card_id, shape in reversed(shapes) if shape is not None}
     return {first[shape]: min(count, MOST_IN_BATCH) for shape, count in counts.items() if count > 1}

@@ -60,11 +60,10 @@ class Argument:
 async def _list(visit: Visit) -> Response:
     after = visit.request.query_params.get("after")
     rows, following = await listed(visit.inbox, after)
-    alike = (
-        alike_among([row.card for row in rows if not row.stands and not is_own(visit, row.card)])
-        if visit.person.role.covers(Role.DEPUTY)
-        else {}
-    )
+    alike = dict[str, int]()
+    if visit.person.role.covers(Role.DEPUTY):
+        cards = [row.card for row in rows if not row.stands and not is_own(visit, row.card)]
+        alike = await alike_among(cards)
     return visit.page(
         "requests.html", rows=rows, following=following, now_s=visit.now_s, first=after is None, alike=alike
     )

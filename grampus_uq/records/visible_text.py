@@ -22,6 +22,7 @@ _WITHOUT_INK = re.compile(  # what Unicode lets a font ignore (Default_Ignorable
     "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     "\u2800\ufffc\U00013441\U00013442\U00016fe4\U0001d159]"
 )
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
 _ESCAPE = re.compile(r"\\+(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[bfnrt])?")  # of JSON or of ours: ends a word
 _SCRIPT = re.compile("[A-Z]*")
 _WITH_HAN = frozenset(("BOPOMOFO", "CJK", "FULLWIDTH", "HALFWIDTH", "HANGUL", "HIRAGANA", "IDEOGRAPHIC", "KATAKANA"))
@@ -37,6 +38,7 @@ _MOST_MARKS, _MOST_OF_ALL_KINDS = 3, 5
 _ASTRAY = "stands alone, or on a letter of another script"
 
 
+@functools.lru_cache(maxsize=4_096)
 def is_hidden(character: str) -> bool:
     """True for what shows nothing, moves what is beside it or covers it: controls, formats, odd spaces, overlays."""
     return not character.isprintable() or _covers(character) or _WITHOUT_INK.match(character) is not None
@@ -144,6 +146,8 @@ def visible(text: str, keep: str = "", escape: Callable[[str], str] = escaped) -
 
 def _escapes(text: str, keep: str) -> dict[int, str]:
     """The places of characters that are shown as escapes, each with why."""
+    if text.isascii():
+        return {one.start(): "is not visible" for one in _CONTROL.finditer(text) if one[0] not in keep}
     why = _marks(text) | dict.fromkeys(_turning(text), "turns the figures or signs behind it")
     for place, c in enumerate(text):
         if is_hidden(c) and c not in keep:

@@ -52,11 +52,12 @@ def test_a_shape_is_of_one_length_whatever_the_call_holds(arguments: Any, depth:
     assert len(shape) == len(plain)
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("depth", [20, 100, 190])
-def test_a_call_nested_as_deep_as_a_tool_takes_has_a_shape(depth: int) -> None:
+async def test_a_call_nested_as_deep_as_a_tool_takes_has_a_shape(depth: int) -> None:
     deep: Any = 1
     for _ in range(depth):
         deep = [deep]
     cards = [waiting({"data": deep}), waiting({"data": [deep]}), waiting({"data": deep}).model_copy(update={"id": "x"})]
     assert len(shape_of(cards[0]) or "") < 100, "grows with the depth"
-    assert alike_among(cards) == {cards[0].id: 2}
+    assert await alike_among(cards) == {cards[0].id: 2}

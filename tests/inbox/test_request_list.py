@@ -9,10 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from grampus_uq.errors import DataError
 from grampus_uq.inbox.news import News, _told
+from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.request_pages import listed
 from grampus_uq.inbox.visits import Inbox
 from grampus_uq.records.call_sentences import read_sentences, sentence_of
@@ -224,3 +227,26 @@ async def test_a_wrong_edit_is_answered_the_same_on_a_drill_and_in_a_fresh_proce
             answers.append((refused.status_code, refused.json()))
         assert answers[0] == answers[1]
         assert answers[0][0] == 409
+
+
+async def test_the_loop_goes_on_while_the_list_looks_at_every_character(store: SessionStore) -> None:
+    """Turns of the loop while a page is made: to look for what a batch takes adds some, for it is beside the loop."""
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    eve = await someone(desk.app, store, "eve", Role.LOOK)
+    for number in range(12):
+        await desk.pause(mail("c", "bob", "\u043e\u0436, " * 2_000), session=str(number))
+    turns = list[int]()
+    for browser in (eve, ann):
+        turns.append(0)
+        async with anyio.create_task_group() as group:
+
+            async def count() -> None:
+                while True:
+                    await anyio.lowlevel.checkpoint()
+                    turns[-1] += 1
+
+            group.start_soon(count)
+            assert (await browser.get("/requests")).status_code == 200
+            group.cancel_scope.cancel()
+    assert turns[1] > 2 * turns[0]
