@@ -34,7 +34,9 @@ def command() -> None:
 @command.command()
 @store_option
 @as_json_option
-@click.option("--share", type=FiniteRange(0.001, 0.5), default=0.05, show_default=True, help="Of all that is shown.")
+@click.option(
+    "--share", type=FiniteRange(0.001, 0.5), default=0.05, show_default=True, help="Of what is shown of these tools."
+)
 @click.option(
     "--change",
     "changes",
@@ -72,9 +74,8 @@ def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str | None,
     if as_json:
         print_json(plan.model_dump(mode="json", exclude={"secret"}))
     else:
-        click.echo(
-            f"{100.0 * plan.share:g} % of what is shown are drills from now on, once there are calls to make them of."
-        )
+        share = f"{100.0 * plan.share:g} %"
+        click.echo(f"{share} of what is shown of these tools are drills, once there are calls to make them of.")
 
 
 def _rule(text: str) -> DrillRule:
@@ -132,7 +133,11 @@ async def _reviewed(store: SessionStore) -> tuple[DrillPlan | None, Reviewed]:
 def _print(plan: DrillPlan | None, found: Reviewed) -> None:
     from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON
 
-    say_beside("Drills are off." if plan is None else f"Drills are on: {100.0 * plan.share:g} % of what is shown.")
+    say_beside(
+        "Drills are off."
+        if plan is None
+        else f"Drills are on: {100.0 * plan.share:g} % of what is shown of their tools."
+    )
     rows: list[tuple[str, str, Missed | None]] = [("team", "", found.team)]
     rows += [("person", who, share) for who, share in sorted(found.people.items())]
     rows += [("since the start", name, share) for name, share in found.by_minutes.items()]

@@ -31,7 +31,8 @@ class Evidence:
 def evidence_of(standing: Standing, log: Sequence[Mapping[str, Any]]) -> Evidence:
     """The evidence of each threshold after each answer, of what is needed for it: 1 is when it comes into force."""
     if len(log) > _MOST_ENTRIES:
-        return Evidence(chart=None, problem=f"The log has {len(log)} entries: `grampus-uq permits show` replays it.")
+        many = f"The log has more than {_MOST_ENTRIES:,} entries: `grampus-uq permits show` replays it."
+        return Evidence(chart=None, problem=many)  # how many would count requests, and not drills
     try:
         states = [after for _, _, after in replay(standing.permit, log)]
     except DataError as error:
@@ -45,7 +46,8 @@ def evidence_of(standing: Standing, log: Sequence[Mapping[str, Any]]) -> Evidenc
 def _drawn(permit: Permit, states: Sequence[PermitState]) -> Chart | None:
     if not states or not states[-1].counted:
         return None
-    every = [states[n] for n in sorted({*range(0, len(states), max(1, len(states) // _MOST_POINTS)), len(states) - 1})]
+    after = list({state.counted: state for state in states}.values())  # a point for each question would count requests
+    every = [after[n] for n in sorted({*range(0, len(after), max(1, len(after) // _MOST_POINTS)), len(after) - 1})]
     calls = np.array([state.counted for state in every], dtype=np.float64)
     shares = np.array([share_of_needed(permit.target, state.of(permit)) for state in every]).clip(0.0, 1.0)
     alike = [0, *(n for n in range(1, shares.shape[1]) if not np.array_equal(shares[:, n], shares[:, n - 1]))]

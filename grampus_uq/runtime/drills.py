@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import itertools
 import random
-import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, JsonValue
@@ -31,18 +29,14 @@ from grampus_uq.gate.requests import ApprovalKind, check_arguments
 from grampus_uq.gate.signatures import signed_text
 from grampus_uq.records.call_parts import CallDoubt
 from grampus_uq.records.values import Message, ToolCall, canonical_json
-from grampus_uq.records.visible_text import name_form
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.cards import Card
+from grampus_uq.runtime.lent_values import MOST_TRADING, lent_values, other_amount, other_recipient, words_of
+from grampus_uq.runtime.values_in_text import in_place
 from grampus_uq.signals.call_support import names_of
 from grampus_uq.stats.stored_values import FROZEN
 
 _MEAN_DELAY_S: Final = 600.0
-_LEAST_RATIO: Final = 1.25
-_LARGEST: Final = 1e15
-_NUMBER: Final = re.compile(r"\d(?:[\d ,.']*\d)?")
-_NAME: Final = re.compile(r"[^\W_]+")
-_PIECE: Final = re.compile(r"[^\W\d_]+|\d")
 
 
 class Change(StrEnum):
@@ -69,7 +63,7 @@ class DrillRule(BaseModel):
 
 
 class DrillPlan(BaseModel):
-    """How drills are mixed in: their `share` of all that is shown, and the changes for each tool.
+    """How drills are mixed in: their `share` of what is shown of tools with a rule, and the changes for each tool.
 
     `secret` decides which requests a drill follows; who knows it can foresee drills. A call serves as a source once it
     was decided `source_age_s` ago. Missing more than the `tolerated` share is reported; more than `pace_per_hour`
@@ -193,66 +187,55 @@ def sealed_card(card: Card) -> Card:
 # -- making -----------------------------------------------------------------------------------------------------------
 
 
-def made(
+def drafts(
     plan: DrillPlan, sources: Sequence[Card], asked: Card, rng: random.Random, *, now_s: float = 0.0
-) -> Drill | None:
-    """A drill to follow the request `asked`, from cards that were approved; None where none can be made.
+) -> Iterator[Drill]:
+    """The drills that may follow the request `asked`, one from each card that was approved, in an order drawn anew.
 
-    Only cards of its agent and under its rules serve, with a starter where it has one: others would show what no
-    request of now has. The source is drawn before the change, so that no kind of run is shown more often than others
+    Only cards of its tool and agent and under its rules serve, with a starter where it has one: others would show what
+    no request of now has. The source is drawn before the change, so that no kind of run is shown more often than others
     among drills. It appears after `now_s`: what is made late would otherwise be the card that nobody saw when it was
     asked.
     """
-    sources = [card for card in sources if _terms(card) == _terms(asked)]
-    for source in rng.sample(sources, len(sources)):
-        rules = [rule for rule in plan.rules if rule.tool == source.tool]
+    serve = [card for card in sources if _terms(card) == _terms(asked)]
+    order = rng.sample(serve, len(serve))
+    rules = [rule for rule in plan.rules if rule.tool == asked.tool]
+    lent = dict[DrillRule, list[JsonValue]]()
+    for place, source in enumerate(order):
         for rule in rng.sample(rules, len(rules)):
-            arguments = _wrong(rule, source, sources, rng)
+            arguments: Mapping[str, JsonValue] | None
+            if rule.change in (Change.DUPLICATE, Change.STALE):
+                arguments = _of_before(rule.change, source, rng)
+            else:
+                if rule not in lent:
+                    lent[rule] = _lent(rule, order[:MOST_TRADING])
+                value = lent[rule][place] if place < MOST_TRADING else None
+                arguments = None if value is None else {**source.arguments, rule.argument or "": value}
             if arguments is not None:
                 card = _shown(source, arguments, asked, plan.drill_id(asked.id), rng, now_s)
-                return Drill(card=card, change=rule.change, was=source.arguments, source=source.digest)
-    return None
+                yield Drill(card=card, change=rule.change, was=source.arguments, source=source.digest)
+                break
 
 
-def _terms(card: Card) -> tuple[str, str, bool]:
-    return card.agent_id, card.rules, card.started_by is None
+def _terms(card: Card) -> tuple[str | None, str, str, bool]:
+    return card.tool, card.agent_id, card.rules, card.started_by is None
 
 
-def _wrong(rule: DrillRule, source: Card, others: Sequence[Card], rng: random.Random) -> Mapping[str, JsonValue] | None:
-    """The changed arguments; None where the change cannot be made, or the card would not show that it is wrong."""
-    if rule.change in (Change.DUPLICATE, Change.STALE):
-        earlier = [
-            call.arguments
-            for call, ran in _earlier_calls(source)
-            if ran is (rule.change is Change.DUPLICATE) and canonical_json(call.arguments) != _canonical(source)
-        ]
-        return rng.choice(earlier) if earlier else None
-    name = rule.argument or ""
-    right = source.arguments.get(name)
-    evidence = " \n".join(m.content or "" for m in source.messages if m.role is not Role.ASSISTANT)
-    if not _says(evidence, right):
-        return None
-    differs = _other_amount if rule.change is Change.AMOUNT else _other_recipient
-    found = [card.arguments.get(name) for card in others if card.tool == source.tool]
-    wrong = [value for value in found if differs(right, value) and not _says(evidence, value)]
-    return {**source.arguments, name: rng.choice(_least_new(wrong, source))} if wrong else None
+def _of_before(change: Change, source: Card, rng: random.Random) -> Mapping[str, JsonValue] | None:
+    """The arguments of an earlier call of the run, which ran or was rejected; None where there is none."""
+    earlier = [
+        call.arguments
+        for call, ran in _earlier_calls(source)
+        if ran is (change is Change.DUPLICATE) and canonical_json(call.arguments) != canonical_json(source.arguments)
+    ]
+    return rng.choice(earlier) if earlier else None
 
 
-def _least_new(values: Sequence[JsonValue], card: Card) -> list[JsonValue]:
-    """The values with the fewest words and figures that the card does not hold: what brings new ones tells a drill."""
-    held = _pieces(" \n".join([_canonical(card), *[m.content or "" for m in card.messages]]))
-    new = [len(_pieces(str(value)) - held) for value in values]
-    return [value for value, count in zip(values, new, strict=True) if count == min(new)]
-
-
-def _pieces(text: str) -> set[tuple[str, ...]]:
-    """The words and the single figures of a text, and each two that follow one another."""
-    found = _PIECE.findall(text.casefold())
-    return {*zip(found, strict=True), *itertools.pairwise(found)}
-
-
-def _canonical(card: Card) -> str:
-    return canonical_json(card.arguments)
+def _lent(rule: DrillRule, cards: Sequence[Card]) -> list[JsonValue]:
+    """For each card the value of another call that makes it wrong; None where the card would not show that it is."""
+    runs = [" \n".join(m.content or "" for m in card.messages if m.role is not Role.ASSISTANT) for card in cards]
+    differ = other_amount if rule.change is Change.AMOUNT else partial(other_recipient, words=cache(words_of))
+    return lent_values([card.arguments.get(rule.argument or "") for card in cards], runs, differ)
 
 
 def _earlier_calls(card: Card) -> list[tuple[ToolCall, bool | None]]:
@@ -271,25 +254,6 @@ def _became(result: Message) -> bool | None:
     if not result.metadata.get("is_error"):
         return True
     return False if (result.content or "").startswith(REJECTED.partition("{")[0]) else None
-
-
-def _other_amount(right: JsonValue, value: JsonValue) -> bool:
-    if not _positive(right) or not _positive(value) or type(right) is not type(value):
-        return False
-    low, high = sorted((right, value))  # type: ignore[type-var]  # numbers
-    return bool(high >= _LEAST_RATIO * low)  # type: ignore[operator]
-
-
-def _positive(value: JsonValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
-
-
-def _other_recipient(right: JsonValue, value: JsonValue) -> bool:
-    """True for another name: neither is the other one with more words, other signs or in another order."""
-    if not isinstance(right, str) or not isinstance(value, str):
-        return False
-    one, other = ([found[0] for found in _NAME.finditer(name_form(text))] for text in (right, value))
-    return not {*one} <= {*other} and not {*other} <= {*one} and "".join(one) != "".join(other)
 
 
 def _equal(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue], name: str) -> bool:
@@ -319,7 +283,7 @@ def _shown(
 
     def reworded(text: str) -> str:
         for old, new in changed.values():
-            text = _in_place(text, old, new)
+            text = in_place(text, old, new)
         return text
 
     messages = [_message(message, source.call_id, arguments, reworded) for message in source.messages]
@@ -355,48 +319,3 @@ def _message(
     ours = {"arguments": dict(arguments)}
     calls = tuple([call.model_copy(update=ours) if call.id == call_id else call for call in message.tool_calls])
     return message.model_copy(update={"content": reworded(message.content or ""), "tool_calls": calls})
-
-
-def _number_in(text: str) -> float | None:
-    """The value of a number as people write it, with either mark of decimals; None where it is none.
-
-    >>> [_number_in(text) for text in ("1,234.50", "1.234,50", "42", "1.2.3")]
-    [1234.5, 1234.5, 42.0, None]
-    """
-    plain = text.replace(" ", "").replace("'", "")
-    if "," in plain and plain.rfind(",") > plain.rfind(".") and len(plain) - plain.rfind(",") <= 3:
-        plain = plain.replace(".", "").replace(",", ".")
-    try:
-        return float(plain.replace(",", ""))
-    except ValueError:
-        return None
-
-
-def _says(text: str, value: JsonValue) -> bool:
-    """Whether a text holds a value, however a number is written in it."""
-    if isinstance(value, str):
-        return bool(value.strip()) and value.strip().casefold() in text.casefold()
-    return any(_number_in(found.group()) == value for found in _NUMBER.finditer(text)) if _positive(value) else False
-
-
-def _in_place(text: str, old: JsonValue, new: JsonValue) -> str:
-    """The text with the new value where it had the old one."""
-    if isinstance(old, str) and isinstance(new, str):
-        return text.replace(old, new) if old.strip() else text
-    if _positive(old) and _positive(new):
-        written = partial(_written_like, new)
-        return _NUMBER.sub(lambda found: written(found[0]) if _number_in(found[0]) == old else found[0], text)
-    return text
-
-
-def _written_like(number: JsonValue, old: str) -> str:
-    """A number in words of the old one: with as many decimals at least, and its mark of decimals.
-
-    >>> [_written_like(75.5, old) for old in ("42", "42.10", "42,10")]
-    ['75.5', '75.50', '75,50']
-    """
-    mark = "," if _number_in(old) != _number_in(old.replace(",", "")) else "."
-    decimals = len(old.rpartition(mark)[2]) if mark in old else 0
-    exact = str(number)
-    text = f"{number:.{decimals}f}" if decimals > len(exact.partition(".")[2]) else exact
-    return text.replace(".", mark)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from grampus_uq.errors import DataError
 from grampus_uq.gate.permit_conditions import stricter
-from grampus_uq.gate.permits import Permit, PermitState, sentence
+from grampus_uq.gate.permits import MOST_OPEN, Permit, PermitState, sentence
 from grampus_uq.records.visible_text import short
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_permits import Standing, stored_permits
@@ -75,7 +75,10 @@ def stands(standing: Standing) -> str:
 
 
 def permit_facts(standing: Standing) -> dict[str, str]:
-    """A permit in words: what stands, its promise, and what both rest on."""
+    """A permit in words: what stands, its promise, and what both rest on.
+
+    What waits is said in steps: drills are not counted, and a number that stays as one arrives would tell it.
+    """
     permit, state = standing.permit, standing.state
     waiting = sum(ticket.asked and ticket.wrong is None for ticket in state.open)
     return {
@@ -88,9 +91,19 @@ def permit_facts(standing: Standing) -> dict[str, str]:
         "answers": f"{state.answers}, of them {state.audits} audits, {state.wrong} wrong ({state.overdue} by delay)",
         "missing": _missing(standing),
         "ahead": f"{state.released} calls, unasked",
-        "waits": f"{waiting} answers; {len(state.open)} calls are not counted yet",
+        "waits": f"{_in_steps(waiting)} answers; {_in_steps(len(state.open))} calls are not counted yet",
         "late": f"{state.corrected} answers turned wrong after they were counted",
     }
+
+
+def _in_steps(count: int) -> str:
+    """How many at the most, in quarters of what a permit holds.
+
+    >>> [_in_steps(count) for count in (0, 1, 64, 256)]
+    ['up to 64', 'up to 64', 'up to 64', 'up to 256']
+    """
+    quarter = MOST_OPEN // 4
+    return f"up to {max(1, -(-count // quarter)) * quarter}"
 
 
 def same_as_logged(standing: Standing, replayed: PermitState) -> bool:

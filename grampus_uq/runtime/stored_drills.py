@@ -10,17 +10,22 @@ what is shown cannot.
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
+
+import anyio.to_thread
+from pydantic import BaseModel, JsonValue
 
 from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
+from grampus_uq.runtime.begun_with import parameters_of
 from grampus_uq.runtime.cards import Card
-from grampus_uq.runtime.drills import Drill, DrillAnswer, DrillPlan, made
+from grampus_uq.runtime.drills import Drill, DrillAnswer, DrillPlan, drafts
+from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, pages, parsed
 
 DRILL: Final = "drill"
@@ -104,14 +109,14 @@ class StoredDrills:
         key = plan.drill_id(asked.id)
         if await self._store.get(DRILL, key) is not None:
             return
-        schemas = await self._sources(plan, now_s)
-        sources = [card for card, _ in schemas.values()]
-        while (drill := made(plan, sources, asked, self._rng, now_s=now_s)) is not None:
+        sources, parameters = await self._sources(plan, asked, now_s)
+        found = drafts(plan, sources, asked, self._rng, now_s=now_s)
+        # in a thread: long transcripts take tenths of a second
+        while (drill := await anyio.to_thread.run_sync(next, found, None)) is not None:
             served = Put(kind=SOURCE, key=drill.source, body="{}", expected=0)
-            drill = drill.model_copy(update={"parameters": schemas[drill.source][1]})
+            drill = drill.model_copy(update={"parameters": parameters})
             if await self._stored(key, drill.model_dump_json(), "open", served):
                 return
-            sources = [card for card in sources if card.digest != drill.source]
         await self._stored(key, "{}", "none")
 
     async def _stored(self, key: str, body: str, label: str, *beside: Put) -> bool:
@@ -122,11 +127,19 @@ class StoredDrills:
             return await self._store.get(DRILL, key) is not None
         return True
 
-    async def _sources(self, plan: DrillPlan, now_s: float) -> dict[str, _Source]:
-        """What was approved long enough ago, by digest, as many as one page holds, from a place drawn anew.
+    async def _sources(
+        self, plan: DrillPlan, asked: Card, now_s: float
+    ) -> tuple[list[Card], dict[str, JsonValue] | None]:
+        """What was approved long enough ago, as many as one page holds, from a place drawn anew; with the schema.
 
-        Only under the newest schema of its tool: a form of an older one would tell a drill from what is asked today.
+        Only under the schema that the tool has in the session that asks: a page has a field for each argument that it
+        names, and the form of another one would tell a drill from what is asked today.
         """
+        schema = None
+        with suppress(SessionError, StoreError):  # it was decided meanwhile, or cannot be read: no drill follows it
+            state, _ = await Ledger(self._store).find_request(asked.id)
+            schema = parameters_of(state, asked.tool or "")
+        parameters = None if schema is None else dict(schema)
         start = uuid.UUID(int=self._rng.getrandbits(128)).hex
         page = await self._store.scan("decision", after=start, limit=_SOURCES)
         if len(page) < _SOURCES:
@@ -134,18 +147,13 @@ class StoredDrills:
         of_request: dict[str, list[Document]] = {}
         for document in page:
             of_request.setdefault(document.key.partition("/")[0], []).append(document)
-        tools = {rule.tool for rule in plan.rules}
-        found = [
-            (max(document.written_s for document in documents), *source)
+        old = [
+            documents
             for documents in of_request.values()
-            if (source := _approved(documents)) is not None and source[0].tool in tools
+            if now_s - max(document.written_s for document in documents) >= plan.source_age_s
         ]
-        newest = {card.tool: parameters for _, card, parameters in sorted(found, key=lambda one: one[0])}
-        return {
-            card.digest: (card, parameters)
-            for written_s, card, parameters in found
-            if now_s - written_s >= plan.source_age_s and parameters == newest[card.tool]
-        }
+        found = [source for documents in old if (source := _approved(documents)) is not None]
+        return [card for card, given in found if given == parameters], parameters
 
     # -- answered -------------------------------------------------------------------------------------------------
 
@@ -212,17 +220,23 @@ def _readable(document: Document) -> Drill | None:
         return None
 
 
+class _Kept(BaseModel):
+    """What is stored of a decision, as far as drills need it."""
+
+    decision: ApprovalDecision
+    shown: Card | None = None
+    parameters: dict[str, JsonValue] | None = None
+
+
 def _approved(documents: Sequence[Document]) -> _Source | None:
     """A request that every stored decision approved as it was; None for any other."""
     card, parameters = None, None
     for document in documents:
         try:
-            kept = json.loads(document.body)
-            decision = ApprovalDecision.model_validate(kept["decision"])
-            card = Card.model_validate(kept["shown"]) if "shown" in kept else card
-            parameters = kept.get("parameters", parameters)
-        except (ValueError, KeyError, TypeError, RecursionError, StoreError):
+            kept = _Kept.model_validate_json(document.body)
+        except ValueError:
             return None
-        if decision.kind is not ApprovalKind.APPROVE or card is None or card.digest != decision.digest:
+        card, parameters = kept.shown or card, kept.parameters or parameters
+        if kept.decision.kind is not ApprovalKind.APPROVE or card is None or card.digest != kept.decision.digest:
             return None
     return None if card is None else (card, parameters)

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from grampus_uq import AgentRunner, FunctionTools, UncertaintyMonitor, open_store, tool
+from grampus_uq.gate.seal import Seal
 from grampus_uq.inbox.arrivals import Arrivals
 from grampus_uq.inbox.inbox_app import inbox_app
 from grampus_uq.inbox.news import News
@@ -20,17 +21,19 @@ from grampus_uq.inbox.request_pages import listed
 from grampus_uq.inbox.reviewer_pages import SECTIONS
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.deciding import open_request
-from grampus_uq.runtime.drills import Drill, made, sealed_card
+from grampus_uq.runtime.drills import Drill, sealed_card
 from grampus_uq.runtime.health import health_in_words, store_health
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
+from grampus_uq.runtime.stored_permits import stored_permits
 from grampus_uq.testing import answer
 from tests.inbox.browser import SETTINGS, someone
 from tests.inbox.test_decisions import Desk, decide
+from tests.inbox.test_permit_pages import granted
 from tests.inbox.test_request_list import inbox_of
 from tests.runtime.agents import AGENT, look, mail, scripted
-from tests.runtime.drill_worlds import plan
+from tests.runtime.drill_worlds import made, plan
 
 pytestmark = pytest.mark.anyio
 RULE = {"tool": "send_email", "change": "recipient", "argument": "to"}
@@ -44,9 +47,12 @@ class World:
         self.desk.policy |= policy
         self.newest = ""
 
-    async def begin(self) -> None:
+    async def begin(self, *, permit: bool = False) -> None:
         self.desk.app = inbox_app(self.store, SETTINGS, SECTIONS)
         self.ann = await someone(self.desk.app, self.store)
+        if permit:
+            self.desk.policy["seal"] = Seal("k" * 32)  # of one host, which believes its permits' state
+            self.permit = await granted(self.ann, tool="send_email", at_most=0.1, days=1)
         for number, to in enumerate(("bob", "zoe")):
             request = await self.desk.pause(mail("c", to), session=f"case-10{number}")
             assert (await decide(self.ann, request.id)).status_code == 200
@@ -256,6 +262,21 @@ async def test_what_expired_leaves_the_list_the_count_and_the_page_at_once_eithe
         await world.store.aclose()
     assert told[0] == told[1]
     assert told[0][0] != told[0][1]
+
+
+async def test_the_page_of_a_permit_says_the_same_whatever_arrived(tmp_path: Path) -> None:
+    """It counts the requests that wait, and no drills: a figure that changes with each would tell a drill."""
+    told = []
+    for kind in ("request", "drill"):
+        world = World(open_store(f"sqlite:///{tmp_path}/{kind}.db"))
+        await world.begin(permit=True)
+        (before,) = await stored_permits(world.store)
+        await getattr(world, kind)()
+        (after,) = await stored_permits(world.store)
+        assert len(after.state.open) - len(before.state.open) == (kind == "request")
+        told.append([await world.page(path) for path in ("/permits", f"/permits/{world.permit}")])
+        await world.store.aclose()
+    assert told[0] == told[1]
 
 
 async def over_s(world: World) -> float:

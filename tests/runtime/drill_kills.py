@@ -67,7 +67,8 @@ async def _life(url: str, journal: Path, drills: int, seed: int) -> None:
     """Work in an order drawn anew until so many drills are answered: ask, mix, approve, attack, resume."""
     store, rng = open_store(url), random.Random(seed)
     ledger, stored = Ledger(store), StoredDrills(store, rng)
-    while rng.random() > 0.05 or len(await store.scan(DRILL, label="answered")) < drills:
+    answered = len(await store.scan(DRILL, label="answered"))
+    while rng.random() > 0.05 or answered < drills:
         work = rng.choice(("ask", "mix", "mix", "answer", "resume"))
         if work == "ask":
             session = f"{_REAL}-{uuid.UUID(int=rng.getrandbits(128)).hex[:12]}"
@@ -77,21 +78,23 @@ async def _life(url: str, journal: Path, drills: int, seed: int) -> None:
             now_s = await store.now()
             await stored.mixed([request(rng, now_s - 50_000.0, rng.randrange(10**6))[1] for _ in range(10)], now_s)
         elif work == "answer":
-            await _answered(ledger, stored, rng)
+            answered += await _answered(ledger, stored, rng)
         else:
             await _resumed(ledger, store, journal)
     await store.aclose()
 
 
-async def _answered(ledger: Ledger, stored: StoredDrills, rng: random.Random) -> None:
-    """Approve every drill, and leave decisions where a runner would look for decisions on requests."""
-    now_s = await ledger.store.now() + 50_000.0  # when all of them have appeared
+async def _answered(ledger: Ledger, stored: StoredDrills, rng: random.Random) -> int:
+    """Approve every drill, and leave decisions where a runner would look for decisions on requests; how many it did."""
+    now_s, count = await ledger.store.now() + 50_000.0, 0  # when all of them have appeared
     for card in await stored.mixed([], now_s):
         drill = await stored.find(card.id, now_s)
         if drill is not None:
             await _attacked(ledger, drill, rng)
             with contextlib.suppress(ApprovalError):
                 await stored.answer(drill.answered("approve", principal="ann"), now_s, waiting=40)
+                count += 1
+    return count
 
 
 async def _attacked(ledger: Ledger, drill: Drill, rng: random.Random) -> None:

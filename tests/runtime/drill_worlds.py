@@ -12,7 +12,8 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role, UncertaintyLevel
 from grampus_uq.runtime.cards import Card, card
-from grampus_uq.runtime.drills import DrillPlan
+from grampus_uq.runtime.deciding import OpenRequest
+from grampus_uq.runtime.drills import Drill, DrillPlan, drafts
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Put, SessionStore
 
@@ -31,6 +32,11 @@ def plan(share: float = 0.1, rules: Sequence[dict[str, str]] = RULES, **given: A
     """A plan that takes any decided call as a source."""
     given = {"principal": "boss", "source_age_s": 0.0, "secret": "s" * 32, "rules": tuple(rules), **given}
     return DrillPlan.model_validate({"share": share, **given})
+
+
+def made(plan: DrillPlan, sources: Sequence[Card], asked: Card, rng: random.Random) -> Drill | None:
+    """The drill that follows a request; None where none can be made."""
+    return next(drafts(plan, sources, asked, rng), None)
 
 
 def _said(role: Role, content: str, **given: Any) -> Message:
@@ -105,18 +111,21 @@ async def past(
     count: int,
     now_s: float = 1_000_000.0,
     *,
-    like: ApprovalRequest | None = None,
+    like: OpenRequest | None = None,
 ) -> list[Card]:
-    """Put so many approved requests into the archive, as the command line stores them; of the agent of `like`."""
-    of = {} if like is None else {"agent_id": like.agent_id, "rules": like.rules}
+    """Put so many approved requests into the archive, as the command line stores them; of agent and tool of `like`."""
+    of = {} if like is None else {"agent_id": like.card.agent_id, "rules": like.card.rules}
+    tool = "refund" if like is None else like.card.tool
+    parameters = {} if like is None else {"parameters": like.parameters}
     cards = []
     for number in range(count):
         asked, shown = request(rng, now_s, number)
-        asked = asked.model_copy(update=of)
-        shown = shown.model_copy(update={**of, "digest": asked.digest()})
+        assert asked.call is not None
+        asked = asked.model_copy(update={**of, "call": asked.call.model_copy(update={"name": tool})})
+        shown = shown.model_copy(update={**of, "tool": tool, "digest": asked.digest()})
         decision = asked.decide("approve", principal="ann")
-        body = json.dumps({"decision": decision.model_dump(mode="json"), "shown": shown.model_dump(mode="json")})
-        await store.write(Put(kind="decision", key=f"{asked.id}/{number}", body=body, expected=0))
-        assert ApprovalDecision.model_validate(json.loads(body)["decision"]).digest == shown.digest
+        kept = {"decision": decision.model_dump(mode="json"), "shown": shown.model_dump(mode="json"), **parameters}
+        await store.write(Put(kind="decision", key=f"{asked.id}/{number}", body=json.dumps(kept), expected=0))
+        assert ApprovalDecision.model_validate(kept["decision"]).digest == shown.digest
         cards.append(shown)
     return cards

@@ -27,17 +27,18 @@ from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.deciding import open_request, store_decision
-from grampus_uq.runtime.drills import Change, Drill, DrillAnswer, _other_recipient, made
+from grampus_uq.runtime.drills import Change, Drill, DrillAnswer
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.lent_values import other_recipient
 from grampus_uq.runtime.run_state import AgentState, SessionHead
-from grampus_uq.runtime.store import SessionStore, parsed
+from grampus_uq.runtime.store import Delete, SessionStore, parsed
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker_jobs import Job
 from grampus_uq.testing import answer
 from tests.binomial import binomial_ceiling
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner
-from tests.runtime.drill_worlds import RULES, past, plan, request
+from tests.runtime.drill_worlds import RULES, made, past, plan, request
 from tests.runtime.test_approvals_cli import Desk
 from tests.sampling import sampled
 
@@ -253,7 +254,7 @@ def test_a_wrong_value_is_clearly_another_and_one_that_the_run_does_not_name(
 
 
 @given(st.text("an \u200b.-,@", max_size=6))
-def test_one_name_written_otherwise_is_no_other_recipient(name: str) -> None:
+def test_one_name_written_otherwise_is_noother_recipient(name: str) -> None:
     for other in (
         name.upper(),
         f" {name}.",
@@ -261,8 +262,8 @@ def test_one_name_written_otherwise_is_no_other_recipient(name: str) -> None:
         " ".join(reversed(name.split())),
         name.replace(" ", "-"),
     ):
-        assert not _other_recipient(name, other), other
-        assert not _other_recipient(other, name), other
+        assert not other_recipient(name, other), other
+        assert not other_recipient(other, name), other
 
 
 def test_of_the_wrong_values_one_is_taken_that_brings_no_words_of_its_own() -> None:
@@ -346,22 +347,48 @@ async def test_every_source_serves_once_and_only_calls_that_were_approved_as_the
 
 @pytest.mark.one_loop
 @pytest.mark.anyio
-async def test_the_form_of_a_drill_is_that_of_its_tools_newest_schema() -> None:
+async def test_a_drill_is_made_of_calls_under_the_schema_of_the_request_that_it_follows() -> None:
     """A page has a field for each argument that the schema names: one of before would tell drills from requests."""
+    store = MemoryStore()
+    await _approved_for(World(), store, "bob", "gus", "zoe", "kim")
+    await _paused(World(), store, "joe")
+    asked = (await Ledger(store).pending())[0].requests[0]
+    of_before = {}
+    for document in (await store.scan("decision"))[:2]:
+        body = json.loads(document.body)
+        of_before[body["shown"]["digest"]] = body["shown"]["arguments"]["to"]
+        body["parameters"] = {"properties": {"to": {"type": "string"}}}
+        await store.put("decision", document.key, json.dumps(body), expected=document.version)
+    made_ = await _drills_after(store, card(asked), 20)
+    assert len(made_) == 2, "of the two that were approved under the schema of now"
+    for drill in made_:
+        assert drill.source not in of_before
+        assert drill.card.arguments["to"] not in of_before.values()
+        assert drill.parameters == (await open_request(Ledger(store), asked.id)).parameters is not None
+    for document in (await store.scan("decision"))[2:]:
+        await store.write(Delete(kind="decision", key=document.key, expected=document.version))
+    assert await _drills_after(store, card(asked), 40) == made_, "before a call was approved under it, none"
+
+
+async def _drills_after(store: SessionStore, asked: Card, count: int) -> list[Drill]:
+    """The drills that follow a request under so many plans, with another secret each."""
+    rules = ({"tool": "send_email", "change": "recipient", "argument": "to"},)
+    for secret in [s for n in range(100 * count) if plan(0.5, secret=(s := f"{n:032d}")).follows(asked.id)][:count]:
+        await StoredDrills(store).switch_on(plan(0.5, rules, secret=secret))
+        await StoredDrills(store).mixed([asked], NOW)
+    return [Drill.model_validate_json(found.body) for found in await store.scan(DRILL, label="open")]
+
+
+@pytest.mark.anyio
+async def test_drills_follow_requests_of_their_own_tool() -> None:
+    """So a tool has its share of drills, not that of a tool that is approved more often."""
     store, rng = MemoryStore(), random.Random(8)
-    old, new = {"properties": {"to": {"type": "string"}}}, {"properties": {"to": {}, "amount": {}, "note": {}}}
-    served = dict[str, Any]()
-    for number in range(30):
-        asked, shown = request(rng, 1.0, number)
-        schema = None if number < 10 else old if number < 20 else new
-        await Ledger(store).decide(asked.decide("approve", principal="ann"), shown=shown, parameters=schema)
-        served[shown.digest] = schema
+    await past(store, rng, 30)
+    asked = [request(rng, NOW + number, number)[1].model_copy(update={"tool": "mail"}) for number in range(10)]
     stored = StoredDrills(store, rng)
     await stored.switch_on(plan(0.5))
-    await stored.mixed([request(rng, NOW + number, 30 + number)[1] for number in range(60)], NOW)
-    made_ = [Drill.model_validate_json(d.body) for d in await store.scan(DRILL, label="open")]
-    assert 5 < len(made_) <= 10
-    assert all(drill.parameters == served[drill.source] == new for drill in made_)
+    assert await stored.mixed(asked, NOW + 90_000.0) == asked
+    assert await store.scan(DRILL, label="open") == []
 
 
 @pytest.mark.anyio
@@ -470,11 +497,12 @@ def test_in_the_terminal_a_drill_looks_like_a_request_and_is_told_at_once(tmp_pa
     async def prepare() -> str:
         store = open_store(desk.url)
         real = (await Ledger(store).pending())[0].requests[0]
-        await past(store, random.Random(9), 20, like=real)
+        await past(store, random.Random(9), 20, like=await open_request(Ledger(store), real.id))
         stored = StoredDrills(store)
         now_s = await store.now()
         secret = next(s for n in range(1_000) if plan(0.5, secret=(s := f"{n:032d}")).follows(real.id))
-        await stored.switch_on(plan(0.5, secret=secret))
+        rules = [{**rule, "tool": real.call.name} for rule in RULES[:2] if real.call is not None]
+        await stored.switch_on(plan(0.5, rules, secret=secret))
         await stored.mixed([card(real)], now_s)
         await _appear_now(store, now_s)
         await store.aclose()
@@ -516,11 +544,7 @@ async def _appear_now(store: SessionStore, now_s: float) -> None:
 async def test_calls_that_a_team_approved_become_drills_with_another_calls_recipient() -> None:
     """From the runner to the list: nothing here is made up but the secret, which draws a drill for this request."""
     world, store = World(), MemoryStore()
-    for name in ("bob", "eve"):
-        await _paused(world, store, name)
-        found = await open_request(Ledger(store), (await Ledger(store).pending())[0].requests[0].id)
-        await store_decision(Ledger(store), found, found.request.decide("approve", principal="ann"))
-        await runner(world, _mailing(name), store=store).resume("mailer", name)
+    await _approved_for(world, store, "bob", "eve")
     assert [to for to, _ in world.sent] == ["bob", "eve"]
     await _paused(world, store, "joe")
     waiting = [card((await Ledger(store).pending())[0].requests[0])]
@@ -540,6 +564,15 @@ async def test_calls_that_a_team_approved_become_drills_with_another_calls_recip
     assert done.told().endswith("You noticed.")
     await runner(world, _mailing("joe"), store=store).resume("mailer", "joe")
     assert [to for to, _ in world.sent] == ["bob", "eve"]
+
+
+async def _approved_for(world: World, store: SessionStore, *names: str) -> None:
+    """Let an agent mail these people, each with an approval."""
+    for name in names:
+        await _paused(world, store, name)
+        found = await open_request(Ledger(store), (await Ledger(store).pending())[0].requests[0].id)
+        await store_decision(Ledger(store), found, found.request.decide("approve", principal="ann"))
+        await runner(world, _mailing(name), store=store).resume("mailer", name)
 
 
 def _mailing(name: str) -> Sequence[Any]:

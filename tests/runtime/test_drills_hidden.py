@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from grampus_uq.runtime.cards import Card
-from grampus_uq.runtime.drills import made
-from tests.runtime.drill_worlds import RULES, plan, request
+from tests.runtime.drill_worlds import RULES, made, plan, request
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7_200)]
+NOISE = 0.016
+"""Worlds differ by .017 (standard deviation): the mean of three is this much above its expectation once in 20 times."""
 
 
 def shown_text(card: Card) -> str:
@@ -25,6 +28,7 @@ def shown_text(card: Card) -> str:
     )
 
 
+@functools.cache
 def queue(seed: int, count: int) -> tuple[list[Card], list[bool]]:
     """A year of requests, 1 in 20 of them wrong, each followed by a drill made of requests before; in order of time."""
     rng = random.Random(seed)
@@ -79,16 +83,13 @@ def without_the_call(card: Card) -> Card:
 
 
 def auroc(cards: Sequence[Card], is_drill: Sequence[bool], seed: int = 0, *, weighted: bool = False) -> float:
-    """Cross-validated, of a logistic regression on words, letters of names, lengths, age and place.
+    """Of words, letters of names, lengths, age and place.
 
     It counts words, or weighs them by TF-IDF. The weights of a card have length one, so that each of them says how many
     different words it has: whether one card holds two names instead of one name twice, which the reviewer is to notice.
     """
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import roc_auc_score
-    from sklearn.model_selection import cross_val_predict
     from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 
     texts = [shown_text(card) for card in cards]
@@ -99,7 +100,24 @@ def auroc(cards: Sequence[Card], is_drill: Sequence[bool], seed: int = 0, *, wei
     )
     numbers = StandardScaler().fit_transform(np.array(looked_at(cards, random.Random(seed))))
     features = hstack([MaxAbsScaler().fit_transform(part) for part in (words, names)] + [csr_matrix(numbers)]).tocsr()
-    model = LogisticRegression(solver="liblinear", max_iter=1_000, C=0.1)
+    return _told(features, is_drill, 0.1)
+
+
+def auroc_of_characters(cards: Sequence[Card], is_drill: Sequence[bool]) -> float:
+    """Of one to four characters in a row, weighed by TF-IDF."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectors = TfidfVectorizer(analyzer="char", ngram_range=(1, 4), min_df=10, sublinear_tf=True)
+    return _told(vectors.fit_transform([shown_text(card) for card in cards]), is_drill, 1.0)
+
+
+def _told(features: Any, is_drill: Sequence[bool], inverse_penalty: float) -> float:
+    """The area under the curve of a logistic regression on these features, cross-validated."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import cross_val_predict
+
+    model = LogisticRegression(solver="liblinear", max_iter=1_000, C=inverse_penalty)
     chance = cross_val_predict(model, features, np.array(is_drill), cv=5, method="predict_proba")[:, 1]
     return float(roc_auc_score(is_drill, chance))
 
@@ -108,22 +126,26 @@ def test_a_classifier_does_not_tell_drills_from_requests() -> None:
     assert np.mean([auroc(*queue(seed, 1_000)) for seed in (1, 2, 3)]) <= 0.55
 
 
-def test_what_tf_idf_tells_is_the_call_that_does_not_fit_its_run() -> None:
-    """With TF-IDF a little is told of the whole card; with the call blanked in all cards, nothing is."""
-    whole, blanked = [], []
-    for seed in (1, 2, 3):
-        cards, is_drill = queue(seed, 1_000)
-        whole.append(auroc(cards, is_drill, weighted=True))
-        blanked.append(auroc([without_the_call(card) for card in cards], is_drill, weighted=True))
-    assert np.mean(blanked) <= 0.55
-    assert np.mean(whole) <= 0.6  # .563 in six worlds, .616 where the values of other calls are drawn
+def test_nor_does_one_that_weighs_words_or_characters() -> None:
+    """A card says its values less often where the call does not fit the run: values are traded so that it is little."""
+    worlds = [queue(seed, 1_000) for seed in (1, 2, 3)]
+    words = [auroc(*world, weighted=True) for world in worlds]
+    characters = [auroc_of_characters(*world) for world in worlds]
+    assert np.mean(words) <= 0.55 + NOISE, words
+    assert np.mean(characters) <= 0.55 + NOISE, characters
+
+
+def test_without_the_call_nothing_is_told() -> None:
+    worlds = [queue(seed, 1_000) for seed in (1, 2, 3)]
+    blanked = [auroc([without_the_call(card) for card in cards], drilled, weighted=True) for cards, drilled in worlds]
+    assert np.mean(blanked) <= 0.55, blanked
 
 
 def test_the_classifier_would_see_drills_that_give_themselves_away() -> None:
-    """The sabotage: amounts ten times as large, or ids with a mark, are found at once."""
+    """The sabotage: amounts a hundred times as large, or ids with a mark, are found at once."""
     cards, is_drill = queue(2, 300)
-    tenfold = [
-        card.model_copy(update={"arguments": {**card.arguments, "amount": card.arguments["amount"] * 10}})  # type: ignore[operator]
+    larger = [
+        card.model_copy(update={"arguments": {**card.arguments, "amount": card.arguments["amount"] * 100}})  # type: ignore[operator]
         if drilled
         else card
         for card, drilled in zip(cards, is_drill, strict=True)
@@ -132,5 +154,5 @@ def test_the_classifier_would_see_drills_that_give_themselves_away() -> None:
         card.model_copy(update={"session_id": f"{card.session_id}-b"}) if drilled else card
         for card, drilled in zip(cards, is_drill, strict=True)
     ]
-    assert auroc(tenfold, is_drill) > 0.6
+    assert auroc(larger, is_drill) > 0.9
     assert auroc(marked, is_drill) > 0.9
