@@ -287,7 +287,8 @@ class CallExchange:
         """A call could not be sent to its server, and its client is told so."""
         self._ended(record, "no_answer")
         await self.calls.finish(record, text=f"Not executed: {why}.", is_error=True)
-        await self.calls.delivered(record.proposed.id)
+        if self.calls.delivered(record.proposed.id):
+            await self.calls.save()
 
     async def aclose(self) -> None:
         """The client and the server are gone."""

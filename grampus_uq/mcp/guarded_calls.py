@@ -77,7 +77,7 @@ class GuardedCalls:
         self._seen: dict[str, int] = {}
         self._storing: set[str] = set()
         self._delivered = DeliveredResults()
-        self._awaited = set[str]()  # calls that no human decided on, whose client waits for their result
+        self._awaited = set[str]()  # calls whose client waits for what becomes of them
         self._open: WeakValueDictionary[str, OpenCall] = WeakValueDictionary()
 
     async def open(self) -> None:
@@ -239,13 +239,11 @@ class GuardedCalls:
             if not started:
                 record = turn.lease.state.record(record)
                 if record.phase is CallPhase.SETTLED:
-                    if not record.decisions:  # of two equal ones each request is told of one
-                        self._awaited.add(call.id)
+                    self._awaited.add(call.id)  # of two equal ones that nobody decided on each request is told of one
                     return self._handed_over(record)
                 before = self._notes.answered_at(record.proposed) is not None
                 return Wait(request=record.requests[0] if record.waiting else None, again=before)
-            if not started[0].decisions:
-                self._awaited.add(call.id)
+            self._awaited.add(call.id)
         record = started[0]
         reads = record.effect is Effect.READ and not record.decisions and record.grant is None
         if not reads and not await turn.announce(started):
@@ -382,23 +380,30 @@ class GuardedCalls:
         """The client gave up before it was told: the same call again takes up this one, and does not run beside it."""
         self._awaited.discard(call_id)
 
-    async def delivered(self, call_id: str) -> None:
-        """The client was handed what became of a call: the same call again is a new one."""
-        async with self.session.lock:
-            self._awaited.discard(call_id)
-            if not self.session.is_open:
-                return
-            state = self.session.current().lease.state
-            settled = [r for r in state.turn if r.proposed.id == call_id and r.phase is CallPhase.SETTLED]
-            if settled:
-                answer, waited_for = self._handed_over(settled[0]), self._open.get(call_id)
-                if waited_for is not None and waited_for.answer is None:
-                    waited_for.answer = answer
-                state.turn = [record for record in state.turn if record.proposed.id != call_id]
-                self._delivered.add(settled[0], answer.text, self._notes.drop_result(call_id))
-        if settled:  # at once: a process that takes the session up must not hand it over again
-            with contextlib.suppress(SessionConflictError):
-                await self.session.current().lease.try_save()
+    def delivered(self, call_id: str) -> bool:
+        """The client was handed what became of a call: the same call again is a new one.
+
+        True where that is to be saved. Like `take_back` it waits for nothing: there is no moment in which a call is
+        neither open nor delivered.
+        """
+        self._awaited.discard(call_id)
+        if not self.session.is_open:
+            return False
+        state = self.session.current().lease.state
+        settled = [r for r in state.turn if r.proposed.id == call_id and r.phase is CallPhase.SETTLED]
+        if not settled:
+            return False
+        answer, waited_for = self._handed_over(settled[0]), self._open.get(call_id)
+        if waited_for is not None and waited_for.answer is None:
+            waited_for.answer = answer
+        state.turn = [record for record in state.turn if record.proposed.id != call_id]
+        self._delivered.add(settled[0], answer.text, self._notes.drop_result(call_id))
+        return True
+
+    async def save(self) -> None:
+        """Save what was delivered: a process that takes the session up must not hand it over again."""
+        with contextlib.suppress(SessionConflictError):
+            await self.session.current().lease.try_save()
 
     def take_back(self, call_id: str) -> None:
         """The client had given up before it was handed what became of a call: keep it for the same call.

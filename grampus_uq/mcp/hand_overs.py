@@ -40,8 +40,8 @@ class HandOvers:
             self._call_of[identity] = call_id
 
     def wants(self, identity: Id, call_id: str) -> bool:
-        """True while the request that is told of this call was not given up."""
-        return self._call_of.get(identity) == call_id
+        """True while the request that is being told of this call was not given up."""
+        return identity in self._telling[call_id].has
 
     def end(self, call_id: str) -> bool:
         """A request was told; True where nobody is told any more, and all who were have given up."""

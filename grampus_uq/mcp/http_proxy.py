@@ -53,6 +53,7 @@ try:
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
     from starlette.routing import Route
+    from starlette.types import Receive, Scope, Send
 
     from grampus_uq.mcp.http_traffic import Bounds, Traffic
     from grampus_uq.mcp.upstream_answer import UpstreamAnswer
@@ -233,6 +234,7 @@ class _Door:
             return _error(message.id, why, 403)
         if isinstance(outcome, Passed) and not cancelled:
             owed.answers.running[message.id] = owed.record = outcome.record
+            session.running.append((message.id, outcome.record.proposed.id))
             return await self._forward(request, outcome.line, session, owed)
         if isinstance(outcome, Passed):
             await session.exchange.withdraw(outcome.record)
@@ -243,7 +245,7 @@ class _Door:
             if cancelled or await request.is_disconnected():
                 session.exchange.calls.left(outcome.call_id)
                 return Response(status_code=499)
-            await session.exchange.calls.delivered(outcome.call_id)
+            return _Told(outcome.line, outcome.call_id, session.exchange)
         return Response(outcome.line, media_type="application/json")
 
     async def _outcome(
@@ -343,6 +345,23 @@ class _Door:
             exchange = session.exchange
             await (exchange.lost(owed.record) if ran else exchange.not_sent(owed.record, why))
         return _error(owed.identity, why, 502)
+
+
+class _Told(Response):
+    """What became of a call, which is delivered once this was sent."""
+
+    def __init__(self, line: bytes, call_id: str, exchange: CallExchange) -> None:
+        super().__init__(line, media_type="application/json")
+        self._call_id, self._calls = call_id, exchange.calls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except BaseException:
+            self._calls.left(self._call_id)
+            raise
+        if self._calls.delivered(self._call_id):
+            await self._calls.save()
 
 
 async def _watch(request: Request, cancelled: anyio.Event) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +19,7 @@ _SESSION = "grampus_uq/session"
 """The key of a request's `_meta` that names its session, as the header `Grampus-Session` does."""
 _MAX_SESSIONS = 256
 _MAX_EVENTS = 1_000
+_MAX_RUNNING = 1_000
 _MAX_ID = 1_024
 
 
@@ -52,14 +53,21 @@ class HttpSession:
     exchange: CallExchange
     scope: anyio.CancelScope
     held: list[tuple[Id, anyio.Event]] = field(default_factory=list)
+    running: deque[tuple[Id, str]] = field(default_factory=lambda: deque(maxlen=_MAX_RUNNING))
     busy: int = 0
     _streams: OrderedDict[bytes, Owed] = field(default_factory=OrderedDict)
 
     def cancel(self, identity: object) -> bool:
-        """Give up the one call with this id that waits; False where there is none, or clients share the id."""
+        """Give up the one call with this id that waits; False where there is none, or clients share the id.
+
+        One that runs goes on, and the same call again does not run beside it.
+        """
         found = [cancelled for held, cancelled in self.held if type(held) is type(identity) and held == identity]
         if len(found) == 1:
             found[0].set()
+        for running, call_id in self.running:
+            if type(running) is type(identity) and running == identity:
+                self.exchange.calls.left(call_id)
         return len(found) == 1
 
     def goes_on(self, event_id: bytes, owed: Owed) -> None:

@@ -80,6 +80,7 @@ class UpstreamAnswer:
         self._scope = anyio.CancelScope()
         self._gone, self._held = False, 0
         self._settled: str | None = None
+        self._unsaved = False
 
     def response(self, path: bytes) -> StreamingResponse:
         """The answer for the client of this path, as it is read."""
@@ -121,6 +122,8 @@ class UpstreamAnswer:
             async with anyio.create_task_group() as self._looks:
                 await self._read()
             await self._end()
+            if self._unsaved:
+                await self._session.exchange.calls.save()
         except Exception as error:  # noqa: BLE001 (one answer does not stop those of the others)
             self._say(f"an answer of the server could not be handled: {type(error).__name__}: {error}")
         finally:
@@ -145,7 +148,7 @@ class UpstreamAnswer:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client is gone
             await self._send.send(part)
             if self._settled is not None:
-                await self._session.exchange.calls.delivered(self._settled)
+                self._unsaved |= self._session.exchange.calls.delivered(self._settled)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         async for chunk in self._answer.aiter_raw():

@@ -111,7 +111,7 @@ class World:
             self.history.judged_to = max(self.history.judged_to, judged_to)
             self.asked.pop(call.canonical(), None)
             await self.one.calls.finish(became.record, text="done", is_error=False)
-            await self.one.calls.delivered(opened.id)
+            self.one.calls.delivered(opened.id)
         else:
             self.asked[call.canonical()] = (call, since)
 
@@ -146,7 +146,7 @@ class Restarted:
         became = await self.calls.next(opened)
         if isinstance(became, Run):
             await self.calls.finish(became.record, text="done", is_error=False)
-            await self.calls.delivered(opened.id)
+            self.calls.delivered(opened.id)
         return isinstance(became, Run)
 
     async def approve(self) -> str:

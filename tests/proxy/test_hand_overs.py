@@ -237,6 +237,60 @@ async def test_a_call_that_a_grant_released_and_its_client_gave_up_is_not_run_be
         assert len(await one.asked(2)) == 2
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.25])
+@pytest.mark.parametrize("slow", ["the store", "another call's reader", "neither"])
+async def test_a_result_is_kept_or_delivered_at_every_moment(slow: str, after_s: float) -> None:
+    """What is saved, or judged beside it, opens no window in which a call is neither."""
+
+    class Slow(SlowPins):
+        writes_s = 0.0
+
+        async def write(self, *changes: Any) -> float:
+            await anyio.sleep(self.writes_s)
+            return await super().write(*changes)
+
+    store = Slow()
+    async with await granted(store) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}}, other={})
+        await one.call(1, "pay", n=1)
+        await one.asked()
+        store.writes_s, store.takes_s = (0.3 if slow == "the store" else 0.0), (0.0 if slow == "the store" else 0.3)
+        if slow == "another call's reader":
+            await one.call(9, "other")
+            await anyio.sleep(0.05)
+        await one.returns(1, "paid")
+        await one.answered(1)
+        await anyio.sleep(after_s)
+        await gives_up(one, 1)
+        await one.call(2, "pay", n=1)
+        assert await text(one, 2) == "paid"
+        assert len(one.ran()) == 1
+        store.writes_s = store.takes_s = 0.0
+
+
+@pytest.mark.parametrize("tool", ["pay", "delete_note"], ids=["granted", "approved"])
+async def test_a_client_that_uses_an_id_again_at_once_has_its_result(tool: str) -> None:
+    async with await granted(MemoryStore()) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        await one.call(1, tool, n=1)
+        if tool != "pay":
+            await one.decide()
+        await one.asked()
+        reply = one.guard._reply
+
+        async def slow(line: bytes) -> bool:
+            one.guard._reply = reply  # type: ignore[method-assign]
+            told = await reply(line)
+            await one.say(id=1, method="ping")  # before the writer returns
+            return told
+
+        one.guard._reply = slow  # type: ignore[method-assign]
+        await one.returns(1, "done")
+        await one.guard.rest()
+        assert one.calls.session.current().lease.state.turn == []
+        assert one.calls._awaited == set()
+
+
 @pytest.mark.parametrize("when", ["while they run", "after they were answered"])
 async def test_of_two_equal_calls_that_are_given_up_each_has_its_own_result(when: str) -> None:
     async with await granted(MemoryStore()) as one:
@@ -504,7 +558,7 @@ def test_a_call_is_undelivered_exactly_while_all_that_were_told_of_it_have_given
             elif what == "forget":
                 names.pop(identity, None)
                 overs.forget(identity)
-            assert all(overs.wants(one, of) == (names.get(one) == of) for one in range(4) for of in "ab")
+            assert all(overs.wants(one, of) == (one in has[of]) for one, of in telling)
 
     anyio.run(run)
 

@@ -360,16 +360,20 @@ async def test_a_request_that_its_client_left_before_the_answer_began_is_closed(
         await one.until(lambda: one.server.open == 0)
 
 
+@pytest.mark.parametrize("how", ["leaves", "notifies"])
 @pytest.mark.parametrize("kind", [_JSON, _EVENTS], ids=["body", "events"])
-async def test_a_call_whose_client_left_before_the_answer_began_does_not_run_beside_itself(
-    kind: dict[str, str],
-) -> None:
+async def test_a_call_that_its_client_gave_up_does_not_run_beside_itself(kind: dict[str, str], how: str) -> None:
+    """The server answers nothing, not even headers, before it is done."""
     async with web(judged=read_as_doubtful("pay")) as one:
         works = anyio.Event()
 
         async def late(scope: Any, receive: Any, send: Any) -> None:
             message = json.loads((await receive())["body"])
             one.server.reached.append(message)
+            if "id" not in message:
+                await send({"type": "http.response.start", "status": 202, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
             await works.wait()
             result = {"content": [{"type": "text", "text": f"paid {len(one.server.ran())}"}]}
             line = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
@@ -379,17 +383,24 @@ async def test_a_call_whose_client_left_before_the_answer_began_does_not_run_bes
 
         one.server.__class__ = type("Late", (Server,), {"__call__": lambda self, *given: late(*given)})
         await one.bench.ledger.grant(Grant(tool="pay", principal="ann", expires_s=time.time() + 60))
+        told: list[Any] = []
+        leaving = anyio.CancelScope()
+
+        async def first() -> None:
+            with leaving:
+                await one.post(id=1, method="tools/call", params={"name": "pay", "arguments": {}})
+
+        async def again() -> None:
+            told.append(await one.call(2, "pay"))
+
         async with anyio.create_task_group() as group:
-            group.start_soon(one.call, 1, "pay")
+            group.start_soon(first)
             await one.until(lambda: len(one.server.ran()) == 1)
-            group.cancel_scope.cancel()
-        async with anyio.create_task_group() as group:
-            told: list[Any] = []
-
-            async def again() -> None:
-                told.append(await one.call(2, "pay"))
-
-            await anyio.sleep(0.3)
+            if how == "notifies":
+                await one.post(method="notifications/cancelled", params={"requestId": 1})
+            else:
+                leaving.cancel()
+                await anyio.sleep(0.3)
             group.start_soon(again)
             await anyio.sleep(0.5)
             works.set()
