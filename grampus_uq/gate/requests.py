@@ -167,7 +167,7 @@ class ApprovalDecision(BaseModel):
 
 def check_arguments(arguments: Mapping[str, Any] | None) -> None:
     """Raise ApprovalError for edited arguments that no runner takes, as `wire.calls` reads them: too deep, too long."""
-    problem = None if arguments is None else read_arguments(arguments).problem
+    problem = read_arguments(arguments).problem
     if problem is not None:
         raise ApprovalError(f"The arguments {problem}: the edit is refused.")
 
