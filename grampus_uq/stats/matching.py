@@ -15,7 +15,7 @@ def matching(choices: Mapping[Chooser, Iterable[Choice]]) -> dict[Choice, Choose
     Choosers come in their order, and one that has a choice keeps one: a later one takes it only where another is left.
 
     >>> matching({"a": [1, 2], "b": [1], "c": [2]})
-    {2: 'a', 1: 'b'}
+    {1: 'b', 2: 'a'}
     """
     given: dict[Choice, Chooser] = {}
     for chooser in choices:

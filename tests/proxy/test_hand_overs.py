@@ -100,6 +100,7 @@ async def test_a_request_given_up_before_anything_is_written_to_it_was_told_noth
         assert [call["id"] for call in one.ran()] == [1]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("meanwhile", [True, False], ids=["while they are written", "after it"])
 async def test_two_hundred_results_are_kept_for_a_client_that_gave_all_of_them_up(meanwhile: bool) -> None:
     number = 200
@@ -316,6 +317,7 @@ async def test_of_two_equal_calls_that_are_given_up_each_has_its_own_result(when
         assert len(one.ran()) == 2
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("kind", ["reject", "respond"])
 @pytest.mark.parametrize("late", [True, False], ids=["given up after it was told", "not told yet"])
 async def test_what_a_human_answered_is_told_however_many_calls_came_between(kind: str, late: bool) -> None:
@@ -417,6 +419,7 @@ async def test_a_call_that_begins_to_run_while_somebody_looks_is_not_said_to_wai
         await one.returns(1, "gone")
 
 
+@pytest.mark.one_loop
 async def test_two_hundred_calls_that_end_together_look_once() -> None:
     class Counting(MemoryStore):
         looks = 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq import AgentRunner, AgentStatus, ConfigurationError, FunctionTools, ToolCall, tool
+from grampus_uq import AgentRunner, AgentStatus, ApprovalError, ConfigurationError, FunctionTools, ToolCall, tool
 from grampus_uq.records.values import Message, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.runtime.ledger import Ledger
@@ -210,9 +210,12 @@ async def test_a_human_cannot_edit_arguments_into_what_no_store_holds(tmp_path: 
     world, store = World(), SQLiteStore(tmp_path / "s.db")
     one = runner(world, store=store)
     (request,) = (await one.run(AGENT, "mail bob", session_id="s")).pending
-    edit = request.decide("edit", principal="ann", arguments={"to": "bob", "body": "x" * 1_000_001})
+    large = {"to": "bob", "body": "x" * 1_000_001}
+    with pytest.raises(ApprovalError, match="exceed"):
+        request.decide("edit", principal="ann", arguments=large)
+    edit = request.decide("edit", principal="ann", arguments={"to": "eve"})
     with pytest.raises(Exception, match="exceed"):
-        await one.resume("mailer", "s", edit)
+        await one.resume("mailer", "s", edit.model_copy(update={"arguments": large}))
     result = await one.resume("mailer", "s", request.decide("approve", principal="ann"))
     assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
     await store.aclose()
