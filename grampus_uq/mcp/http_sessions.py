@@ -54,6 +54,7 @@ class HttpSession:
     scope: anyio.CancelScope
     held: list[tuple[Id, anyio.Event]] = field(default_factory=list)
     running: deque[tuple[Id, str]] = field(default_factory=lambda: deque(maxlen=_MAX_RUNNING))
+    given_up: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_RUNNING))
     busy: int = 0
     _streams: OrderedDict[bytes, Owed] = field(default_factory=OrderedDict)
 
@@ -67,6 +68,7 @@ class HttpSession:
             found[0].set()
         for running, call_id in self.running:
             if type(running) is type(identity) and running == identity:
+                self.given_up.append(call_id)
                 self.exchange.calls.left(call_id)
         return len(found) == 1
 

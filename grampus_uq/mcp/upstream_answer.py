@@ -76,15 +76,14 @@ class UpstreamAnswer:
         self._traffic, self._limit, self._say = traffic, traffic.bounds.limit, say
         self._budget, self._carried = budget, carried
         self._as_it_comes = owed.judged is not None
-        self._send, self._receive = anyio.create_memory_object_stream[bytes](0)
+        self._send, self._receive = anyio.create_memory_object_stream[tuple[bytes, str | None]](0)
         self._scope = anyio.CancelScope()
         self._gone, self._held = False, 0
         self._settled: str | None = None
-        self._unsaved = False
 
     def response(self, path: bytes) -> StreamingResponse:
         """The answer for the client of this path, as it is read."""
-        response = _Streamed(self._receive, self._answer.status_code, self._left)
+        response = _Streamed(self._sent(), self._answer.status_code, self._left)
         response.raw_headers += answered_with(self._answer.headers.raw, path, kind=self._kind_shown)
         self._owed.readers += 1
         self._session.busy += 1
@@ -122,8 +121,6 @@ class UpstreamAnswer:
             async with anyio.create_task_group() as self._looks:
                 await self._read()
             await self._end()
-            if self._unsaved:
-                await self._session.exchange.calls.save()
         except Exception as error:  # noqa: BLE001 (one answer does not stop those of the others)
             self._say(f"an answer of the server could not be handled: {type(error).__name__}: {error}")
         finally:
@@ -146,9 +143,15 @@ class UpstreamAnswer:
 
     async def _hand_over(self, part: bytes) -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client is gone
-            await self._send.send(part)
-            if self._settled is not None:
-                self._unsaved |= self._session.exchange.calls.delivered(self._settled)
+            await self._send.send((part, self._settled))
+
+    async def _sent(self) -> AsyncIterator[bytes]:
+        """The parts for the client: the result in one is delivered once the next is asked for, when this one is out."""
+        calls = self._session.exchange.calls
+        async for part, settled in self._receive:
+            yield part
+            if settled is not None and settled not in self._session.given_up and calls.delivered(settled):
+                await calls.save()
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         async for chunk in self._answer.aiter_raw():

@@ -360,7 +360,7 @@ async def test_a_request_that_its_client_left_before_the_answer_began_is_closed(
         await one.until(lambda: one.server.open == 0)
 
 
-@pytest.mark.parametrize("how", ["leaves", "notifies"])
+@pytest.mark.parametrize("how", ["leaves", "notifies", "notifies, and comes again after the answer"])
 @pytest.mark.parametrize("kind", [_JSON, _EVENTS], ids=["body", "events"])
 async def test_a_call_that_its_client_gave_up_does_not_run_beside_itself(kind: dict[str, str], how: str) -> None:
     """The server answers nothing, not even headers, before it is done."""
@@ -396,11 +396,14 @@ async def test_a_call_that_its_client_gave_up_does_not_run_beside_itself(kind: d
         async with anyio.create_task_group() as group:
             group.start_soon(first)
             await one.until(lambda: len(one.server.ran()) == 1)
-            if how == "notifies":
-                await one.post(method="notifications/cancelled", params={"requestId": 1})
-            else:
+            if how == "leaves":
                 leaving.cancel()
                 await anyio.sleep(0.3)
+            else:
+                await one.post(method="notifications/cancelled", params={"requestId": 1})
+            if "after" in how:
+                works.set()
+                await anyio.sleep(0.5)
             group.start_soon(again)
             await anyio.sleep(0.5)
             works.set()
