@@ -311,6 +311,7 @@ class GuardedCalls:
                 waited_for.answer = Answer(text=_short(text), is_error=is_error, raw=raw)
             if not stays:
                 state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
+            if not (stays and answered):
                 self._awaited.discard(record.proposed.id)
             self._storing.add(record.proposed.id)
         try:
@@ -357,6 +358,7 @@ class GuardedCalls:
         if not record.decisions:
             await self.finish(record, text=GIVEN_UP, is_error=True)
             return
+        self._awaited.discard(record.proposed.id)
         async with self.session.lock:
             turn = self.session.current()
             state = turn.lease.state

@@ -204,6 +204,7 @@ async def test_a_call_that_its_client_gave_up_while_it_was_started_is_asked_abou
         await one.call(2, path="a")
         request = await one.waiting()
         assert "has not heard of it" in request.reason
+        assert not one.calls._awaited  # nobody waits for it: at the bound it makes room
         assert not request.unknown_outcome
         assert not one.ran()
         await one.decide()
