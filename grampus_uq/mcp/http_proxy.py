@@ -234,7 +234,8 @@ class _Door:
             return _error(message.id, why, 403)
         if isinstance(outcome, Passed) and not cancelled:
             owed.answers.running[message.id] = owed.record = outcome.record
-            session.running.append((message.id, outcome.record.proposed.id))
+            if owed.matters:
+                session.running.append((message.id, outcome.record.proposed.id))
             return await self._forward(request, outcome.line, session, owed)
         if isinstance(outcome, Passed):
             await session.exchange.withdraw(outcome.record)
