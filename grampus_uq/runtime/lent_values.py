@@ -41,8 +41,8 @@ def other_amount(right: JsonValue, value: JsonValue) -> bool:
     """True for an amount of the same type that is at least a quarter off."""
     if not is_amount(right) or not is_amount(value) or type(right) is not type(value):
         return False
-    low, high = sorted((right, value))  # type: ignore[type-var]  # numbers
-    return bool(high >= _LEAST_RATIO * low)  # type: ignore[operator]
+    low, high = sorted((right, value))
+    return high >= _LEAST_RATIO * low
 
 
 def other_recipient(

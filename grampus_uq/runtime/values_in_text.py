@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import Final
+from typing import Final, TypeGuard
 
 from pydantic import JsonValue
 
@@ -12,7 +12,7 @@ _LARGEST: Final = 1e15
 _NUMBER: Final = re.compile(r"\d(?:[\d ,.']*\d)?")
 
 
-def is_amount(value: JsonValue) -> bool:
+def is_amount(value: JsonValue) -> TypeGuard[int | float]:
     """True for a positive number that a float tells from its neighbours."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
 

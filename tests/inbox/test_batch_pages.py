@@ -23,7 +23,7 @@ from tests.gate.test_webauthn import url64
 from tests.inbox.browser import ORIGIN, RP, Browser, someone
 from tests.inbox.test_decisions import Desk, decide, shown
 from tests.runtime.agents import mail
-from tests.runtime.drill_worlds import plan
+from tests.runtime.drill_worlds import UNSEEN, plan
 from tests.runtime.test_drills import drills
 
 pytestmark = pytest.mark.anyio
@@ -191,7 +191,7 @@ async def test_a_drill_among_them_is_in_the_batch_and_told(store: SessionStore) 
     desk = Desk(store)
     ann = await someone(desk.app, store)
     requests = await three(desk)
-    await StoredDrills(store).switch_on(plan(share=0.001))
+    await StoredDrills(store).switch_on(plan(share=UNSEEN))
     made, now_s = drills(1, 1)[0][0], await store.now()
     alike = {"agent_id": "mailer", "tool": "send_email", "arguments": {"to": "joe", "body": "hi"}, "expires_s": None}
     alike |= {"created_s": now_s - 0.01, "rule": requests[0].rule}

@@ -33,7 +33,7 @@ from tests.inbox.test_decisions import Desk, decide
 from tests.inbox.test_permit_pages import granted
 from tests.inbox.test_request_list import inbox_of
 from tests.runtime.agents import AGENT, look, mail, scripted
-from tests.runtime.drill_worlds import made, plan
+from tests.runtime.drill_worlds import UNSEEN, made, plan
 
 pytestmark = pytest.mark.anyio
 RULE = {"tool": "send_email", "change": "recipient", "argument": "to"}
@@ -58,7 +58,7 @@ class World:
             assert (await decide(self.ann, request.id)).status_code == 200
             await self.desk.resume(f"case-10{number}")
         self.waits = await self.desk.pause(mail("c", "joe"), session="case-102")
-        await StoredDrills(self.store).switch_on(plan(share=0.001, rules=[RULE]))
+        await StoredDrills(self.store).switch_on(plan(share=UNSEEN, rules=[RULE]))
         self.news, self.arrivals = News(), Arrivals()
         await self.arrivals.look(self.store)
 

@@ -37,7 +37,7 @@ from grampus_uq.runtime.worker import Worker
 from grampus_uq.stats.earned_threshold import CANDIDATES
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner
-from tests.runtime.drill_worlds import plan
+from tests.runtime.drill_worlds import UNSEEN, plan
 from tests.runtime.test_drills import drills
 from tests.runtime.test_stored_permits import ANN, Office, permit
 from tests.runtime.test_worker import emptied
@@ -472,7 +472,7 @@ def test_a_drill_looks_like_a_request_and_is_told_after_the_decision(
 
     async def put() -> None:
         store = open_store(house.url)
-        await StoredDrills(store).switch_on(plan(share=0.001))
+        await StoredDrills(store).switch_on(plan(share=UNSEEN))
         now_s = await store.now()
         card = sealed_card(made.card.model_copy(update={"created_s": now_s - 5.0, "expires_s": now_s + 900.0}))
         body = made.model_copy(update={"card": card}).model_dump_json()

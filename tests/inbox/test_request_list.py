@@ -27,7 +27,7 @@ from grampus_uq.runtime.worker_jobs import stamp
 from tests.inbox.browser import someone
 from tests.inbox.test_decisions import Desk, decide
 from tests.runtime.agents import mail
-from tests.runtime.drill_worlds import plan
+from tests.runtime.drill_worlds import UNSEEN, plan
 from tests.runtime.test_drills import drills
 
 pytestmark = pytest.mark.anyio
@@ -135,7 +135,7 @@ async def test_a_drill_is_decided_like_a_request_told_at_once_and_run_by_nothing
 ) -> None:
     desk = Desk(store)
     ann = await someone(desk.app, store)
-    await StoredDrills(store).switch_on(plan(share=0.001))
+    await StoredDrills(store).switch_on(plan(share=UNSEEN))
     made, now_s = drills(1, 1)[0][0], await store.now()
     card = sealed_card(made.card.model_copy(update={"created_s": now_s - 5.0, "expires_s": now_s + 900.0}))
     kinds = {"to": "string", "note": "string", "amount": "number"}
@@ -179,7 +179,7 @@ async def test_each_page_is_what_is_behind_its_cursor_in_one_order_of_requests_a
     monkeypatch.setattr("grampus_uq.inbox.request_pages._PAGE", 3)
     desk = Desk(store)
     await someone(desk.app, store)
-    await StoredDrills(store).switch_on(plan(share=0.001))
+    await StoredDrills(store).switch_on(plan(share=UNSEEN))
     order: list[tuple[str, float]] = []
     for number, is_drill in enumerate((1, 0, 0, 0, 1, 1, 0, 1, 1)):
         if is_drill:

@@ -28,6 +28,10 @@ RULES: Final = (
 )
 
 
+UNSEEN: Final = 1e-12
+"""A share at which drills are on, and none follows the requests of a test."""
+
+
 def plan(share: float = 0.1, rules: Sequence[dict[str, str]] = RULES, **given: Any) -> DrillPlan:
     """A plan that takes any decided call as a source."""
     given = {"principal": "boss", "source_age_s": 0.0, "secret": "s" * 32, "rules": tuple(rules), **given}
