@@ -231,7 +231,8 @@ class CallExchange:
                 params = {"mode": "form", **self.elicitation.form(wait.request)}
                 asked["inputRequests"] = {QUESTION: {"method": CREATE, "params": params}}
             return asked
-        text = _UNKNOWN if wait.request.unknown_outcome else _AGAIN if wait.again else _PENDING
+        text = _AGAIN if self.calls.answered_before(call) else _PENDING
+        text = _UNKNOWN if wait.request.unknown_outcome else text
         text = text.format(request=wait.request.id[:8])
         return text_result(text, is_error=True, modern=modern, request=wait.request.id, **_why(wait.request))
 

@@ -24,10 +24,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """This call waits: for a decision on the request, or (None) for its result; `again`: the same one ran before."""
+    """This call waits: for a decision on the request, or (None) for its own result."""
 
     request: ApprovalRequest | None
-    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,10 +180,13 @@ class GuardedCalls:
         answered = self._notes.answered_at(record.proposed)
         if answered is None:
             return record
-        reason = f"the same call was sent to its server in this session {answered:.60}"
-        reasons = {one.id: f"{reason}; {one.reason}" for one in record.requests}
-        requests = (one.model_copy(update={"reason": reasons[one.id]}) for one in record.requests)
+        said = f"the same call was sent to its server in this session {answered:.60}"
+        requests = [one.model_copy(update={"reason": f"{said}; {one.reason}"}) for one in record.requests]
         return record.change(requests=tuple(requests))
+
+    def answered_before(self, call: ToolCall) -> bool:
+        """True where the same call (tool, arguments) was answered in this session, as far as it is remembered."""
+        return self._notes.answered_at(call) is not None
 
     def _note_call(self, call: ToolCall) -> None:
         state = self.session.current().lease.state
@@ -241,8 +244,7 @@ class GuardedCalls:
                 if record.phase is CallPhase.SETTLED:
                     self._awaited.add(call.id)  # of two equal ones that nobody decided on each request is told of one
                     return self._handed_over(record)
-                before = self._notes.answered_at(record.proposed) is not None
-                return Wait(request=record.requests[0] if record.waiting else None, again=before)
+                return Wait(request=record.requests[0] if record.waiting else None)
             self._awaited.add(call.id)
         record = started[0]
         reads = record.effect is Effect.READ and not record.decisions and record.grant is None
