@@ -241,7 +241,9 @@ WITH_CODE = [
 ]
 
 
-LONG = ("detector.md", "fitting.md", "reviewers.md")
+LONG = ("detector.md", "fitting.md", "reviewers.md", "inbox.md", "langgraph.md", "mcp.md", "openai-agents.md")
+LONG += ("quickstart.md", "runtime.md")
+"""More than three seconds of a processor each."""
 
 
 @pytest.mark.parametrize(

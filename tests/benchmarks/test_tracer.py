@@ -116,11 +116,11 @@ def test_what_an_agent_did_is_scored_by_regressions_that_never_saw_its_task(tmp_
     with Progress(disable=True) as progress:
         read = tracer.load(str(path), HashingEmbedder(), progress)
     assert read.skipped == 0
-    ends = [path[-1] for path in tracer.structure_paths(read)]
-    found = auroc(ends, [run.failed for run in read.runs])
+    paths = tracer.structure_paths(read)
+    found = auroc([path[-1] for path in paths], [run.failed for run in read.runs])
     assert found is not None
     assert found < 0.75
-    assert all(len(path) == len(run.steps) for path, run in zip(tracer.structure_paths(read), read.runs, strict=True))
+    assert all(len(path) == len(run.steps) for path, run in zip(paths, read.runs, strict=True))
 
 
 def _talk(words: int) -> list[dict[str, Any]]:

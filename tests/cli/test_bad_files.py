@@ -133,6 +133,7 @@ def _names_of(found: Iterator[Run], refuse: Refused | None) -> list[str]:
     return [run.session_id for run in found]
 
 
+@pytest.mark.slow
 @sampled("folder,workers", [(HARMS[0], 2)], full=[(harm, n) for harm in HARMS for n in (1, 2)], indirect=["folder"])
 def test_any_number_of_workers_leaves_out_and_names_the_same(workers: int, folder: tuple[Path, str]) -> None:
     refused: list[DataError] = []

@@ -50,6 +50,7 @@ def cli(*arguments: str) -> Any:
     return finished
 
 
+@pytest.mark.slow
 def test_fit_and_backtest_from_recordings_and_the_profile_pauses_a_live_run(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     record(tmp_path / "a", rng, 240)

@@ -164,6 +164,7 @@ def test_import_keeps_hashed_what_no_reader_could_read_back_in_full(tmp_path: Pa
     assert step.step.tool_calls[0].name == "pay"
 
 
+@pytest.mark.slow
 def test_import_with_two_workers_gives_the_same_recordings(tmp_path: Path) -> None:
     for number in range(4):
         messages = samples.CHAT_LOG[2]["messages"]

@@ -16,6 +16,7 @@ from tests.compat import typed_clients
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_pyright_takes_the_clients_and_tools_of_users() -> None:
     """mypy takes them with the package (`tests/test_contracts.py`)."""
     checker = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--level", "error"]

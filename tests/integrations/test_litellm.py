@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]  # its process; by default docs/litellm.md runs
+
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:

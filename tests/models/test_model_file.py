@@ -188,6 +188,7 @@ def test_without_pip_uv_fetches_the_file(shelf: Path, tmp_path: Path, monkeypatc
     assert Path(done.stdout.strip()).read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_two_processes_that_fetch_at_once_both_get_the_whole_file(shelf: Path, tmp_path: Path) -> None:
     make_wheel(shelf)
     program = (

@@ -19,6 +19,7 @@ from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.ledger import Ledger
 from tests.proxy.guarded import Bench, SlowStore, bench, read_as_doubtful
+from tests.sampling import crossed, sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +102,7 @@ async def test_a_request_given_up_before_anything_is_written_to_it_was_told_noth
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize("meanwhile", [True, False], ids=["while they are written", "after it"])
+@sampled("meanwhile", [True], full=[True, False])
 async def test_two_hundred_results_are_kept_for_a_client_that_gave_all_of_them_up(meanwhile: bool) -> None:
     number = 200
     async with bench(hold_s=60) as one:
@@ -318,8 +319,7 @@ async def test_of_two_equal_calls_that_are_given_up_each_has_its_own_result(when
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize("kind", ["reject", "respond"])
-@pytest.mark.parametrize("late", [True, False], ids=["given up after it was told", "not told yet"])
+@crossed("kind,late", ["reject", "respond"], [True, False])
 async def test_what_a_human_answered_is_told_however_many_calls_came_between(kind: str, late: bool) -> None:
     async with bench(hold_s=0.2) as one:
         await one.lists(pay={}, read_note={"annotations": {"readOnlyHint": True}})

@@ -57,6 +57,7 @@ def test_a_writer_killed_ten_times_loses_nothing(tmp_path: Path, kind: str) -> N
     assert missing == 0
 
 
+@pytest.mark.slow
 @sampled("kills", [10], full=[30])
 def test_a_writer_beside_killed_ones_loses_nothing_and_their_pieces_are_told_apart(tmp_path: Path, kills: int) -> None:
     missing, written, torn = kill(tmp_path, "beside", kills)

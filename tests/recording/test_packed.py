@@ -152,6 +152,7 @@ def test_a_table_that_is_named_as_a_recording_is_refused(folder: Path, tmp_path:
         list(runs(tmp_path / "steps.parquet"))
 
 
+@pytest.mark.slow
 def test_a_replay_of_all_counts_the_same_with_any_number_of_workers_and_from_packed_files(
     folder: Path, tmp_path: Path
 ) -> None:

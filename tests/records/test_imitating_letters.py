@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import unicodedata
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from grampus_uq.records.tool_names import looks_like
 from grampus_uq.records.visible_text import legend, visible
 
-ALIKE = [c for c in map(chr, range(0x80, sys.maxunicode + 1)) if c.isalnum() and looks_like(c)]
 ACCENTED = "éüøłßëñÅþ"
 IMITATED = {  # confusables.txt of Unicode 15 (UTS 39); what looks like a capital is told as its small letter
     **dict(zip("ЀЁЌѐёїӐӑӒӓӖӗӦӧӮӯ", "èëḱèëïăăääĕĕööȳȳ", strict=True)),
@@ -24,9 +24,14 @@ IMITATED = {  # confusables.txt of Unicode 15 (UTS 39); what looks like a capita
 }
 
 
+@functools.cache
+def alike() -> list[str]:
+    return [c for c in map(chr, range(0x80, sys.maxunicode + 1)) if c.isalnum() and looks_like(c)]
+
+
 @pytest.mark.parametrize("accented", ACCENTED)
 def test_a_letter_that_is_an_escape_in_an_ascii_word_is_one_beside_an_accent_and_named(accented: str) -> None:
-    for letter in ALIKE:
+    for letter in alike():
         for word in (f"p{accented}{letter}y", f"{letter}{accented}", f"{accented}x{letter}", f"{accented}ж{letter}"):
             shown = visible(word)
             assert letter not in shown, ascii(word)

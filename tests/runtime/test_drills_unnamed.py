@@ -17,6 +17,7 @@ from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.stored_drills import StoredDrills
 from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.runtime.drill_worlds import made, plan, request
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.anyio
 NOW: Final = 1_795_452_000.0
@@ -130,7 +131,8 @@ def checks(seen: Sequence[Seen]) -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.parametrize("form", NAMES)
+@pytest.mark.one_loop
+@sampled("form", list(NAMES)[::3], full=list(NAMES))
 async def test_no_check_of_the_sessions_name_tells_a_drill(form: str) -> None:
     told: dict[str, list[float]] = {}
     for seed in range(2):
@@ -141,6 +143,7 @@ async def test_no_check_of_the_sessions_name_tells_a_drill(form: str) -> None:
     assert {check: found for check, found in told.items() if statistics.mean(found) > 0.55} == {}
 
 
+@pytest.mark.one_loop
 async def test_the_checks_would_tell_drills_by_the_names_of_their_sources() -> None:
     """The sabotage: names as they are stored are told apart at once."""
     rng, told = random.Random(1), dict[str, float]()

@@ -373,8 +373,7 @@ class Forgetful(MemoryStore):
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize("says", ["reject", "edit", "guidance"])
-@pytest.mark.parametrize("failing", [1, 4, 5])
+@crossed("failing,says", [1, 4, 5], ["reject", "edit", "guidance"])
 async def test_a_run_goes_on_from_an_answer_against_its_call_only_once_the_permit_has_it(
     failing: int, says: str
 ) -> None:

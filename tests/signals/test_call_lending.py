@@ -16,6 +16,7 @@ from grampus_uq import TokenLogprob, ToolCall
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.records.call_parts import call_probability
 from grampus_uq.signals.call_tokens import call_parts
+from tests.sampling import crossed
 from tests.signals.turns_of_calls import ARGUMENTS, FORMS, LINES, NAMES, Form, other, own_words, tokens
 
 FLOOR = UncertaintyPolicy().call_floor or 0.0
@@ -70,18 +71,16 @@ def test_a_call_with_a_lost_a_changed_or_a_doubtful_token_is_below_the_floor(
     assert found < FLOOR
 
 
-@pytest.mark.parametrize(
-    "behind", ["\n850", "850", "  # 850", " // amount 850", "\n- to: ann\n- amount: 850\n", "\namount=850"]
-)
 @pytest.mark.parametrize("form", FORMS)
-def test_text_behind_a_call_lends_it_no_value_that_it_lost(form: str, behind: str) -> None:
+def test_text_behind_a_call_lends_it_no_value_that_it_lost(form: str) -> None:
     arguments = {"to": "ann", "amount": 850}
     own = FORMS[form]("pay", arguments)
     at = own.rindex("850")
-    found = [*tokens(own[:at]), *tokens(own[at + 3 :]), *tokens(behind)]
-    (odd,) = odds(found, ToolCall(name="pay", arguments=arguments))
-    assert odd is not None
-    assert odd < FLOOR
+    for behind in ("\n850", "850", "  # 850", " // amount 850", "\n- to: ann\n- amount: 850\n", "\namount=850"):
+        found = [*tokens(own[:at]), *tokens(own[at + 3 :]), *tokens(behind)]
+        (odd,) = odds(found, ToolCall(name="pay", arguments=arguments))
+        assert odd is not None, behind
+        assert odd < FLOOR, behind
 
 
 BEHIND: dict[str, Form] = {
@@ -125,8 +124,7 @@ LEAST_CUT = {"by position": "(", "YAML": ":", "fence": "```json", "react": "Acti
 """What a stream that is cut has to hold to be told from one that ends."""
 
 
-@pytest.mark.parametrize("before", ["a copy", "a copy in code", "values in brackets", "name and values", "a name"])
-@pytest.mark.parametrize("form", FORMS)
+@crossed("form,before", list(FORMS), ["a copy", "a copy in code", "values in brackets", "name and values", "a name"])
 def test_a_stream_that_is_cut_within_a_call_vouches_for_nothing(form: str, before: str) -> None:
     """Whatever the line before it holds, a copy of the call included, and whether that is the visible text or not."""
     for arguments in ({"to": "Mallory Smith", "amount": 500}, {"ref": "A-17"}, {}):

@@ -114,9 +114,7 @@ def test_a_value_that_the_client_cut_is_not_the_whole(form: str, value: str) -> 
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "wrote", ["cancel/pay", "undo pay", "!pay", "no_pay", "pay.cancel", "pay-later", "~pay", "un-pay"]
-)
-def test_a_name_that_the_client_cut_is_not_the_whole(form: str, wrote: str) -> None:
-    text = FORMS[form](wrote, {"amount": 850})
-    assert odds(tokens(text), *listed("pay", {"amount": 850}))[0] in (None, 0.0), text
+def test_a_name_that_the_client_cut_is_not_the_whole(form: str) -> None:
+    for wrote in ("cancel/pay", "undo pay", "!pay", "no_pay", "pay.cancel", "pay-later", "~pay", "un-pay"):
+        text = FORMS[form](wrote, {"amount": 850})
+        assert odds(tokens(text), *listed("pay", {"amount": 850}))[0] in (None, 0.0), text

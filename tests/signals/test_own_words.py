@@ -51,15 +51,13 @@ def test_the_corpus_has_hundreds_of_texts_of_every_kind():
     assert len(AFFIRMED) >= 80
 
 
-@pytest.mark.parametrize("line", CORPUS, ids=lambda line: line.text[:60])
-def test_each_text_of_the_corpus_states_what_the_corpus_says(line):
-    assert parse_confidence(line.text)[0] == line.value
+def test_each_text_of_the_corpus_states_what_the_corpus_says():
+    assert {line: found for line in CORPUS if (found := parse_confidence(line.text)[0]) != line.value} == {}
 
 
-@pytest.mark.parametrize("text", OTHER)
-def test_nothing_denied_hedged_or_foreign_reads_above_one_half(text):
-    assert (read(text) or 0.0) <= 0.5
-    assert UncertaintyEstimator().extract_verbalized(text) <= 0.5
+def test_nothing_denied_hedged_or_foreign_reads_above_one_half():
+    assert [text for text in OTHER if (read(text) or 0.0) > 0.5] == []
+    assert [text for text in OTHER if UncertaintyEstimator().extract_verbalized(text) > 0.5] == []
 
 
 @given(st.sampled_from(OTHER), st.sampled_from(OTHER), st.sampled_from(["\n", "\n\n", " "]))

@@ -73,9 +73,9 @@ def processor_seconds(limit: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def hangs(pattern: re.Pattern[str], text: str) -> bool:
+def hangs(pattern: re.Pattern[str], text: str, limit: float = 2.0) -> bool:
     try:
-        with processor_seconds(2.0):
+        with processor_seconds(limit):
             pattern.fullmatch(text)
             pattern.sub("", text)
     except TimeoutError:
@@ -90,7 +90,7 @@ def test_no_pattern_is_ambiguous(name: str, pattern: re.Pattern[str]) -> None:
 
 
 def test_an_ambiguous_pattern_is_found() -> None:
-    assert hangs(re.compile(r"(?:\ufffd|[^\x00-\x7f])+!"), "\ufffd" * MANY)
+    assert hangs(re.compile(r"(?:\ufffd|[^\x00-\x7f])+!"), "\ufffd" * MANY, limit=0.5)
 
 
 def _elements(call: ToolCall) -> str:

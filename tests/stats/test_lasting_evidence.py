@@ -16,6 +16,7 @@ from grampus_uq.stats import earned_threshold as e
 from grampus_uq.stats import lasting_evidence as lasting
 from tests.benchmarks import permits
 from tests.binomial import binomial_ceiling
+from tests.sampling import sampled
 from tests.stats.test_earned_threshold import ASKED, DRAW, FAIR, HISTORIES, TARGETS, UNASKED, WORLD, K, played, risk_of
 
 
@@ -223,7 +224,7 @@ class Steering:
             left = np.where(wrong & ~goes_out, right, left - 1)
 
 
-@pytest.mark.parametrize(("right", "high"), [(20, 0.9), (60, 0.6)])
+@sampled("right,high", [(20, 0.9)], full=[(20, 0.9), (60, 0.6)])
 def test_an_agent_that_steers_the_rates_lets_no_more_out_than_stated_and_more_where_bets_follow_them(
     right: int, high: float
 ) -> None:

@@ -148,6 +148,7 @@ def test_the_forecast_says_how_often_it_will_pause_and_how_often_rightly(fitted:
     assert found["right_among_released"]["estimate"] > found["right_before"]["estimate"] + 0.2
 
 
+@pytest.mark.slow
 def test_what_came_out_does_not_depend_on_how_many_read(folder: Path, fitted: ProfileFit) -> None:
     again = fit_profile(folder, base=BASE, options=FitOptions(accuracy=0.85, runs_per_day=50.0), workers=2)
     assert again.artifact.profile == fitted.artifact.profile
