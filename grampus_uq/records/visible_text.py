@@ -12,10 +12,10 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
-from grampus_uq.records.tool_names import looks_like
+from grampus_uq.records.tool_names import SIGNS_LIKE_LETTERS, looks_like
 
 _WITHOUT_INK = re.compile(  # what Unicode lets a font ignore (Default_Ignorable_Code_Point), then blanks and fillers
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
@@ -27,6 +27,13 @@ _ESCAPE = re.compile(r"\\+(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[bfnrt])?") 
 _SCRIPT = re.compile("[A-Z]*")
 _WITH_HAN = frozenset(("BOPOMOFO", "CJK", "FULLWIDTH", "HALFWIDTH", "HANGUL", "HIRAGANA", "IDEOGRAPHIC", "KATAKANA"))
 _NOT_WITH_LATIN = frozenset(("ARMENIAN", "CHEROKEE", "COPTIC", "CYRILLIC", "LISU"))  # of its shapes, in no word with it
+_FROM_THE_RIGHT = (
+    frozenset(  # Hebrew, Arabic, N'Ko and Mende: in words without a Latin letter or figure read as they are
+        "\u05d5\u05d8\u05df\u05e1\u05f0\u0647\u0661\u0665\u0667\u06be\u06c1\u06d5\u07c0\u07ca\U0001e8c7\U0001e8cb"
+    )
+)
+_DOTLESS = "\u0131"
+_RUN, _ADDRESS = re.compile(r"\S+"), re.compile("@|://")
 _STACKERS = re.compile(  # show nothing but the letter behind them below the one before (Invisible_Stacker)
     "[\u1039\u17d2\u1a60\u1bab\uaaf6\U00010a3f\U00011133\U000113d0\U0001193e\U00011a47\U00011a99\U00011d45\U00011d97\U00011f42]"
 )
@@ -160,34 +167,67 @@ def _escapes(text: str, keep: str) -> dict[int, str]:
 
 
 def _imitating(text: str, apart: Container[int]) -> dict[int, str]:
-    """The places of letters and figures that a reader takes for Latin ones, each with why; those `apart` end a word."""
+    """The places of what a reader takes for Latin letters and figures, each with why; those `apart` end a word."""
     found = dict[int, str]()
     escapes = {place for one in _ESCAPE.finditer(text) for place in range(*one.span())}
     word = dict[int, str]()
     for place, c in enumerate(text):
-        if place in apart or place in escapes or not (c.isalnum() or unicodedata.category(c)[0] == "M"):
+        part = place not in apart and place not in escapes
+        if part and (c.isalnum() or c in SIGNS_LIKE_LETTERS):
+            word[place] = c
+        elif word and not (part and unicodedata.category(c)[0] == "M"):
             found |= _of_word(word)
             word = {}
-        elif c.isalnum():
-            word[place] = c
-    return found | _of_word(word)
+    return found | _of_word(word) | (_dotless(text) if _DOTLESS in text else {})
+
+
+def _dotless(text: str) -> dict[int, str]:
+    """The places of a dotless i in an address, which is no Turkish word."""
+    addresses = [run for run in _RUN.finditer(text) if _ADDRESS.search(run[0])]
+    places = (place for run in addresses for place in range(*run.span()))
+    return {place: f"looks like {looks_like(_DOTLESS)!r}" for place in places if text[place] == _DOTLESS}
 
 
 def _of_word(word: Mapping[int, str]) -> dict[int, str]:
-    """What imitates in one word: nothing where all of it is of one other script and a letter shows that."""
+    """What imitates in one word: nothing where all of it is of one other script and a letter shows that.
+
+    A figure shows it where no letter, sign or ASCII figure is in the word. One kind of sign alone is no word.
+    """
     letters = "".join(word.values())
-    if letters.isascii():
+    seen = set(letters)
+    if letters.isascii() or (len(seen) == 1 and seen <= SIGNS_LIKE_LETTERS):
         return {}
-    scripts = {_script(c) for c in letters if c.isalpha()} - {""}
-    itself = any(not c.isascii() and not looks_like(c) and unicodedata.category(c) != "Lm" for c in letters)
-    if itself and "LATIN" not in scripts and len(scripts) < 2:
+    scripts = {_script(c) for c in seen if c.isalpha()} - {""}
+    figures = not letters.isalpha() and any(c.isascii() and c.isdigit() for c in seen)
+    showing: Iterable[str] = seen
+    if not letters.isalpha() and (scripts or figures or seen & SIGNS_LIKE_LETTERS):
+        showing = filter(str.isalpha, seen)
+    latin = "LATIN" in scripts
+    itself = not latin and len(scripts) < 2 and any(_shows_its_script(c, figures) for c in showing)
+    if itself and not figures:
         return {}
-    odd = _NOT_WITH_LATIN & scripts if "LATIN" in scripts else ()
-    return {
-        place: f"looks like {looks_like(c)!r}" if looks_like(c) else "is of another script than its word"
-        for place, c in word.items()
-        if looks_like(c) or (c.isalpha() and _script(c) in odd)
-    }
+    odd = _NOT_WITH_LATIN & scripts if latin else ()
+    found = dict[int, str]()
+    for place, c in word.items():
+        like = looks_like(c)
+        if like and (not itself or (figures and _is_figure(c))) and (c != _DOTLESS or figures):
+            found[place] = f"looks like {like!r}"
+        elif c.isalpha() and _script(c) in odd:
+            found[place] = "is of another script than its word"
+    return found
+
+
+@functools.lru_cache(maxsize=4_096)
+def _shows_its_script(c: str, beside_figures: bool) -> bool:
+    """True for a letter or figure that nobody takes for an ASCII one in a word without Latin letters."""
+    if c.isascii() or unicodedata.category(c) == "Lm":
+        return False
+    return not looks_like(c) or (not beside_figures and unicodedata.normalize("NFKD", c)[0] in _FROM_THE_RIGHT)
+
+
+def _is_figure(c: str) -> bool:
+    """True for a figure of a script's own, and no ASCII one in another width or style."""
+    return c.isdecimal() and not unicodedata.decomposition(c)
 
 
 @functools.lru_cache(maxsize=4_096)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from grampus_uq.records.tool_names import looks_like
 from grampus_uq.records.visible_text import legend, visible
+from tests.records.confusables import CONFUSABLES
 
+DOTLESS = "\u0131"  # raw in words of letters: a Turkish text has it in every other sentence
 ACCENTED = "éüøłßëñÅþ"
 IMITATED = {  # confusables.txt of Unicode 15 (UTS 39); what looks like a capital is told as its small letter
     **dict(zip("ЀЁЌѐёїӐӑӒӓӖӗӦӧӮӯ", "èëḱèëïăăääĕĕööȳȳ", strict=True)),
@@ -26,7 +28,7 @@ IMITATED = {  # confusables.txt of Unicode 15 (UTS 39); what looks like a capita
 
 @functools.cache
 def alike() -> list[str]:
-    return [c for c in map(chr, range(0x80, sys.maxunicode + 1)) if c.isalnum() and looks_like(c)]
+    return [c for c in map(chr, range(0x80, sys.maxunicode + 1)) if c.isalnum() and looks_like(c) and c != DOTLESS]
 
 
 @pytest.mark.parametrize("accented", ACCENTED)
@@ -86,6 +88,13 @@ PLAIN = [
     "Müller, Łódź, Søren, Žižek, İstanbul, Nguyễn, Þór, señor, naïve, straße",
     "Mu\u0308ller Nguye\u0302\u0303n",
     "এ৫০ ৫০০",
+    "\u05e1\u05d5\u05e1 \u05d5\u05d8\u05d5\u05df",  # Hebrew of nothing but look-alikes
+    "\u0627\u0644\u0645\u0628\u0644\u063a",
+    "\u0661\u0665\u0665\u0660\u066b\u0665 \u0647\u0640",
+    "\u07ca\u07c0 \u07c1\u07c0",
+    "Şırnak, ısıtıcı ılık, KIZILIRMAK",
+    "東京１2 Łódź",
+    "తెలుగులో సందేశం, ಕನ್ನಡಂ, മലയാളം",
 ]
 
 
@@ -117,3 +126,41 @@ def test_a_text_with_escapes_is_shown_the_same_again_and_each_is_named(text: str
 def test_a_word_is_judged_alike_with_its_accents_composed_and_apart(word: str) -> None:
     composed, apart = (unicodedata.normalize(form, word) for form in ("NFC", "NFD"))
     assert bool(legend(composed)) is bool(legend(apart))
+
+
+@pytest.mark.parametrize("word", ["ban{}k", "{}bank", "bank{}", "1{}0.00", "10{}", "ann{}@bank.de", "éß{}"])
+def test_whatever_unicode_takes_for_an_ascii_letter_or_figure_is_an_escape_beside_one_and_named(word: str) -> None:
+    for character, like in CONFUSABLES.items():
+        text = word.format(character)
+        if character == DOTLESS and text.isalpha():
+            continue  # a Turkish word
+        assert looks_like(character), f"U+{ord(character):X} is {like}"
+        assert character not in visible(text), f"U+{ord(character):X} is {like} in {word}"
+        assert any(line.startswith(ascii(character)[1:-1]) for line in legend(text)), f"U+{ord(character):X} in {word}"
+
+
+@pytest.mark.parametrize("figure", "½¼¾↉٥١२߀①৪౦")
+def test_a_figure_behind_a_word_of_imitating_letters_shows_no_script(figure: str) -> None:
+    for word in ("раура", "аррӏе", "ΑΒ"):
+        assert not set(word) & set(visible(word + figure))
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ("1\u0665\u0665\u0665.00", "1\\u0665\\u0665\\u0665.00"),
+        ("1\u0664\u0665", "1\u0664\\u0665"),
+        ("\u0627\u0644\u0633\u0627\u0639\u06291\u0665", "\u0627\u0644\u0633\u0627\u0639\\u06291\\u0665"),
+        ("B\u07c0B, A\u07caDA, b\u05e1b", "B\\u07c0B, A\\u07caDA, b\\u05e1b"),
+        ("\u2374\u237a\u2373", "\\u2374\\u237a\\u2373"),
+        ("a \u222a b, 3 \u00d7 4, \u221e", "a \u222a b, 3 \u00d7 4, \u221e"),
+        ("fatura al\u0131nd\u0131", "fatura al\u0131nd\u0131"),
+        ("ann\u0131@x.de https://payp\u0131l.com 1\u01310", "ann\\u0131@x.de https://payp\\u0131l.com 1\\u01310"),
+    ],
+    ids=ascii,
+)
+def test_signs_figures_and_scripts_from_right_to_left_are_judged_by_the_latin_beside_them(
+    sent: str, shown: str
+) -> None:
+    assert visible(sent) == shown
+    assert visible(shown) == shown
