@@ -116,6 +116,11 @@ UNVOUCHED = Doubt(
     rule="unvouched_state",
     reason="The stored state carries no seal that holds: what it says of this call and of the run counts for nothing.",
 )
+VOID = Doubt(
+    level=UncertaintyLevel.HIGH,
+    rule="approval_void",
+    reason="What let this call go ahead does not hold any more.",
+)
 UNREAD = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="unread_answer",
@@ -307,7 +312,9 @@ def asked_again(
 ) -> CallRecord:
     """Replace a request that can no longer be answered by a new one on the same call."""
     old = next((request for request in record.requests if request.child_session is None), None)
-    doubt = UNVOUCHED if old is None else replace(_doubt(old, old.reason), confidence=old.confidence)
+    doubt = VOID if terms.vouched else UNVOUCHED
+    if old is not None:
+        doubt = replace(_doubt(old, old.reason), confidence=old.confidence)
     if reason is not None:
         first = doubt.reason.removeprefix("asked again, because ").split(". Before: ")[-1]
         why = f"asked again, because {reason}. Before: {first}" if first else f"asked again, because {reason}"

@@ -159,8 +159,7 @@ class CallExchange:
         try:
             return await self._awaited(message, own, call, cancelled, told=told, round_=round_, until=until)
         finally:
-            with anyio.CancelScope(shield=True):
-                await self.calls.leave(call.id)
+            self.calls.leave(call.id)
 
     async def _awaited(
         self,
@@ -288,8 +287,7 @@ class CallExchange:
         """A call could not be sent to its server, and its client is told so."""
         self._ended(record, "no_answer")
         await self.calls.finish(record, text=f"Not executed: {why}.", is_error=True)
-        if self.calls.delivered(record.proposed.id):
-            await self.calls.save()
+        self.calls.delivered(record.proposed.id)
 
     async def aclose(self) -> None:
         """The client and the server are gone."""

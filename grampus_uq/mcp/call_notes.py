@@ -10,7 +10,8 @@ from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.run_state import AgentState
 
 _MAX_RESULTS: Final = 4_000_000
-_MOST_ANSWERED: Final = 200
+_MOST_ANSWERED: Final = 1_000
+_FAILED: Final = "e"
 _DIGEST: Final = 24  # characters that tell calls of one session apart
 
 
@@ -54,13 +55,16 @@ class CallNotes:
         return found
 
     def answered(self, call: ToolCall, now_s: float, *, is_error: bool) -> None:
-        """The server answered a call; of those that it did, the last 200 are remembered."""
+        """The server answered a call; of those that it did, the last 1,000 are remembered."""
         before, digest = self._texts("answered"), call.digest()[:_DIGEST]
         before.pop(digest, None)
-        time = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        said = f"at {time}, and answered{' with an error' if is_error else ''}"
+        said = f"{now_s:.0f}{_FAILED if is_error else ''}"
         self._state.metadata["answered"] = {**dict([*before.items()][1 - _MOST_ANSWERED :]), digest: said}
 
     def answered_at(self, call: ToolCall) -> str | None:
         """When the same call (tool, arguments) was last answered in this session; None where that is not known."""
-        return self._texts("answered").get(call.digest()[:_DIGEST])
+        said = self._texts("answered").get(call.digest()[:_DIGEST])
+        if said is None:
+            return None
+        time = datetime.fromtimestamp(float(said.removesuffix(_FAILED)), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"at {time}, and answered{' with an error' if said.endswith(_FAILED) else ''}"

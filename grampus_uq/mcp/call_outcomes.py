@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from grampus_uq.gate.call import CallRecord
+from grampus_uq.gate.call import CallRecord, Doubt
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.mcp.pins import Pin
-from grampus_uq.records.vocabulary import Effect
+from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
+
+REPEATED: Final = Doubt(
+    level=UncertaintyLevel.HIGH,
+    rule="repeated_call",
+    reason="the same call went ahead in this session before, and it cannot be undone: running it again does it twice",
+)
+"""Of equal calls (tool, arguments) that cannot be undone, one goes ahead without a human: whether its client was told
+of it is known to nobody for certain, and a client that was not sends it again."""
 
 
 def matters(record: CallRecord) -> bool:

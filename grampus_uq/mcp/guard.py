@@ -225,15 +225,13 @@ class Guard:
 
     async def _hand(self, identity: Id, call_id: str, line: bytes | Awaitable[bytes]) -> None:
         """Tell a request what became of its call; one that was given up by then, or later, has not been told."""
-        unsaved = False
         try:
             told = await self._reply(line if isinstance(line, bytes) else await line)
-            unsaved = told and self._hand_overs.wants(identity, call_id) and self._exchange.calls.delivered(call_id)
+            if told and self._hand_overs.wants(identity, call_id):
+                self._exchange.calls.delivered(call_id)
         finally:
             if self._hand_overs.end(call_id):
                 self._exchange.calls.take_back(call_id)
-        if unsaved:
-            await self._exchange.calls.save()
 
     async def _reply(self, line: bytes) -> bool:
         """True once the client has it; False where it is gone."""

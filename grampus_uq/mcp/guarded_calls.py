@@ -21,7 +21,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
 from grampus_uq.mcp.call_notes import CallNotes
-from grampus_uq.mcp.call_outcomes import Answer, OpenCall, Run, Wait, matters
+from grampus_uq.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
 from grampus_uq.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
 from grampus_uq.mcp.hand_overs import DeliveredResults
 from grampus_uq.mcp.listed_tools import ListedTools
@@ -76,7 +76,7 @@ class GuardedCalls:
         self._pins, self._only_listed = ToolPins(ledger.store, names.agent_id), only_listed
         self._seen: dict[str, int] = {}
         self._storing: set[str] = set()
-        self._delivered = DeliveredResults()
+        self._delivered, self._unsaved = DeliveredResults(), anyio.Event()
         self._awaited = set[str]()  # calls whose client waits for what becomes of them
         self._open: WeakValueDictionary[str, OpenCall] = WeakValueDictionary()
 
@@ -86,8 +86,8 @@ class GuardedCalls:
             await self.session.turn()
 
     async def run(self) -> None:
-        """Renew the lease, take up decisions and heed stop orders, until it is cancelled."""
-        await self.session.run(self._take_decisions)
+        """Renew the lease, take up decisions, save what was delivered and heed stop orders, until it is cancelled."""
+        await self.session.run(self._work)
 
     async def aclose(self) -> None:
         """The client and the server are gone: a session that resumes is released, any other ends."""
@@ -124,7 +124,7 @@ class GuardedCalls:
             if len(call.canonical()) + sum(sizes) > _MAX_WAITING:
                 raise RefusedError("Not executed: the arguments of the calls that wait are too large together.")
             self._open[call.id] = opened = OpenCall(id=call.id, shown=self._tools.shown(call.name))
-            doubt = await self._doubt(opened.shown) if self._acts else None
+            doubt = await self._doubt(call, opened.shown) if self._acts else None
             self._note_call(call)
             if self._monitor.plan.brings_model:
                 await self._read(turn, call, request)
@@ -139,9 +139,23 @@ class GuardedCalls:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened
 
-    async def _doubt(self, shown: tuple[Pin, ...]) -> Doubt | None:
+    async def _doubt(self, call: ToolCall, shown: tuple[Pin, ...]) -> Doubt | None:
+        """Why a call waits, whatever the policy: its tool's definition, or the same one went ahead before."""
+        doubt = await self._redefined(shown)
+        if not self._repeats(call):
+            return doubt
+        return REPEATED if doubt is None else replace(doubt, reason=f"{REPEATED.reason}; {doubt.reason}")
+
+    async def _redefined(self, shown: tuple[Pin, ...]) -> Doubt | None:
         """Why a call waits for its tool's definition: it changed, or no list that this session still knows has it."""
         return UNLISTED if not shown and self._only_listed else await self._pins.doubt(shown)
+
+    def _repeats(self, call: ToolCall) -> bool:
+        """True for a call that cannot be undone where the same one went ahead in this session, as far as is known."""
+        if self.gate.effect(call, None, self._monitor.profile.policy) is not Effect.IRREVERSIBLE:
+            return False
+        digest, open_calls = call.digest(), self.session.current().lease.state.turn
+        return self.answered_before(call) or any(one.proposed.digest() == digest for one in open_calls)
 
     @property
     def _acts(self) -> bool:
@@ -233,7 +247,7 @@ class GuardedCalls:
             if record is None:
                 return Answer(text=_FORGOTTEN, is_error=True)
             shown = self._tools.shown(record.proposed.name) if self._was_asked(record) else call.shown
-            doubt = await self._redefined(record, shown) if record.phase is CallPhase.CLEARED else None
+            doubt = await self._void(record, shown) if record.phase is CallPhase.CLEARED else None
             if doubt is not None:
                 again = asked(record, turn.terms(), self.gate.approvals, doubt, self._ledger.now_s())
                 record = turn.lease.state.keep(self._asked_under(self._says_answered(again), shown))
@@ -263,13 +277,13 @@ class GuardedCalls:
         """True for a call that waited: the same call again may come from whoever was shown another definition since."""
         return bool(record.decisions) or self._notes.asked_under(record.proposed.id) is not None
 
-    async def _redefined(self, record: CallRecord, shown: tuple[Pin, ...]) -> Doubt | None:
+    async def _void(self, record: CallRecord, shown: tuple[Pin, ...]) -> Doubt | None:
         """Why a cleared call is asked about again: what was shown of its tool is not what it was asked under."""
         before = self._notes.asked_under(record.proposed.id) or []
         new = [pin for pin in shown if pin.digest not in before]
         if not self._acts or not self._was_asked(record) or not (new or (before and not shown)):
             return None
-        doubt = await self._doubt(shown)
+        doubt = await self._redefined(shown)
         if doubt is None and before and new:
             old = shown[0] if shown[0] not in new else Pin(name=shown[0].name, digest="", definition=None)
             doubt = changed("since this call was asked about", old, new)
@@ -343,17 +357,14 @@ class GuardedCalls:
                 await turn.lease.try_save(*notes)
         self.session.wake()
 
-    async def leave(self, call_id: str) -> None:
+    def leave(self, call_id: str) -> None:
         """The request that proposed a call is answered: one that nobody asked about and that did not start is none."""
-        async with self.session.lock:
-            if self.session.is_open:
-                state = self.session.current().lease.state
-                gone = (CallPhase.NEW, CallPhase.CLEARED)
-                state.turn = [
-                    one
-                    for one in state.turn
-                    if one.proposed.id != call_id or one.phase not in gone or self._was_asked(one)
-                ]
+        if not self.session.is_open:
+            return
+        state, gone = self.session.current().lease.state, (CallPhase.NEW, CallPhase.CLEARED)
+        state.turn = [
+            one for one in state.turn if one.proposed.id != call_id or one.phase not in gone or self._was_asked(one)
+        ]
 
     async def withdraw(self, record: CallRecord, why: str = _WITHDRAWN) -> None:
         """A started call was held back before its server heard of it: one that was approved is asked about again."""
@@ -384,30 +395,33 @@ class GuardedCalls:
         """The client gave up before it was told: the same call again takes up this one, and does not run beside it."""
         self._awaited.discard(call_id)
 
-    def delivered(self, call_id: str) -> bool:
+    def delivered(self, call_id: str) -> None:
         """The client was handed what became of a call: the same call again is a new one.
 
-        True where that is to be saved. Like `take_back` it waits for nothing: there is no moment in which a call is
-        neither open nor delivered.
+        Like `take_back` it waits for nothing, the store neither: there is no moment in which a call is neither open
+        nor delivered. It is saved at once by `run`.
         """
         self._awaited.discard(call_id)
         if not self.session.is_open:
-            return False
+            return
         state = self.session.current().lease.state
         settled = [r for r in state.turn if r.proposed.id == call_id and r.phase is CallPhase.SETTLED]
         if not settled:
-            return False
+            return
         answer, waited_for = self._handed_over(settled[0]), self._open.get(call_id)
         if waited_for is not None and waited_for.answer is None:
             waited_for.answer = answer
         state.turn = [record for record in state.turn if record.proposed.id != call_id]
         self._delivered.add(settled[0], answer.text, self._notes.drop_result(call_id))
-        return True
+        self._unsaved.set()
 
-    async def save(self) -> None:
-        """Save what was delivered: a process that takes the session up must not hand it over again."""
-        with contextlib.suppress(SessionConflictError):
-            await self.session.current().lease.try_save()
+    async def _save_delivered(self) -> None:
+        """Save what was delivered, beside all else: a process that takes the session up must not hand it over again."""
+        while True:
+            await self._unsaved.wait()
+            self._unsaved = anyio.Event()
+            with contextlib.suppress(SessionConflictError):
+                await self.session.current().lease.try_save()
 
     def take_back(self, call_id: str) -> None:
         """The client had given up before it was handed what became of a call: keep it for the same call.
@@ -422,6 +436,8 @@ class GuardedCalls:
         same, state = self._same(record.proposed), self.session.current().lease.state
         if same is not None and same.phase not in (CallPhase.STARTED, CallPhase.SETTLED):
             return  # it was asked about anew
+        if len(state.turn) >= _MAX_OPEN:
+            self._forget_oldest(state)
         state.turn = [*state.turn, record]
         if raw is not None:
             self._notes.keep_result(call_id, raw)
@@ -431,6 +447,11 @@ class GuardedCalls:
             )
 
     # -- decisions ------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._save_delivered)
+            await self._take_decisions()
 
     async def _take_decisions(self) -> None:
         """Look for decisions and expired requests while calls wait; never ends."""

@@ -246,7 +246,7 @@ class _Door:
             if cancelled or await request.is_disconnected():
                 session.exchange.calls.left(outcome.call_id)
                 return Response(status_code=499)
-            return _Told(outcome.line, outcome.call_id, session.exchange)
+            return _Told(outcome.line, outcome.call_id, session)
         return Response(outcome.line, media_type="application/json")
 
     async def _outcome(
@@ -351,18 +351,21 @@ class _Door:
 class _Told(Response):
     """What became of a call, which is delivered once this was sent."""
 
-    def __init__(self, line: bytes, call_id: str, exchange: CallExchange) -> None:
+    def __init__(self, line: bytes, call_id: str, session: HttpSession) -> None:
         super().__init__(line, media_type="application/json")
-        self._call_id, self._calls = call_id, exchange.calls
+        self._call_id, self._session = call_id, session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        calls = self._session.exchange.calls
+        self._session.busy += 1
         try:
             await super().__call__(scope, receive, send)
         except BaseException:
-            self._calls.left(self._call_id)
+            calls.left(self._call_id)
             raise
-        if self._calls.delivered(self._call_id):
-            await self._calls.save()
+        finally:
+            self._session.busy -= 1
+        calls.delivered(self._call_id)
 
 
 async def _watch(request: Request, cancelled: anyio.Event) -> None:

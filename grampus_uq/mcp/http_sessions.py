@@ -54,21 +54,20 @@ class HttpSession:
     scope: anyio.CancelScope
     held: list[tuple[Id, anyio.Event]] = field(default_factory=list)
     running: deque[tuple[Id, str]] = field(default_factory=lambda: deque(maxlen=_MAX_RUNNING))
-    given_up: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_RUNNING))
     busy: int = 0
+    """Requests at work, answers that are read, and answers that are sent."""
     _streams: OrderedDict[bytes, Owed] = field(default_factory=OrderedDict)
 
     def cancel(self, identity: object) -> bool:
         """Give up the one call with this id that waits; False where there is none, or clients share the id.
 
-        One that runs goes on, and the same call again does not run beside it.
+        One that runs goes on, and the same call again waits for its result.
         """
         found = [cancelled for held, cancelled in self.held if type(held) is type(identity) and held == identity]
         if len(found) == 1:
             found[0].set()
         for running, call_id in self.running:
             if type(running) is type(identity) and running == identity:
-                self.given_up.append(call_id)
                 self.exchange.calls.left(call_id)
         return len(found) == 1
 

@@ -40,17 +40,21 @@ _RESUME_S: Final = 300.0
 
 
 class _Streamed(StreamingResponse):
-    """A streaming response that says when nobody reads it any more, however it ends."""
+    """A streaming response that keeps its session, and says when nobody reads it any more, however it ends."""
 
-    def __init__(self, content: AsyncIterator[bytes], status: int, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, content: AsyncIterator[bytes], status: int, session: HttpSession, ended: Callable[[], None]
+    ) -> None:
         super().__init__(content, status)
-        self._ended = ended
+        self._session, self._ended = session, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._session.busy += 1
         try:
             with suppress(ClientDisconnect):
                 await super().__call__(scope, receive, send)
         finally:
+            self._session.busy -= 1
             self._ended()
 
 
@@ -83,7 +87,7 @@ class UpstreamAnswer:
 
     def response(self, path: bytes) -> StreamingResponse:
         """The answer for the client of this path, as it is read."""
-        response = _Streamed(self._sent(), self._answer.status_code, self._left)
+        response = _Streamed(self._sent(), self._answer.status_code, self._session, self._left)
         response.raw_headers += answered_with(self._answer.headers.raw, path, kind=self._kind_shown)
         self._owed.readers += 1
         self._session.busy += 1
@@ -150,8 +154,9 @@ class UpstreamAnswer:
         calls = self._session.exchange.calls
         async for part, settled in self._receive:
             yield part
-            if settled is not None and settled not in self._session.given_up and calls.delivered(settled):
-                await calls.save()
+            await anyio.lowlevel.checkpoint()  # a client that left meanwhile is noticed
+            if settled is not None:
+                calls.delivered(settled)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         async for chunk in self._answer.aiter_raw():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import anyio
 from grampus_uq import (
     ApprovalPolicy,
     ApprovalRequest,
+    Grant,
     Sensing,
     ToolEffects,
     UncertaintyEstimator,
@@ -182,3 +184,12 @@ async def bench(
         await one.guard.client_left()
         await one.guard.aclose()
         group.cancel_scope.cancel()
+
+
+async def granted(store: MemoryStore, *, uses: int = 5, **limits: Any) -> Any:
+    """A `bench` where a grant covers calls of `pay` with n of 0 to 9, which a reader finds too doubtful otherwise."""
+    covers = Grant(
+        tool="pay", limits={"n": {"min": 0, "max": 9}}, principal="ann", expires_s=time.time() + 600, max_uses=uses
+    )
+    await Ledger(store).grant(covers)
+    return bench(store, **{"hold_s": 3.0, "late_s": 20.0, **read_as_doubtful("pay"), **limits})

@@ -181,7 +181,7 @@ async def test_what_other_sessions_were_let_through_by_counts_at_the_next_call()
     a, b = Restarted(parts, "a"), Restarted(parts, "b")
     for one in (a, b):
         one.lists("good")
-    await a.calls.leave((await a.calls.propose(ToolCall(id="c", name="pay", arguments={}))).id)  # given up
+    a.calls.leave((await a.calls.propose(ToolCall(id="c", name="pay", arguments={}))).id)  # given up
     assert await b.runs()
     a.lists("EVIL")
     assert not await a.runs()

@@ -1,4 +1,7 @@
-"""Whatever client, server, humans and store do, in whatever order: nothing runs unapproved, twice, or for ever."""
+"""Whatever client, server, humans and store do, in whatever order: nothing runs unapproved, twice, or for ever.
+
+With a grant the same call (tool, arguments) runs once without a human, whatever became of its answer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 
 from grampus_uq.gate.call import CallPhase
 from tests.proxy.ended_spans import counted
-from tests.proxy.guarded import Bench, SlowStore, bench
+from tests.proxy.guarded import Bench, SlowStore, granted
 from tests.sampling import sampled
 
 _ODD = [
@@ -42,7 +45,7 @@ class World:
     async def call(self) -> None:
         identity = self.chance.choice([len(self.sent), len(self.sent), self.chance.randrange(len(self.sent) + 1)])
         self.sent.append(identity)
-        tool = self.chance.choice(["delete_note", "delete_note", "read_note"])
+        tool = self.chance.choice(["delete_note", "pay", "read_note"])
         await self.one.call(identity, tool, n=self.chance.randrange(2))
 
     async def cancel(self) -> None:
@@ -81,7 +84,7 @@ class World:
 
 async def live(seed: int, steps: int) -> None:
     store, chance = SlowStore(), random.Random(seed)
-    async with bench(store, hold_s=0.05, late_s=0.1) as one:
+    async with await granted(store, uses=1_000, hold_s=0.05, late_s=0.1) as one:
         world, spans = World(one, store, chance), counted(one.exchange)
         await one.lists(read_note={"annotations": {"readOnlyHint": True}})
         for _ in range(steps):
@@ -93,9 +96,10 @@ async def live(seed: int, steps: int) -> None:
         ran: Counter[str] = Counter()
         for message in one.ran():
             params: dict[str, Any] = message["params"]
-            if params["name"] == "delete_note":
-                ran[f"delete_note({json.dumps(params['arguments'], separators=(',', ':'))})"] += 1
-        assert all(ran[call] <= world.approved[call] for call in ran), (ran, world.approved)
+            if params["name"] != "read_note":
+                ran[f"{params['name']}({json.dumps(params['arguments'], separators=(',', ':'))})"] += 1
+        covered = {call: call.startswith("pay") for call in ran}
+        assert all(ran[call] <= world.approved[call] + covered[call] for call in ran), (ran, world.approved)
         for identity in tuple(one.guard._answers.running):  # the client gives up what is left: each call ends
             await one.say(method="notifications/cancelled", params={"requestId": identity})
         state = one.calls.session.current().lease.state

@@ -17,8 +17,7 @@ from grampus_uq.gate.call import CallRecord
 from grampus_uq.mcp.hand_overs import DeliveredResults, HandOvers
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
-from grampus_uq.runtime.ledger import Ledger
-from tests.proxy.guarded import Bench, SlowStore, bench, read_as_doubtful
+from tests.proxy.guarded import Bench, SlowStore, bench, granted
 from tests.sampling import crossed, sampled
 
 pytestmark = pytest.mark.anyio
@@ -88,10 +87,11 @@ async def test_a_request_given_up_before_anything_is_written_to_it_was_told_noth
         if not waits:
             await one.guard.rest()
         store.takes_s = 0.3
+        await one.call(3, "other")  # judged for so long, and nobody enters the session meanwhile
+        await anyio.sleep(0.1)
         if not waits:
             await one.call(2, path="a")
-        await one.call(3, "other")  # judged for so long, and nobody leaves the session meanwhile
-        await anyio.sleep(0.1)
+            await anyio.sleep(0.1)
         assert not any(b'"id":2' in line for line in one.to_client)
         await gives_up(one, 2)
         await anyio.sleep(0.5)
@@ -195,13 +195,6 @@ async def test_a_call_that_did_not_run_before_is_not_said_to_have_run() -> None:
         assert "was sent to" not in (await one.waiting()).reason
 
 
-async def granted(store: MemoryStore) -> Any:
-    await Ledger(store).grant(
-        Grant(tool="pay", limits={"n": {"min": 0, "max": 9}}, principal="ann", expires_s=time.time() + 60, max_uses=5)
-    )
-    return bench(store, hold_s=3.0, late_s=20.0, **read_as_doubtful("pay"))
-
-
 @pytest.mark.parametrize("when", ["while it runs", "while it is stored", "while it is written", "as it is answered"])
 async def test_a_call_that_a_grant_released_and_its_client_gave_up_is_not_run_beside_itself(when: str) -> None:
     store = SlowStore()
@@ -236,7 +229,7 @@ async def test_a_call_that_a_grant_released_and_its_client_gave_up_is_not_run_be
         assert len(one.ran()) == 1
         await one.guard.rest()
         await one.call(3, "pay", n=1)  # it has the result, and means another one
-        assert len(await one.asked(2)) == 2
+        assert (await one.waiting()).rule == "repeated_call"
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.25])
@@ -297,8 +290,10 @@ async def test_a_client_that_uses_an_id_again_at_once_has_its_result(tool: str) 
 async def test_of_two_equal_calls_that_are_given_up_each_has_its_own_result(when: str) -> None:
     async with await granted(MemoryStore()) as one:
         await one.lists(pay={"annotations": {"destructiveHint": True}})
-        for identity in (1, 2):
-            await one.call(identity, "pay", n=1)
+        await one.call(1, "pay", n=1)
+        await one.asked()
+        await one.call(2, "pay", n=1)
+        await one.decide()
         await one.asked(2)
         for during in ("while they run", "after they were answered"):
             if during == when:
@@ -346,15 +341,33 @@ async def test_what_a_human_answered_is_told_however_many_calls_came_between(kin
         assert "The call ran" not in told
 
 
-async def test_equal_calls_that_a_grant_releases_at_once_all_run() -> None:
-    async with await granted(MemoryStore()) as one:
+@pytest.mark.parametrize("when", ["at once", "while it runs", "once it was answered", "with an error"])
+async def test_of_equal_calls_that_cannot_be_undone_a_grant_lets_one_through(when: str) -> None:
+    """Whether a client has what it was sent is known to nobody: one that has not sends the same call again."""
+    async with await granted(MemoryStore(), hold_s=20.0) as one:
         await one.lists(pay={"annotations": {"destructiveHint": True}})
-        for identity in range(3):
-            await one.call(identity, "pay", n=1)
-        assert len(await one.asked(3)) == 3
-        for identity in range(3):
-            await one.returns(identity, f"paid {identity}")
-        assert [await text(one, identity) for identity in range(3)] == ["paid 0", "paid 1", "paid 2"]
+        await one.call(1, "pay", n=1)
+        if when == "at once":
+            await one.call(2, "pay", n=1)
+        await one.asked()
+        if when == "while it runs":
+            await one.call(2, "pay", n=1)
+            await one.waiting()
+        await one.returns(1, "paid", **({"isError": True} if when == "with an error" else {}))
+        await one.answered(1)
+        if when in ("once it was answered", "with an error"):
+            await one.call(2, "pay", n=1)
+        request = await one.waiting()
+        assert request.rule == "repeated_call"
+        said = "the same call was sent to its server in this session at 20"
+        assert (said in request.reason) == (when not in ("at once", "while it runs"))
+        assert "it cannot be undone" in request.reason
+        await one.call(3, "pay", n=2)  # another one is none of its business
+        assert len(await one.asked(2)) == 2
+        await one.decide()
+        await one.asked(3)
+        await one.returns(2, "paid again")
+        assert await text(one, 2) == "paid again"
 
 
 async def test_a_grant_is_over_when_the_stores_clock_says_so() -> None:
@@ -508,6 +521,24 @@ async def test_results_that_nobody_asks_for_again_make_room_for_others(monkeypat
         await one.call(100, "pay", n=14)
         assert await text(one, 100) == "paid 14"
         assert len(one.ran()) == 15
+
+
+async def test_results_that_come_back_are_no_more_than_there_is_room_for(monkeypatch: Any) -> None:
+    monkeypatch.setattr("grampus_uq.mcp.guarded_calls._MAX_OPEN", 5)
+    async with await granted(MemoryStore(), uses=20) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}}, look={"annotations": {"readOnlyHint": True}})
+        for n in range(10):
+            await one.call(n, "pay", n=n)
+            await one.asked(n + 1)
+            await one.returns(n, f"paid {n}")
+            await one.guard.rest()
+        for n in range(10):
+            await gives_up(one, n)
+        assert len(one.calls.session.current().lease.state.turn) == 5
+        await one.call(100, "look")
+        await one.asked(11)
+        await one.call(101, "pay", n=9)
+        assert await text(one, 101) == "paid 9"
 
 
 async def test_a_call_that_waits_is_not_said_to_wait_while_nobody_can_look() -> None:
