@@ -32,6 +32,7 @@ __all__ = [
     "UNKNOWN_OUTCOME",
     "UNREAD",
     "UNVOUCHED",
+    "VOID",
     "CallPhase",
     "CallRecord",
     "Doubt",
@@ -119,7 +120,7 @@ UNVOUCHED = Doubt(
 VOID = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="approval_void",
-    reason="What let this call go ahead does not hold any more.",
+    reason="What spoke for this call does not hold any more.",
 )
 UNREAD = Doubt(
     level=UncertaintyLevel.HIGH,

@@ -24,6 +24,7 @@ from grampus_uq.gate.call import (
     REPEATED,
     UNKNOWN_OUTCOME,
     UNVOUCHED,
+    VOID,
     CallPhase,
     CallRecord,
     Doubt,
@@ -417,8 +418,9 @@ def test_what_is_asked_again_keeps_what_the_first_request_said() -> None:
 def test_of_a_sub_agents_requests_nothing_is_asked_again_in_the_parents_name() -> None:
     its = waiting().requests[0].model_copy(update={"child_session": "child"})
     for requests in ((), (its,)):
-        again = asked_again(waiting().change(requests=requests), TERMS, OPEN, NOW).requests[0]
-        assert (again.rule, again.reason, again.child_session) == (UNVOUCHED.rule, UNVOUCHED.reason, None)
+        for terms, why in ((TERMS, VOID), (UNVOUCHED_TERMS, UNVOUCHED)):
+            again = asked_again(waiting().change(requests=requests), terms, OPEN, NOW).requests[0]
+            assert (again.rule, again.reason, again.child_session) == (why.rule, why.reason, None)
 
 
 @pytest.mark.parametrize("field", ["agent_id", "session_id", "run_id", "rules", "step_id", "call", "started_by"])
