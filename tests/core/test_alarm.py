@@ -22,6 +22,7 @@ from grampus_uq.records.vocabulary import Effect, StopReason, UncertaintyLevel
 from grampus_uq.stats.eprocess import Detector
 from tests.binomial import binomial_ceiling
 from tests.detector_rows import detector_runs
+from tests.sampling import sampled
 
 ALPHA = 0.1
 
@@ -291,7 +292,10 @@ def test_live_equals_replay_with_a_detector_an_answer_and_a_rearming(detector: D
     assert [found.assessment for found in replay(stored, profile)] == live
 
 
-def test_a_healthy_agent_with_irreversible_tools_is_paused_no_more_often_than_alpha(detector: Detector) -> None:
+@sampled("members", [("running_minimum",)], full=[None])
+def test_a_healthy_agent_with_irreversible_tools_is_paused_no_more_often_than_alpha(
+    detector: Detector, members: Sequence[str] | None
+) -> None:
     """100 steps, an irreversible tool every fifth; the guide's tiers on the same runs are printed beside it."""
     rng = np.random.default_rng(7)
     n, length = 150, 100
@@ -303,7 +307,7 @@ def test_a_healthy_agent_with_irreversible_tools_is_paused_no_more_often_than_al
     scores = [score for run, _ in healthy for score in run]
     outcomes = {f"r{i}": success for i, (_, success) in enumerate(healthy)}
     data = detector_runs(run_ids=ids, steps=steps, scores=scores, outcomes=outcomes, streams=("fused",))
-    long_detector = fit_detector(data, rng=rng, alpha=ALPHA, delta=0.1).detector
+    long_detector = fit_detector(data, rng=rng, alpha=ALPHA, delta=0.1, members=members).detector
     profiles = {"profile": profile_of(long_detector), "tiers": Profile(estimator=profile_of(detector).estimator)}
     paused = dict.fromkeys(profiles, 0)
     for number, scores_of_run in enumerate(runs(rng, n, True, length)):

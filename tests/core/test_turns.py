@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import Effect, Reading, SessionState, Step, ToolCall, UncertaintyEstimator, UncertaintyMonitor, advance
@@ -312,6 +312,7 @@ json_values = st.recursive(
 json_objects = st.dictionaries(st.text(max_size=2), json_values, max_size=3)
 
 
+@settings(max_examples=100)
 @given(st.lists(json_objects, min_size=1, max_size=4), st.lists(json_objects, max_size=2), json_objects, st.data())
 def test_a_call_is_vouched_for_exactly_by_the_arguments_that_its_turn_listed(listed, others, asked, data):
     calls = [ToolCall(id=str(n), name=PAY, arguments=arguments) for n, arguments in enumerate(listed)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
@@ -60,6 +60,7 @@ def test_so_many_calibration_runs_pass_as_the_binomial_tail_of_algorithm_3_allow
         assert above == n - rank
 
 
+@settings(max_examples=100)
 @given(PAIRS, LEVEL)
 def test_the_conformal_threshold_leaves_out_at_most_alpha_of_the_runs_and_a_new_one(
     pairs: list[tuple[int, float]], alpha: float

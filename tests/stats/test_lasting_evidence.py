@@ -169,15 +169,18 @@ def kept(wrong_out: Any, bound: float) -> bool:
     return bool((wrong_out > bound).sum() <= binomial_ceiling(len(wrong_out), 0.05))
 
 
-def test_an_agent_that_goes_back_and_forth_is_withdrawn_for_good_and_the_rule_without_it_lets_a_quarter_out() -> None:
-    out, spent, bound = back_and_forth(permits.Earned, 40, 2_500)
+@sampled("calls", [1_500], full=[2_500])
+def test_an_agent_that_goes_back_and_forth_is_withdrawn_for_good_and_the_rule_without_it_lets_a_quarter_out(
+    calls: int,
+) -> None:
+    out, spent, bound = back_and_forth(permits.Earned, 40, calls)
     assert spent.all()
     assert kept(out, bound)
-    assert out.mean() / 2_500 < 0.04
-    sabotaged, spent, _ = back_and_forth(Forgetful, 20, 2_500)
+    assert out.mean() / calls < 0.04
+    sabotaged, spent, _ = back_and_forth(Forgetful, 20, calls)
     assert not spent.any()
     assert not kept(sabotaged, bound)
-    assert sabotaged.mean() / 2_500 > 0.15
+    assert sabotaged.mean() / calls > 0.15
 
 
 @pytest.mark.slow
