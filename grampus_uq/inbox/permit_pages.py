@@ -6,6 +6,7 @@ back signed is stored only where it is the very permit that this session was giv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -26,15 +27,17 @@ from grampus_uq.runtime.stored_permits import (
     Standing,
     close_permit,
     grant_permit,
+    listed_permits,
     permit_log,
     replace_permit,
-    stored_permits,
 )
 
 _DAY_S: Final = 86_400.0
 _MOST_ENTRIES: Final = 5_000
 _MOST_POINTS: Final = 200
 _LINES: Final = 5
+_PAGE: Final = 100
+_START: Final = re.compile("[0-9]{1,9}")
 
 
 class PermitWish(BaseModel):
@@ -68,10 +71,23 @@ class SignedPermit(Assertion):
 
 @for_role(Role.LOOK)
 async def _list(visit: Visit) -> Response:
-    found = await stored_permits(visit.inbox.ledger.store)
+    told = visit.request.query_params.get("from", "")
+    start = int(told) if _START.fullmatch(told) else 0
+    found, more = await listed_permits(visit.inbox.ledger.store, start, _PAGE)
+    following = start + _PAGE if more else None
+    return await anyio.to_thread.run_sync(_listed, visit, found, start, following)
+
+
+def _listed(visit: Visit, found: Sequence[Standing], start: int, following: int | None) -> Response:
     rows = [(one, stands(one), sentence(one.permit, one.state)) for one in found]
-    open_first = sorted(rows, key=lambda row: (not _is_open(row[0]), -row[0].permit.created_s))
-    return visit.page("permits.html", rows=open_first, decides=_may_grant(visit), required=visit.inbox.required)
+    return visit.page(
+        "permits.html",
+        rows=rows,
+        first=start == 0,
+        following=following,
+        decides=_may_grant(visit),
+        required=visit.inbox.required,
+    )
 
 
 @for_role(Role.LOOK)

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 
 from grampus_uq.errors import (
     ApprovalError,
@@ -470,14 +471,48 @@ async def replace_permit(store: SessionStore, old_id: str, permit: Permit) -> Pe
 
 async def stored_permits(store: SessionStore, approvals: ApprovalPolicy | None = None) -> list[Standing]:
     """Every permit of a store with its state; without `approvals` neither signatures nor seals are looked at."""
-    reader = StoredPermits(store, approvals)
+    return await _standings(StoredPermits(store, approvals), [one for _, one in _read(await store.scan(_PERMIT))])
+
+
+async def listed_permits(store: SessionStore, start: int, most: int) -> tuple[list[Standing], bool]:
+    """The permits from the `start`-th on, `most` of them, and whether more follow: the open ones first, new before old.
+
+    Only of these the states are read; neither signatures nor seals are looked at.
+    """
+    permits = await anyio.to_thread.run_sync(_open_first, await store.scan(_PERMIT))
+    return await _standings(StoredPermits(store, None), permits[start : start + most]), len(permits) > start + most
+
+
+async def _standings(reader: StoredPermits, permits: Sequence[Permit]) -> list[Standing]:
     found = []
-    for document in await store.scan(_PERMIT):
-        try:
-            found.append(await reader._standing(_permit(document)))
-        except DataError as error:
-            _log.warning("permit %r cannot be read: %s", document.key[:40], error)
+    for permit in permits:
+        with _warning(permit.id):
+            found.append(await reader._standing(permit))
     return found
+
+
+def _open_first(documents: Sequence[Document]) -> list[Permit]:
+    found = [
+        (doc.read_s < one.expires_s and _values(doc.body).get("closed") is None, one) for doc, one in _read(documents)
+    ]
+    return [one for _, one in sorted(found, key=lambda row: (not row[0], -row[1].created_s))]
+
+
+def _read(documents: Sequence[Document]) -> list[tuple[Document, Permit]]:
+    """The permits that can be read, each with its document."""
+    found = []
+    for document in documents:
+        with _warning(document.key):
+            found.append((document, _permit(document)))
+    return found
+
+
+@contextlib.contextmanager
+def _warning(key: str) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        _log.warning("permit %r cannot be read: %s", key[:40], error)
 
 
 async def replayed_permit(store: SessionStore, permit: Permit) -> PermitState:

@@ -17,8 +17,9 @@ from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.gate.signatures import PublicKeys
 from grampus_uq.inbox.people import People, Role, keys_of
 from grampus_uq.inbox.permit_picture import evidence_of
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Document, Put, SessionStore
 from grampus_uq.runtime.stored_permits import Standing, close_permit, grant_permit, stored_permits
+from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.stats.earned_threshold import share_of_needed
 from tests.gate.test_webauthn import url64
 from tests.inbox.browser import Browser, made, someone
@@ -192,6 +193,42 @@ async def test_what_cannot_be_a_permit_is_refused_in_words(
     refused = await prepared(ann, **WISH | changed)
     assert refused.status_code in (400, 409)
     assert why in refused.json()["error"]
+
+
+async def test_a_page_lists_a_hundred_permits_the_open_ones_first_and_each_stands_on_one_page() -> None:
+    store, read = MemoryStore(), list[str]()
+
+    class Counting(MemoryStore):
+        async def get(self, kind: str, key: str) -> Document | None:
+            read.append(kind)
+            return await store.get(kind, key)
+
+        def __getattribute__(self, name: str) -> Any:
+            return object.__getattribute__(self, name) if name == "get" else getattr(store, name)
+
+    permits = [permit(tool=f"t{number}", created_s=1e6 + number) for number in range(230)]
+    for number, one in enumerate(permits):
+        await grant_permit(store, one)
+        if number % 23:
+            await close_permit(store, one.id, "enough")
+    await store.write(Put(kind="permit", key="broken", body="[]", expected=0))
+    ann = await someone(made(Counting()), store)
+    path, pages = "/permits", list[list[str]]()
+    while path:
+        read.clear()
+        text = html.unescape((await ann.get(path)).text)
+        assert 0 < sum(kind.startswith("permit") for kind in read) <= 2 * 100
+        pages.append(re.findall(r'<li><a href="/permits/(\w+)"', text))
+        path = next(iter(re.findall(r'href="(/permits\?from=\d+)"', text)), "")
+    assert [len(page) for page in pages] == [100, 100, 30]
+    newest = [one.id for one in reversed(permits)]
+    opened = [one.id for one in reversed(permits[::23])]
+    assert [one for page in pages for one in page] == [*opened, *(one for one in newest if one not in opened)]
+    for odd in ("?from=-1", "?from=", "?from=x", "?from=\u0661", f"?from={'9' * 40}"):
+        assert re.findall(r'<li><a href="/permits/(\w+)"', (await ann.get(f"/permits{odd}")).text) == pages[0]
+    beyond = (await ann.get("/permits?from=999999999")).text
+    assert "There is no permit" not in beyond
+    assert "Next" not in beyond
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
