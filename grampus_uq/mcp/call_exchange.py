@@ -57,8 +57,8 @@ _PENDING: Final = (
 )
 _AGAIN: Final = (
     "Not executed yet: this call waits for a human's decision (request {request}). The same call was sent to its "
-    "server in this session before, and answered; this one was not sent. Call this tool again with exactly the same "
-    "arguments later: once it is approved, that runs it once more, and gives its result."
+    "server in this session {said}; this one was not sent. Call this tool again with exactly the same arguments "
+    "later: once it is approved, that runs it once more, and gives its result."
 )
 _UNKNOWN: Final = (
     "This call was started, and nobody knows whether it took effect: it waits for a human's decision (request "
@@ -230,9 +230,9 @@ class CallExchange:
                 params = {"mode": "form", **self.elicitation.form(wait.request)}
                 asked["inputRequests"] = {QUESTION: {"method": CREATE, "params": params}}
             return asked
-        text = _AGAIN if self.calls.answered_before(call) else _PENDING
-        text = _UNKNOWN if wait.request.unknown_outcome else text
-        text = text.format(request=wait.request.id[:8])
+        said = self.calls.sent_before(call)
+        text = _UNKNOWN if wait.request.unknown_outcome else _PENDING if said is None else _AGAIN
+        text = text.format(request=wait.request.id[:8], said=said)
         return text_result(text, is_error=True, modern=modern, request=wait.request.id, **_why(wait.request))
 
     def _shows_form(self, message: Message, request: ApprovalRequest, round_: int) -> bool:

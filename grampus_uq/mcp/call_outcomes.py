@@ -13,7 +13,8 @@ from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
 REPEATED: Final = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="repeated_call",
-    reason="the same call went ahead in this session before, and it cannot be undone: running it again does it twice",
+    reason="of equal calls that cannot be undone only one goes ahead by itself in a session, and the same one was "
+    "proposed before: running it again does it twice",
 )
 """Of equal calls (tool, arguments) that cannot be undone, one goes ahead without a human: whether its client was told
 of it is known to nobody for certain, and a client that was not sends it again."""

@@ -18,6 +18,7 @@ import anyio
 from grampus_uq.errors import GrampusError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.gate import Gate
+from grampus_uq.mcp.call_notes import CallNotes
 from grampus_uq.mcp.call_outcomes import matters
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import ToolCall, ToolResult
@@ -98,6 +99,7 @@ class ConnectionSession:
             turn.restore()
             state = lease.state  # of a call that merely reads, or can be undone, nothing is owed
             state.turn = [one for one in state.turn if one.phase is not CallPhase.SETTLED or matters(one)]
+            state.turn = [one for one in state.turn if one.phase is not CallPhase.CLEARED or one.decisions]
             lost = [("outcome_unknown", turn.facts(record)) for record in turn.recover()]
             if lost:
                 await lease.save(*lost)  # at once: humans are asked about these
@@ -133,6 +135,7 @@ class ConnectionSession:
             state, version = AgentState(agent_id=agent_id, session_id=session_id), 0
         elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
             state, version = AgentState(agent_id=agent_id, session_id=session_id).replaces(loaded[0]), loaded[1]
+            CallNotes(state).remember(loaded[0])
         else:
             state, version = loaded
             if dead == (state.worker, state.saves):

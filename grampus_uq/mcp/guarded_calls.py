@@ -20,7 +20,7 @@ from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
-from grampus_uq.mcp.call_notes import CallNotes
+from grampus_uq.mcp.call_notes import CallNotes, likeness
 from grampus_uq.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
 from grampus_uq.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
 from grampus_uq.mcp.hand_overs import DeliveredResults
@@ -78,6 +78,7 @@ class GuardedCalls:
         self._storing: set[str] = set()
         self._delivered, self._unsaved = DeliveredResults(), anyio.Event()
         self._awaited = set[str]()  # calls whose client waits for what becomes of them
+        self._sent: dict[str, tuple[ToolCall, str | None]] = {}  # with what was known of the same one before
         self._open: WeakValueDictionary[str, OpenCall] = WeakValueDictionary()
 
     async def open(self) -> None:
@@ -134,7 +135,7 @@ class GuardedCalls:
                 return opened
             record = next(one for one in state.turn if one.proposed.id == call.id)
             if record.waiting:
-                record = state.keep(self._asked_under(self._says_answered(record), opened.shown))
+                record = state.keep(self._asked_under(self._says_sent(record), opened.shown))
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened
@@ -151,11 +152,12 @@ class GuardedCalls:
         return UNLISTED if not shown and self._only_listed else await self._pins.doubt(shown)
 
     def _repeats(self, call: ToolCall) -> bool:
-        """True for a call that cannot be undone where the same one went ahead in this session, as far as is known."""
+        """True for a call that cannot be undone where the same one was sent, or is about to be, as far as is known."""
         if self.gate.effect(call, None, self._monitor.profile.policy) is not Effect.IRREVERSIBLE:
             return False
-        digest, open_calls = call.digest(), self.session.current().lease.state.turn
-        return self.answered_before(call) or any(one.proposed.digest() == digest for one in open_calls)
+        state, same = self.session.current().lease.state, likeness(call)
+        starts = (one for one in state.turn if one.phase is CallPhase.CLEARED and not one.decisions)
+        return self.sent_before(call) is not None or any(likeness(one.call) == same for one in starts)
 
     @property
     def _acts(self) -> bool:
@@ -189,18 +191,29 @@ class GuardedCalls:
     def _notes(self) -> CallNotes:
         return CallNotes(self.session.current().lease.state)
 
-    def _says_answered(self, record: CallRecord) -> CallRecord:
-        """A call that waits, and whose request says where the same one was answered before in this session."""
-        answered = self._notes.answered_at(record.proposed)
-        if answered is None:
+    def _says_sent(self, record: CallRecord) -> CallRecord:
+        """A call that waits, and whose request says where the same one was sent before in this session."""
+        before = self.sent_before(record.proposed)
+        if before is None:
             return record
-        said = f"the same call was sent to its server in this session {answered:.60}"
+        said = f"the same call was sent to its server in this session {before}"
         requests = [one.model_copy(update={"reason": f"{said}; {one.reason}"}) for one in record.requests]
         return record.change(requests=tuple(requests))
 
-    def answered_before(self, call: ToolCall) -> bool:
-        """True where the same call (tool, arguments) was answered in this session, as far as it is remembered."""
-        return self._notes.answered_at(call) is not None
+    def sent_before(self, call: ToolCall) -> str | None:
+        """When the same call (tool, arguments) went to its server in this session; None where that is not known."""
+        return self._notes.sent_before(call)
+
+    def _sends(self, record: CallRecord) -> None:
+        """Remember a call that is to go to its server: what is saved before that holds it."""
+        if matters(record) and record.proposed.id not in self._sent:
+            self._sent[record.proposed.id] = record.call, self._notes.sent(record.call, self._ledger.now_s())
+
+    def _sends_not(self, call_id: str) -> None:
+        """It does not go there after all."""
+        sent = self._sent.pop(call_id, None)
+        if sent is not None:
+            self._notes.unsent(*sent)
 
     def _note_call(self, call: ToolCall) -> None:
         state = self.session.current().lease.state
@@ -249,12 +262,17 @@ class GuardedCalls:
             shown = self._tools.shown(record.proposed.name) if self._was_asked(record) else call.shown
             doubt = await self._void(record, shown) if record.phase is CallPhase.CLEARED else None
             if doubt is not None:
+                self._sends_not(call.id)
                 again = asked(record, turn.terms(), self.gate.approvals, doubt, self._ledger.now_s())
-                record = turn.lease.state.keep(self._asked_under(self._says_answered(again), shown))
+                record = turn.lease.state.keep(self._asked_under(self._says_sent(again), shown))
                 await turn.lease.save()
+            if record.phase is CallPhase.CLEARED:
+                self._sends(record)
             started = await turn.start([record], announced=False) if record.phase is CallPhase.CLEARED else []
             if not started:
                 record = turn.lease.state.record(record)
+                if record.waiting:
+                    self._sends_not(call.id)
                 if record.phase is CallPhase.SETTLED:
                     self._awaited.add(call.id)  # of two equal ones that nobody decided on each request is told of one
                     return self._handed_over(record)
@@ -317,7 +335,9 @@ class GuardedCalls:
             stays = bool(record.decisions) or (answered and self._acts and matters(record))
             if stays and raw is not None:
                 self._notes.keep_result(record.proposed.id, raw)
-            if answered and matters(record):
+            if not answered:
+                self._sends_not(record.proposed.id)
+            elif self._sent.pop(record.proposed.id, None) is not None or matters(record):
                 self._notes.answered(record.call, self._ledger.now_s(), is_error=is_error)
             outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
             record = state.record(record)
@@ -344,6 +364,7 @@ class GuardedCalls:
             turn = self.session.current()
             state = turn.lease.state
             self._awaited.discard(record.proposed.id)
+            self._sent.pop(record.proposed.id, None)  # it may have gone there
             if any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 now_s = self._ledger.now_s()
                 after = recovered(state.record(record), turn.terms(), self.gate.approvals, record.effect, now_s)
@@ -362,9 +383,9 @@ class GuardedCalls:
         if not self.session.is_open:
             return
         state, gone = self.session.current().lease.state, (CallPhase.NEW, CallPhase.CLEARED)
-        state.turn = [
-            one for one in state.turn if one.proposed.id != call_id or one.phase not in gone or self._was_asked(one)
-        ]
+        if any(o.proposed.id == call_id and o.phase in gone and not self._was_asked(o) for o in state.turn):
+            state.turn = [one for one in state.turn if one.proposed.id != call_id]
+            self._sends_not(call_id)
 
     async def withdraw(self, record: CallRecord, why: str = _WITHDRAWN) -> None:
         """A started call was held back before its server heard of it: one that was approved is asked about again."""
@@ -375,10 +396,11 @@ class GuardedCalls:
         async with self.session.lock:
             turn = self.session.current()
             state = turn.lease.state
+            self._sends_not(record.proposed.id)
             started = [r for r in state.turn if r.proposed.id == record.proposed.id and r.phase is CallPhase.STARTED]
             for one in started:
                 void = self.gate.void(one, turn.terms(), why)
-                state.keep(self._asked_under(self._says_answered(void), self._tools.shown(one.proposed.name)))
+                state.keep(self._asked_under(self._says_sent(void), self._tools.shown(one.proposed.name)))
         notes: list[Note] = [("execution_withdrawn", turn.facts(one)) for one in started]
         with contextlib.suppress(SessionConflictError):
             await turn.lease.try_save(*notes)

@@ -60,6 +60,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("mcp", "mcp", "serving MCP over HTTP") from error
 
+_SENDING_S = 600.0  # for a client that takes nothing
 _TIMEOUT: Final = httpx.Timeout(30.0, read=3_600.0)
 
 
@@ -359,7 +360,8 @@ class _Told(Response):
         calls = self._session.exchange.calls
         self._session.busy += 1
         try:
-            await super().__call__(scope, receive, send)
+            with anyio.fail_after(_SENDING_S):
+                await super().__call__(scope, receive, send)
         except BaseException:
             calls.left(self._call_id)
             raise

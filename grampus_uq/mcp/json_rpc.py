@@ -27,7 +27,7 @@ PROTOCOL_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 
 ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
 _PARAMS: Final = ("name", "arguments", "_meta", "task", "inputResponses", "requestState")
-_BESIDE: Final = "beside the arguments"
+BESIDE: Final = "beside the arguments"
 """What a call carries besides its arguments is judged under this name; no argument may have it."""
 _PLAIN: Final = frozenset({"name", "arguments", "_meta", "task"})
 _OWN_STATE: Final = "g1."
@@ -135,8 +135,8 @@ def _call_problem(params: Mapping[str, Any]) -> str | None:
         return f"the arguments {read.problem}"
     if any("\ud800" <= char <= "\udfff" for char in json.dumps(params, ensure_ascii=False)):
         return "the call holds half a character"
-    if _BESIDE in (arguments or ()):
-        return f"an argument is named {_BESIDE!r}"
+    if BESIDE in (arguments or ()):
+        return f"an argument is named {BESIDE!r}"
     return None
 
 
@@ -177,7 +177,7 @@ def judged_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     arguments = params.get("arguments") or {}
     if params.keys() <= _PLAIN:
         return dict(arguments)
-    return {"arguments": arguments, _BESIDE: {name: value for name, value in params.items() if name not in _PLAIN}}
+    return {"arguments": arguments, BESIDE: {name: value for name, value in params.items() if name not in _PLAIN}}
 
 
 def with_arguments(message: Message, arguments: Mapping[str, Any]) -> bytes | None:

@@ -43,15 +43,20 @@ class _Streamed(StreamingResponse):
     """A streaming response that keeps its session, and says when nobody reads it any more, however it ends."""
 
     def __init__(
-        self, content: AsyncIterator[bytes], status: int, session: HttpSession, ended: Callable[[], None]
+        self,
+        content: AsyncIterator[bytes],
+        status: int,
+        session: HttpSession,
+        scope: anyio.CancelScope,
+        ended: Callable[[], None],
     ) -> None:
         super().__init__(content, status)
-        self._session, self._ended = session, ended
+        self._session, self._scope, self._ended = session, scope, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._session.busy += 1
         try:
-            with suppress(ClientDisconnect):
+            with suppress(ClientDisconnect), self._scope:
                 await super().__call__(scope, receive, send)
         finally:
             self._session.busy -= 1
@@ -81,13 +86,13 @@ class UpstreamAnswer:
         self._budget, self._carried = budget, carried
         self._as_it_comes = owed.judged is not None
         self._send, self._receive = anyio.create_memory_object_stream[tuple[bytes, str | None]](0)
-        self._scope = anyio.CancelScope()
+        self._scope, self._sending = anyio.CancelScope(), anyio.CancelScope()
         self._gone, self._held = False, 0
         self._settled: str | None = None
 
     def response(self, path: bytes) -> StreamingResponse:
         """The answer for the client of this path, as it is read."""
-        response = _Streamed(self._sent(), self._answer.status_code, self._session, self._left)
+        response = _Streamed(self._sent(), self._answer.status_code, self._session, self._sending, self._left)
         response.raw_headers += answered_with(self._answer.headers.raw, path, kind=self._kind_shown)
         self._owed.readers += 1
         self._session.busy += 1
@@ -129,6 +134,7 @@ class UpstreamAnswer:
             self._say(f"an answer of the server could not be handled: {type(error).__name__}: {error}")
         finally:
             self._session.busy -= 1
+            self._sending.deadline = anyio.current_time() + _LATE_S
 
     async def _read(self) -> None:
         try:
@@ -147,7 +153,10 @@ class UpstreamAnswer:
 
     async def _hand_over(self, part: bytes) -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client is gone
-            await self._send.send((part, self._settled))
+            with anyio.move_on_after(_LATE_S) as waits:
+                await self._send.send((part, self._settled))
+            if waits.cancelled_caught:  # or takes nothing
+                self._sending.cancel()
 
     async def _sent(self) -> AsyncIterator[bytes]:
         """The parts for the client: the result in one is delivered once the next is asked for, when this one is out."""

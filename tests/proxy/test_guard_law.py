@@ -5,7 +5,6 @@ With a grant the same call (tool, arguments) runs once without a human, whatever
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from typing import Any
@@ -46,7 +45,7 @@ class World:
         identity = self.chance.choice([len(self.sent), len(self.sent), self.chance.randrange(len(self.sent) + 1)])
         self.sent.append(identity)
         tool = self.chance.choice(["delete_note", "pay", "read_note"])
-        await self.one.call(identity, tool, n=self.chance.randrange(2))
+        await self.one.call(identity, tool, n=self.chance.choice([0, 1, 1.0]))
 
     async def cancel(self) -> None:
         params = {"requestId": self.chance.randrange(len(self.sent) + 1)}
@@ -67,10 +66,14 @@ class World:
             return
         for session in await self.one.ledger.pending():
             for request in session.requests:
-                kind = self.chance.choice(["approve", "reject", None])
-                if kind is not None and request.call is not None:
-                    await self.one.ledger.decide(request.decide(kind, principal="ann"))
-                    self.approved[request.call.canonical()] += kind == "approve"
+                kind = self.chance.choice(["approve", "reject", "edit", "respond", None])
+                if kind is None or request.call is None:
+                    continue
+                edited = {"n": self.chance.randrange(2)}
+                given = {"arguments": edited} if kind == "edit" else {}
+                await self.one.ledger.decide(request.decide(kind, principal="ann", message="so it is", **given))
+                name, arguments = request.call.name, edited if kind == "edit" else request.call.arguments
+                self.approved[f"{name}({int(arguments['n'])})"] += kind in ("approve", "edit")
 
     async def other(self) -> None:
         which = self.chance.randrange(3)
@@ -97,7 +100,7 @@ async def live(seed: int, steps: int) -> None:
         for message in one.ran():
             params: dict[str, Any] = message["params"]
             if params["name"] != "read_note":
-                ran[f"{params['name']}({json.dumps(params['arguments'], separators=(',', ':'))})"] += 1
+                ran[f"{params['name']}({int(params['arguments']['n'])})"] += 1
         covered = {call: call.startswith("pay") for call in ran}
         assert all(ran[call] <= world.approved[call] + covered[call] for call in ran), (ran, world.approved)
         for identity in tuple(one.guard._answers.running):  # the client gives up what is left: each call ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from grampus_uq import ApprovalPolicy, Grant
 from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import CallRecord
+from grampus_uq.gate.seal import Seal
 from grampus_uq.mcp.hand_overs import DeliveredResults, HandOvers
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime.stopping import order_stop
 from tests.proxy.guarded import Bench, SlowStore, bench, granted
 from tests.sampling import crossed, sampled
 
@@ -174,7 +177,7 @@ async def test_a_late_cancellation_of_an_answered_request_takes_nothing_back(how
         await one.call(3, path="a")
         await one.call(4, path="a")  # as often as it is asked
         for told in (await text(one, 3), await text(one, 4)):
-            assert "in this session before, and answered; this one was not sent" in told
+            assert "UTC, and answered; this one was not sent" in told
             assert "Nothing has happened" not in told
         assert len(one.ran()) == 1
 
@@ -341,6 +344,93 @@ async def test_what_a_human_answered_is_told_however_many_calls_came_between(kin
         assert "The call ran" not in told
 
 
+@pytest.mark.parametrize(
+    ("arguments", "again"),
+    [
+        ({"n": 1}, {"n": 1.0}),
+        ({"n": 0}, {"n": -0.0}),
+        ({"to": ["\u00e9"]}, {"to": ["e\u0301"]}),
+        ({"n": 1}, {"n": 1, "params": {"x": 1}}),
+        ({"n": 1, "params": {"x": 1}}, {"n": 1, "params": {"x": 2}}),
+    ],
+    ids=["a fraction of none", "minus nothing", "an accent of its own", "more beside", "other beside"],
+)
+async def test_what_a_server_may_take_for_the_same_call_is_one(arguments: Any, again: Any) -> None:
+    async with await granted(MemoryStore()) as one:
+        await one.ledger.grant(Grant(tool="pay", principal="ann", expires_s=time.time() + 600))
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        for identity, given in ((1, dict(arguments)), (2, dict(again))):
+            params = {"name": "pay", **given.pop("params", {}), "arguments": given}
+            await one.say(id=identity, method="tools/call", params=params)
+            if identity == 1:
+                await one.asked()
+                await one.returns(1)
+                await one.answered(1)
+        assert (await one.waiting()).rule == "repeated_call"
+        assert len(one.ran()) == 1
+
+
+@pytest.mark.parametrize("kind", ["respond", "edit"])
+async def test_a_call_whose_outcome_a_human_settled_does_not_go_ahead_again(kind: str) -> None:
+    async with await granted(MemoryStore(), late_s=0.1) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        await one.call(1, "pay", n=1)
+        await one.asked()
+        await gives_up(one, 1)
+        assert (await one.waiting()).unknown_outcome
+        await one.decide(kind, **({"arguments": {"n": 2}} if kind == "edit" else {"message": "it was paid"}))
+        if kind == "edit":
+            await one.call(2, "pay", n=1)
+            await one.asked(2)
+            await one.returns(2)
+        for identity in (3, 4):
+            await one.call(identity, "pay", n=1)
+            if identity == 3 and kind != "edit":
+                await one.answered(3)
+        assert (await one.waiting()).rule == "repeated_call"
+        await anyio.sleep(0.5)
+        assert [call["params"]["arguments"]["n"] for call in one.ran()] == ([1, 2] if kind == "edit" else [1])
+
+
+async def test_a_call_that_was_edited_into_the_same_one_counts() -> None:
+    async with await granted(MemoryStore(), hold_s=20.0) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        await one.call(0, "pay", n=1)
+        await one.asked()
+        await one.call(1, "pay", n=55)
+        await one.decide("edit", arguments={"n": 2})
+        await one.asked(2)
+        await one.call(2, "pay", n=2)
+        request = await one.waiting()
+        assert request.rule == "repeated_call"
+        assert "its answer is not known" in request.reason
+        assert len(one.ran()) == 2
+
+
+@pytest.mark.parametrize("what", ["it was stopped", "its key changed", "it ended"])
+async def test_a_session_that_begins_anew_under_its_name_knows_what_was_sent(what: str) -> None:
+    store, keys = MemoryStore(), [ApprovalPolicy(seal=Seal(letter * 32)) for letter in "ab"]
+    for number, approvals in enumerate(keys if what == "its key changed" else [None, None]):
+        async with await granted(store, hold_s=0.3, approvals=approvals) as one:
+            one.calls.session.names = replace(one.calls.session.names, resumes=what != "it ended")
+            await one.ledger.grant(Grant(tool="pay", principal="ann", expires_s=time.time() + 600))
+            await one.lists(pay={"annotations": {"destructiveHint": True}})
+            await one.call(1, "pay", n=1)
+            if number == 0:
+                await one.asked()
+                await one.returns(1)
+                await one.answered(1)
+                await one.guard.rest()
+                await anyio.sleep(0.2)
+                if what == "it was stopped":
+                    await order_stop(one.ledger, "mcp", "s", principal="ann")
+                    while one.calls.session.refusal is None:  # noqa: ASYNC110
+                        await anyio.sleep(0.05)
+            else:
+                assert "UTC, and answered; this one was not sent" in await text(one, 1)
+                assert one.ran() == []
+
+
 @pytest.mark.parametrize("when", ["at once", "while it runs", "once it was answered", "with an error"])
 async def test_of_equal_calls_that_cannot_be_undone_a_grant_lets_one_through(when: str) -> None:
     """Whether a client has what it was sent is known to nobody: one that has not sends the same call again."""
@@ -360,8 +450,9 @@ async def test_of_equal_calls_that_cannot_be_undone_a_grant_lets_one_through(whe
         request = await one.waiting()
         assert request.rule == "repeated_call"
         said = "the same call was sent to its server in this session at 20"
-        assert (said in request.reason) == (when not in ("at once", "while it runs"))
-        assert "it cannot be undone" in request.reason
+        assert (said in request.reason) or when == "at once"
+        assert ("its answer is not known" in request.reason) == (when == "while it runs") or when == "at once"
+        assert "of equal calls that cannot be undone only one goes ahead by itself" in request.reason
         await one.call(3, "pay", n=2)  # another one is none of its business
         assert len(await one.asked(2)) == 2
         await one.decide()
@@ -464,7 +555,7 @@ async def test_of_an_edited_call_the_one_that_ran_is_said_to_have_run(proposed: 
         await one.guard.rest()
         one.exchange._hold_s = 0.3
         await one.call(2, "pay", n=proposed)
-        assert ("in this session before, and answered" in await text(one, 2)) == (proposed == 1)
+        assert ("UTC, and answered" in await text(one, 2)) == (proposed == 1)
         assert ("was sent to its server in this session" in (await one.waiting()).reason) == (proposed == 1)
 
 
@@ -485,7 +576,7 @@ async def test_a_call_that_is_asked_about_anew_still_says_that_the_same_one_ran(
         await anyio.sleep(0.5)
         await one.lists(pay={"description": "Pays twice."})
         await one.call(3, "pay", n=1)
-        assert "in this session before, and answered" in await text(one, 3)
+        assert "UTC, and answered" in await text(one, 3)
         reason = (await one.waiting()).reason
         assert "was sent to its server in this session" in reason
         assert "Pays twice." in reason
@@ -504,7 +595,7 @@ async def test_a_result_that_was_delivered_is_not_handed_over_after_a_death() ->
     async with bench(store, hold_s=0.3) as two:
         two.calls.session._lease_s = 0.5
         await two.call(1, path="a")
-        assert "in this session before, and answered" in await text(two, 1)
+        assert "UTC, and answered" in await text(two, 1)
 
 
 async def test_results_that_nobody_asks_for_again_make_room_for_others(monkeypatch: Any) -> None:
