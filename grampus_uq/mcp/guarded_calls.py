@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -31,6 +32,7 @@ from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
+from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.run_state import AgentState
@@ -88,7 +90,7 @@ class GuardedCalls:
 
     async def run(self) -> None:
         """Renew the lease, take up decisions, save what was delivered and heed stop orders, until it is cancelled."""
-        await self.session.run(self._work)
+        await self.session.run(partial(run_with_watch, self._take_decisions, self._save_delivered))
 
     async def aclose(self) -> None:
         """The client and the server are gone: a session that resumes is released, any other ends."""
@@ -337,7 +339,8 @@ class GuardedCalls:
                 self._notes.keep_result(record.proposed.id, raw)
             if not answered:
                 self._sends_not(record.proposed.id)
-            elif self._sent.pop(record.proposed.id, None) is not None or matters(record):
+            elif matters(record):
+                self._sent.pop(record.proposed.id, None)
                 self._notes.answered(record.call, self._ledger.now_s(), is_error=is_error)
             outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
             record = state.record(record)
@@ -469,11 +472,6 @@ class GuardedCalls:
             )
 
     # -- decisions ------------------------------------------------------------------------------------------------
-
-    async def _work(self) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._save_delivered)
-            await self._take_decisions()
 
     async def _take_decisions(self) -> None:
         """Look for decisions and expired requests while calls wait; never ends."""

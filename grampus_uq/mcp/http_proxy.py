@@ -60,7 +60,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("mcp", "mcp", "serving MCP over HTTP") from error
 
-_SENDING_S = 600.0  # for a client that takes nothing
+_SENDING_S: Final = 600.0  # for a client that takes nothing
 _TIMEOUT: Final = httpx.Timeout(30.0, read=3_600.0)
 
 
