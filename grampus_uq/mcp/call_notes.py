@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +19,15 @@ _MOST_SENT: Final = 1_000
 _UNANSWERED: Final = "s"
 _FAILED: Final = "e"
 _DIGEST: Final = 24  # characters that tell calls of one session apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What was noted as a call went to its server, and what had been noted of the same one before."""
+
+    likeness: str
+    said: str
+    before: str | None
 
 
 class CallNotes:
@@ -61,22 +71,24 @@ class CallNotes:
 
     # -- calls that were sent to their server ---------------------------------------------------------------------
 
-    def sent(self, call: ToolCall, now_s: float) -> str | None:
-        """A call goes to its server; the last 1,000 that did are remembered. Returns what was known before."""
-        return self._note(call, f"{now_s:.0f}{_UNANSWERED}")
+    def sent(self, same: str, now_s: float) -> Sent:
+        """A call of this likeness goes to its server. Those that are not answered push out none that were."""
+        said = f"{now_s:.0f}{_UNANSWERED}"
+        return Sent(likeness=same, said=said, before=self._note(same, said, most=3 * _MOST_SENT))
 
-    def answered(self, call: ToolCall, now_s: float, *, is_error: bool) -> None:
-        """Its server answered it."""
-        self._note(call, f"{now_s:.0f}{_FAILED if is_error else ''}")
+    def answered(self, same: str, now_s: float, *, is_error: bool) -> None:
+        """Its server answered it; the last 1,000 are remembered."""
+        self._note(same, f"{now_s:.0f}{_FAILED if is_error else ''}", most=_MOST_SENT)
 
-    def unsent(self, call: ToolCall, before: str | None) -> None:
-        """It did not go there after all: what was known before holds."""
-        self._note(call, before)
+    def unsent(self, sent: Sent) -> None:
+        """It did not go there after all: what was known before holds, unless more is known since."""
+        if self._sent().get(sent.likeness) == sent.said:
+            self._note(sent.likeness, sent.before, most=3 * _MOST_SENT)
 
-    def _note(self, call: ToolCall, said: str | None) -> str | None:
-        notes, same = self._sent(), likeness(call)
+    def _note(self, same: str, said: str | None, *, most: int) -> str | None:
+        notes = self._sent()
         before = notes.pop(same, None)
-        last = dict([*notes.items()][1 - _MOST_SENT :])
+        last = dict([*notes.items()][1 - most :])
         self._state.metadata["sent"] = last if said is None else {**last, same: said}
         return before
 
@@ -108,7 +120,7 @@ def likeness(call: ToolCall) -> str:
     1 and 1.0 are one number to JSON Schema and to many servers, and a letter with its accent is one or two characters.
     What else a call carries does not make it another one.
     """
-    arguments = call.arguments["arguments"] if BESIDE in call.arguments else call.arguments
+    arguments = call.arguments.get("arguments") if BESIDE in call.arguments else call.arguments
     text = f"{call.name}({canonical_json(_read(arguments))})"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
 
@@ -119,5 +131,6 @@ def _read(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {unicodedata.normalize("NFC", key): _read(one) for key, one in value.items()}
+        found = {unicodedata.normalize("NFC", key): _read(one) for key, one in value.items()}
+        return found if len(found) == len(value) else {key: _read(one) for key, one in value.items()}
     return [_read(one) for one in value] if isinstance(value, list) else value

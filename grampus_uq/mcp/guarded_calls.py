@@ -21,7 +21,7 @@ from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
-from grampus_uq.mcp.call_notes import CallNotes, likeness
+from grampus_uq.mcp.call_notes import CallNotes, Sent, likeness
 from grampus_uq.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
 from grampus_uq.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
 from grampus_uq.mcp.hand_overs import DeliveredResults
@@ -80,7 +80,7 @@ class GuardedCalls:
         self._storing: set[str] = set()
         self._delivered, self._unsaved = DeliveredResults(), anyio.Event()
         self._awaited = set[str]()  # calls whose client waits for what becomes of them
-        self._sent: dict[str, tuple[ToolCall, str | None]] = {}  # with what was known of the same one before
+        self._sent: dict[str, Sent] = {}  # by the id of a call that started, until it is known what became of it
         self._open: WeakValueDictionary[str, OpenCall] = WeakValueDictionary()
 
     async def open(self) -> None:
@@ -158,7 +158,7 @@ class GuardedCalls:
         if self.gate.effect(call, None, self._monitor.profile.policy) is not Effect.IRREVERSIBLE:
             return False
         state, same = self.session.current().lease.state, likeness(call)
-        starts = (one for one in state.turn if one.phase is CallPhase.CLEARED and not one.decisions)
+        starts = (one for one in state.turn if one.phase is CallPhase.CLEARED)
         return self.sent_before(call) is not None or any(likeness(one.call) == same for one in starts)
 
     @property
@@ -209,13 +209,13 @@ class GuardedCalls:
     def _sends(self, record: CallRecord) -> None:
         """Remember a call that is to go to its server: what is saved before that holds it."""
         if matters(record) and record.proposed.id not in self._sent:
-            self._sent[record.proposed.id] = record.call, self._notes.sent(record.call, self._ledger.now_s())
+            self._sent[record.proposed.id] = self._notes.sent(likeness(record.call), self._ledger.now_s())
 
     def _sends_not(self, call_id: str) -> None:
         """It does not go there after all."""
         sent = self._sent.pop(call_id, None)
-        if sent is not None:
-            self._notes.unsent(*sent)
+        if sent is not None and all(one.likeness != sent.likeness for one in self._sent.values()):
+            self._notes.unsent(sent)
 
     def _note_call(self, call: ToolCall) -> None:
         state = self.session.current().lease.state
@@ -282,7 +282,13 @@ class GuardedCalls:
             self._awaited.add(call.id)
         record = started[0]
         reads = record.effect is Effect.READ and not record.decisions and record.grant is None
-        if not reads and not await turn.announce(started):
+        announced = False
+        try:
+            announced = reads or bool(await turn.announce(started))
+        finally:
+            if not announced:
+                self._sends_not(call.id)
+        if not announced:
             return await self.next(call)
         await self._pins.keep(shown)
         self._tools.let_through(shown)
@@ -341,7 +347,7 @@ class GuardedCalls:
                 self._sends_not(record.proposed.id)
             elif matters(record):
                 self._sent.pop(record.proposed.id, None)
-                self._notes.answered(record.call, self._ledger.now_s(), is_error=is_error)
+                self._notes.answered(likeness(record.call), self._ledger.now_s(), is_error=is_error)
             outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
             record = state.record(record)
             turn.take_result(record, outcome)

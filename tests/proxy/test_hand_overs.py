@@ -9,16 +9,19 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grampus_uq import ApprovalPolicy, Grant
 from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.seal import Seal
+from grampus_uq.mcp.call_notes import CallNotes, Sent
+from grampus_uq.mcp.guarded_calls import GuardedCalls
 from grampus_uq.mcp.hand_overs import DeliveredResults, HandOvers
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stopping import order_stop
 from tests.proxy.guarded import Bench, SlowStore, bench, granted
 from tests.sampling import crossed, sampled
@@ -708,3 +711,65 @@ def test_what_was_delivered_is_kept_within_bounds() -> None:
     assert [number for number in range(2_000, 2_009) if kept.take(f"c{number}")] == list(range(2_002, 2_009))
     kept.add(record(1), "t", "x")
     assert kept.take("c1") == (record(1), "t", "x")
+
+
+@given(st.lists(st.tuples(st.sampled_from("sua"), st.integers(0, 1), st.integers(0, 2)), max_size=12))
+@example([("s", 0, 0), ("s", 0, 0), ("a", 0, 1), ("u", 0, 0)])
+@example([("s", 0, 0), ("s", 0, 0), ("u", 0, 0)])
+def test_what_went_to_its_server_is_known_whatever_else_did_not(events: list[tuple[str, int, int]]) -> None:
+    """Starts, withdrawals and answers of equal calls in any order: what was sent and not taken back is remembered."""
+    state, notes = AgentState(agent_id="a", session_id="s"), dict[str, int]()
+    keeps, went = CallNotes(state), set[int]()
+    noting = type("Noting", (GuardedCalls,), {"_notes": keeps})
+    calls = noting.__new__(noting)
+    calls._sent = dict[str, Sent]()
+    for number, (kind, like, place) in enumerate(events):
+        if kind == "s":
+            notes[str(number)], calls._sent[str(number)] = like, keeps.sent(str(like), 7.0 + number // 3)
+        elif notes:
+            identity = sorted(notes)[place % len(notes)]
+            which = notes.pop(identity)
+            if kind == "a":
+                went.add(which)
+                del calls._sent[identity]
+                keeps.answered(str(which), 8.0 + number, is_error=False)
+            else:
+                calls._sends_not(identity)
+    known = state.metadata.get("sent") or {}
+    assert isinstance(known, dict)
+    assert {str(like) for like in went | set(notes.values())} <= known.keys()
+
+
+def test_calls_that_did_not_go_push_out_none_that_did() -> None:
+    state = AgentState(agent_id="a", session_id="s")
+    notes = CallNotes(state)
+    for number in range(1_000):
+        notes.answered(f"went {number}", 1.0, is_error=False)
+    sent = [notes.sent(f"did not {number}", 2.0) for number in range(1_000)]
+    for one in sent:
+        notes.unsent(one)
+    assert len(notes._sent()) == 1_000
+    notes.answered("one more", 3.0, is_error=True)
+    assert len(notes._sent()) == 1_000
+    assert "went 0" not in notes._sent()
+
+
+@pytest.mark.parametrize("human", ["edit", "approve"])
+async def test_a_call_that_could_not_start_is_not_said_to_have_been_sent(human: str) -> None:
+    class Fails(MemoryStore):
+        fails = False
+
+        async def write(self, *changes: Any) -> float:
+            if self.fails:
+                raise StoreError("down")
+            return await super().write(*changes)
+
+    store = Fails()
+    async with bench(store, hold_s=1.0) as one:
+        await one.call(1, n=1)
+        await one.decide(human, **({"arguments": {"n": 2}} if human == "edit" else {}))
+        store.fails = True
+        await one.answered(1)
+        store.fails = False
+        assert one.ran() == []
+        assert one.calls._notes._sent() == {}
