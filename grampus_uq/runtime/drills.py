@@ -32,7 +32,7 @@ from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.lent_values import MOST_TRADING, lent_values, other_amount, other_recipient, words_of
-from grampus_uq.runtime.values_in_text import in_place, is_clear
+from grampus_uq.runtime.values_in_text import in_place
 from grampus_uq.signals.call_support import names_of
 from grampus_uq.stats.stored_values import FROZEN
 
@@ -235,10 +235,7 @@ def _lent(rule: DrillRule, cards: Sequence[Card]) -> list[JsonValue]:
     """For each card the value of another call that makes it wrong; None where the card would not show that it is."""
     runs = [" \n".join(m.content or "" for m in card.messages if m.role is not Role.ASSISTANT) for card in cards]
     differ = other_amount if rule.change is Change.AMOUNT else partial(other_recipient, words=cache(words_of))
-    values = [card.arguments.get(rule.argument or "") for card in cards]
-    lent = lent_values(values, runs, differ)
-    texts = ([card.reason, *(m.content or "" for m in card.messages)] for card in cards)
-    return [new if is_clear(old, said) else None for old, new, said in zip(values, lent, texts, strict=True)]
+    return lent_values([card.arguments.get(rule.argument or "") for card in cards], runs, differ)
 
 
 def _earlier_calls(card: Card) -> list[tuple[ToolCall, bool | None]]:
