@@ -97,9 +97,9 @@ class CallNotes:
         found = self._state.metadata.get("sent")
         return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) else {}
 
-    def sent_before(self, call: ToolCall) -> str | None:
-        """When the same call last went to its server, and what is known of its answer; None where it did not."""
-        said = self._sent().get(likeness(call))
+    def sent_before(self, same: str) -> str | None:
+        """When a call of this likeness last went to its server, and what is known of its answer; None if none did."""
+        said = self._sent().get(same)
         if said is None:
             return None
         what = "its answer is not known" if said.endswith(_UNANSWERED) else "answered"

@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 
 from grampus_uq.errors import GrampusError, SessionConflictError, SessionError, StoreError
-from grampus_uq.gate.call import CallPhase
+from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.gate import Gate
 from grampus_uq.mcp.call_notes import CallNotes
 from grampus_uq.mcp.call_outcomes import matters
@@ -97,9 +97,7 @@ class ConnectionSession:
                 delegates={},
             )
             turn.restore()
-            state = lease.state  # of a call that merely reads, or can be undone, nothing is owed
-            state.turn = [one for one in state.turn if one.phase is not CallPhase.SETTLED or matters(one)]
-            state.turn = [one for one in state.turn if one.phase is not CallPhase.CLEARED or one.decisions]
+            lease.state.turn = [one for one in lease.state.turn if _is_owed(one)]
             lost = [("outcome_unknown", turn.facts(record)) for record in turn.recover()]
             if lost:
                 await lease.save(*lost)  # at once: humans are asked about these
@@ -219,6 +217,13 @@ class ConnectionSession:
         """End the session as the policy says; the caller holds the lock."""
         self._refuse(why)
         await self._endings.end(self.current().lease, StopReason.MONITOR_STOP, unrun=why)
+
+
+def _is_owed(record: CallRecord) -> bool:
+    """False for what ended and merely reads or can be undone, and for what nobody decided on and did not start."""
+    if record.phase is CallPhase.CLEARED:
+        return bool(record.decisions)
+    return record.phase is not CallPhase.SETTLED or matters(record)
 
 
 def _says_nothing(name: str) -> None:

@@ -159,7 +159,7 @@ class GuardedCalls:
             return False
         state, same = self.session.current().lease.state, likeness(call)
         starts = (one for one in state.turn if one.phase is CallPhase.CLEARED)
-        return self.sent_before(call) is not None or any(likeness(one.call) == same for one in starts)
+        return self._notes.sent_before(same) is not None or any(likeness(one.call) == same for one in starts)
 
     @property
     def _acts(self) -> bool:
@@ -204,7 +204,7 @@ class GuardedCalls:
 
     def sent_before(self, call: ToolCall) -> str | None:
         """When the same call (tool, arguments) went to its server in this session; None where that is not known."""
-        return self._notes.sent_before(call)
+        return self._notes.sent_before(likeness(call))
 
     def _sends(self, record: CallRecord) -> None:
         """Remember a call that is to go to its server: what is saved before that holds it."""

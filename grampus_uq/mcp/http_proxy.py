@@ -56,11 +56,10 @@ try:
     from starlette.types import Receive, Scope, Send
 
     from grampus_uq.mcp.http_traffic import Bounds, Traffic
-    from grampus_uq.mcp.upstream_answer import UpstreamAnswer
+    from grampus_uq.mcp.upstream_answer import LATE_S, UpstreamAnswer
 except ImportError as error:
     raise MissingDependencyError.of("mcp", "mcp", "serving MCP over HTTP") from error
 
-_SENDING_S: Final = 600.0  # for a client that takes nothing
 _TIMEOUT: Final = httpx.Timeout(30.0, read=3_600.0)
 
 
@@ -156,11 +155,8 @@ class _Door:
         if self._upstream.advisory:
             owed.judged = anyio.Event()
             owed.judged.set()
-        session.busy += 1
-        try:
+        with session.at_work():
             return await serve(session, owed)
-        finally:
-            session.busy -= 1
 
     async def _asked(self, request: Request) -> Response:
         """A request without a message."""
@@ -358,15 +354,12 @@ class _Told(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         calls = self._session.exchange.calls
-        self._session.busy += 1
         try:
-            with anyio.fail_after(_SENDING_S):
+            with self._session.at_work(), anyio.fail_after(LATE_S):
                 await super().__call__(scope, receive, send)
         except BaseException:
             calls.left(self._call_id)
             raise
-        finally:
-            self._session.busy -= 1
         calls.delivered(self._call_id)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -57,6 +58,15 @@ class HttpSession:
     busy: int = 0
     """Requests at work, answers that are read, and answers that are sent."""
     _streams: OrderedDict[bytes, Owed] = field(default_factory=OrderedDict)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Keep the session while something of it is at work."""
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
 
     def cancel(self, identity: object) -> bool:
         """Give up the one call with this id that waits; False where there is none, or clients share the id.

@@ -35,7 +35,8 @@ from grampus_uq.mcp.http_traffic import Traffic
 from grampus_uq.mcp.json_rpc import INVALID_REQUEST, error_line
 from grampus_uq.mcp.server_messages import read_server_message
 
-_LATE_S: Final = 600.0
+LATE_S: Final = 600.0
+"""How long an answer is read that its client left, and sent to one that takes nothing."""
 _RESUME_S: Final = 300.0
 
 
@@ -54,12 +55,10 @@ class _Streamed(StreamingResponse):
         self._session, self._scope, self._ended = session, scope, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._session.busy += 1
         try:
-            with suppress(ClientDisconnect), self._scope:
+            with self._session.at_work(), suppress(ClientDisconnect), self._scope:
                 await super().__call__(scope, receive, send)
         finally:
-            self._session.busy -= 1
             self._ended()
 
 
@@ -120,7 +119,7 @@ class UpstreamAnswer:
         if self._owed.record is not None:
             self._session.exchange.calls.left(self._owed.record.proposed.id)
         if self._owed.matters:
-            self._scope.deadline = anyio.current_time() + _LATE_S
+            self._scope.deadline = anyio.current_time() + LATE_S
         else:
             self._scope.cancel()
 
@@ -134,7 +133,7 @@ class UpstreamAnswer:
             self._say(f"an answer of the server could not be handled: {type(error).__name__}: {error}")
         finally:
             self._session.busy -= 1
-            self._sending.deadline = anyio.current_time() + _LATE_S
+            self._sending.deadline = anyio.current_time() + LATE_S
 
     async def _read(self) -> None:
         try:
@@ -153,7 +152,7 @@ class UpstreamAnswer:
 
     async def _hand_over(self, part: bytes) -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client is gone
-            with anyio.move_on_after(_LATE_S) as waits:
+            with anyio.move_on_after(LATE_S) as waits:
                 await self._send.send((part, self._settled))
             if waits.cancelled_caught:  # or takes nothing
                 self._sending.cancel()
