@@ -54,6 +54,12 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """As many workers as cores and two more: half of a worker's time is waiting for processes, servers and clocks."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return cores + min(cores, 2)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as slow what the slow stage tries in full and the default run in part."""
