@@ -238,8 +238,10 @@ class StoredPermits:
         for document in await self.store.scan(_PERMIT, label=record.proposed.name) if wrong is not None else ():
             permit = self._trusted(document)
             if permit is not None and wrong is not None:
-                with _beside_damage(permit):
+                try:
                     await self._answer(permit, identity_of(record, terms), wrong)
+                except DamagedLogError as error:
+                    _log.warning("permit %s lets nothing ahead, and takes no answer: %s", permit.id[:8], error)
         if never is not None:
             await self._close(record, terms, never)
 
@@ -249,8 +251,7 @@ class StoredPermits:
                 if _permit(document).covers(record.proposed, terms.agent_id, 0.0):
                     await close_permit(self.store, document.key, closing_words(decision))
                     if (permit := self._trusted(document)) is not None:
-                        with _beside_damage(permit):
-                            await self._looked(permit)
+                        await self._looked(permit)
 
     # -- tickets --------------------------------------------------------------------------------------------------
 
@@ -286,7 +287,11 @@ class StoredPermits:
                 return _Said(standing=now)
             number, ticket = taken
             put = self._put_ticket(permit, key, _Found(number=number, asked=ticket.asked, wrong=None), known)
-            if await self._written(now, applied(permit, now.state, entry), entry, put):
+            try:
+                written = await self._written(now, applied(permit, now.state, entry), entry, put)
+            except DamagedLogError as error:  # of this permit: the others learn beside it
+                return _Said(standing=now, trouble=f"permit {permit.id[:8]} lets nothing ahead: {error}")
+            if written:
                 return _Said(standing=now, ahead=not ticket.asked, audit=ticket.audit)
             await _pause(attempt)
         raise _busy(permit.id)
@@ -326,13 +331,19 @@ class StoredPermits:
     # -- states ---------------------------------------------------------------------------------------------------
 
     async def _looked(self, permit: Permit) -> Standing:
-        """The standing; what a human closed meanwhile is written into the state, under this host's seal."""
+        """The standing; what a human closed meanwhile is written into the state, under this host's seal.
+
+        A permit whose log is damaged is closed by its definition alone.
+        """
         for attempt in range(_TRIES):
             now = await self._standing(permit)
             if now.closing is None:
                 return now
-            if await self._written(now, now.state, now.closing):
-                return replace(now, version=now.version + 1, closing=None)
+            try:
+                if await self._written(now, now.state, now.closing):
+                    return replace(now, version=now.version + 1, closing=None)
+            except DamagedLogError:
+                return replace(now, closing=None)
             await _pause(attempt)
         raise _busy(permit.id)
 
@@ -550,15 +561,6 @@ def _closed(document: Document, why: str) -> Put | None:
         return None
     body = json.dumps({**values, "closed": why})
     return Put(kind=_PERMIT, key=document.key, body=body, expected=document.version, label=document.label)
-
-
-@contextlib.contextmanager
-def _beside_damage(permit: Permit) -> Iterator[None]:
-    """What a permit's state has to take, unless its log is damaged: then it lets nothing ahead whatever it earned."""
-    try:
-        yield
-    except DamagedLogError as error:
-        _log.warning("permit %s lets nothing ahead, and takes no answer: %s", permit.id[:8], error)
 
 
 async def _pause(attempt: int) -> None:

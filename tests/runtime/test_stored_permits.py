@@ -310,6 +310,7 @@ async def test_a_broken_state_makes_calls_wait_and_the_request_says_what_is_brok
 
 
 STORES = ["memory", "sqlite", "postgres", "redis"]
+ON_SERVERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("postgres", "redis")]
 
 
 @pytest.fixture(params=STORES)
@@ -358,6 +359,36 @@ async def test_a_log_whose_last_entry_is_broken_lets_nothing_ahead_and_ends_no_r
     never = result.pending[0].decide("reject", principal="a", never=True)
     assert (await office.runner().resume("mailer", f"never-{run}", never)).status is AgentStatus.COMPLETED
     assert "said never" in str((await office.standing()).state.closed)
+
+
+@pytest.mark.parametrize("damaged", ["0" * 32, "f" * 32])  # the order in which they are read
+@pytest.mark.parametrize("closed", ["revoked", "never", None])
+async def test_beside_a_permit_whose_log_is_damaged_others_learn_and_stand_alone_once_it_is_closed(
+    damaged: str, closed: str | None
+) -> None:
+    office = Office()
+    one = await office.earn(id=damaged)
+    other = permit(id="7" * 32)
+    log = f"permit/{one.id}"
+    await office.store.write(Append(log=log, bodies=("garbage",), expected=len(await office.store.read(log))))
+    if closed == "never":
+        result = await office.run("never", says=None, body="never")
+        never = result.pending[0].decide("reject", principal="a", never=True)
+        await office.runner().resume("mailer", "never", never)
+    elif closed == "revoked":
+        await close_permit(office.store, one.id, "revoked")
+    await grant_permit(office.store, other)
+    for number in range(8):
+        await office.run(f"s-{number}", body=f"body {number}")
+    found = {standing.permit.id: standing.state for standing in await stored_permits(office.store)}
+    assert found[other.id].answers > 0
+    assert found[other.id].in_force(other) == 1
+    assert found[other.id] == await replayed_permit(office.store, other)
+    result = await office.run("then", says=None, body="then")
+    if closed is None:
+        assert "a log cannot go on: its last entry" in result.pending[0].reason
+    else:
+        assert result.status is AgentStatus.COMPLETED
 
 
 class Forgetful(MemoryStore):
@@ -609,41 +640,24 @@ async def test_advisory_runs_are_untouched_and_teach_nothing() -> None:
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "memory",
-        "sqlite",
-        pytest.param("postgres", marks=pytest.mark.slow),
-        pytest.param("redis", marks=pytest.mark.slow),
-    ],
-)
-async def test_workers_that_share_a_permit_lose_no_answer_and_count_none_twice(
-    backend: str, tmp_path: Any, request: pytest.FixtureRequest
-) -> None:
-    url = f"sqlite:///{tmp_path}/s.db" if backend == "sqlite" else ""
-    if backend in ("postgres", "redis"):
-        url = request.getfixturevalue(f"{backend}_url")
-    store = open_store(url) if url else MemoryStore()
-    one = permit(epsilon=0.02, delta=0.05, id=f"{time.time_ns():x}")
-    try:
-        await grant_permit(store, one)
-        offices = [Office(store) for _ in range(4)]
+@pytest.mark.parametrize("any_store", ["memory", "sqlite", *ON_SERVERS], indirect=True)
+async def test_workers_that_share_a_permit_lose_no_answer_and_count_none_twice(any_store: SessionStore) -> None:
+    store, one = any_store, permit(epsilon=0.02, delta=0.05)
+    await grant_permit(store, one)
+    offices = [Office(store) for _ in range(4)]
 
-        async def work(office: Office, number: int) -> None:
-            for turn in range(6):
-                name = f"{one.id}-{number}-{turn}"
-                await office.run(name, says="reject" if turn == 3 else "approve", body=name)
+    async def work(office: Office, number: int) -> None:
+        for turn in range(6):
+            name = f"{one.id}-{number}-{turn}"
+            await office.run(name, says="reject" if turn == 3 else "approve", body=name)
 
-        async with anyio.create_task_group() as group:
-            for number, office in enumerate(offices):
-                group.start_soon(work, office, number)
-        found = next(s for s in await stored_permits(store) if s.permit.id == one.id)
-        assert (found.state.answers, found.state.wrong, found.state.open) == (24, 4, ())
-        assert found.state == await replayed_permit(store, one)
-        assert PermitState.read(one, json.loads(found.state.model_dump_json())) == found.state
-    finally:
-        await store.aclose()
+    async with anyio.create_task_group() as group:
+        for number, office in enumerate(offices):
+            group.start_soon(work, office, number)
+    found = next(s for s in await stored_permits(store) if s.permit.id == one.id)
+    assert (found.state.answers, found.state.wrong, found.state.open) == (24, 4, ())
+    assert found.state == await replayed_permit(store, one)
+    assert PermitState.read(one, json.loads(found.state.model_dump_json())) == found.state
 
 
 async def test_workers_that_share_two_permits_ask_where_one_asks_and_both_learn_every_answer() -> None:
