@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests import sampling
+from tests.clocks import all_clocks_jump
 
 # A shell starts what runs in the background with Ctrl-C ignored, and every process that a test starts would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -77,6 +79,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
+def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
     """Run each test that is marked `anyio` once on asyncio and once on trio."""
+    if request.node.get_closest_marker("jumping_clocks"):
+        return all_clocks_jump(request.param, request.getfixturevalue("monkeypatch"))
     return str(request.param)

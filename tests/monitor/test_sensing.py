@@ -302,6 +302,7 @@ async def test_the_slow_path_runs_when_nothing_else_could_be_read():
     assert found["p_true"].reason == MissingReason.PARSE_ERROR
 
 
+@pytest.mark.jumping_clocks
 @pytest.mark.anyio
 async def test_in_speculative_mode_the_first_pair_is_drawn_beside_p_true():
     model = talking("0.70", delay_s=0.3)
@@ -339,6 +340,7 @@ async def test_a_speculative_pair_that_fails_takes_nothing_else_along(failure):
     assert model.in_flight == 0
 
 
+@pytest.mark.jumping_clocks
 @pytest.mark.anyio
 async def test_the_slow_path_has_its_own_clock_after_a_slow_fast_path():
     model = talking("0.70", delay_s=1.2)

@@ -299,6 +299,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.jumping_clocks
 @pytest.mark.anyio
 @pytest.mark.parametrize("failure", sorted(FAILURES))
 @pytest.mark.parametrize("speculative", [False, True])

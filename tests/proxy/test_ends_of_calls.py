@@ -12,7 +12,7 @@ from grampus_uq.mcp.connection_session import SessionNames
 from tests.proxy.guarded import SlowStore, bench
 from tests.sampling import sampled
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 
 _READS = {"read_note": {"annotations": {"readOnlyHint": True}}}
 

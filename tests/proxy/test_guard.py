@@ -22,7 +22,7 @@ from grampus_uq.testing import ScriptedModel
 from tests.proxy.guarded import MODERN, Bench, bench
 from tests.signals.test_reader import writes
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 
 _READS = {"read_note": {"annotations": {"readOnlyHint": True}}}
 

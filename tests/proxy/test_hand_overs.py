@@ -26,7 +26,7 @@ from grampus_uq.runtime.stopping import order_stop
 from tests.proxy.guarded import Bench, SlowStore, bench, granted
 from tests.sampling import crossed, sampled
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 
 
 class SlowPins(MemoryStore):

@@ -17,7 +17,7 @@ from grampus_uq.mcp.message_lines import TooLong
 from tests.proxy.guarded import Bench, bench
 from tests.sampling import examples
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 
 
 def tool(description: str, name: str = "read_note") -> dict[str, Any]:

@@ -37,7 +37,7 @@ from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner
 from tests.runtime.test_evidence_proofs import rechained
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 SIGNERS = {name: Ed25519Signer.generate() for name in ("ann", "bob", "dan", "eve")}
 KEYS = PublicKeys({name: signer.public_key for name, signer in SIGNERS.items()})
 SEAL = Seal("a seal of this test's")

@@ -28,7 +28,7 @@ from grampus_uq.runtime.graph import NodeHandler
 from grampus_uq.runtime.store import Change, Document, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 
 
 def say(name: str, visited: list[str], delay_s: float = 0.0) -> NodeHandler:

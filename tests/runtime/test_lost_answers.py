@@ -19,7 +19,7 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker_jobs import Job, set_aside, take
 from tests.runtime.agents import AGENT, World, runner, unknown_calls
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 
 
 class Faulty(MemoryStore):

@@ -227,6 +227,7 @@ async def test_a_tampered_decision_in_the_store_runs_nothing_and_the_true_one_co
     assert world.sent == [("bob", "hi")]
 
 
+@pytest.mark.jumping_clocks
 async def test_an_expired_request_is_told_as_expiry_and_a_late_decision_is_refused_and_asked_again() -> None:
     world, store = World(), MemoryStore()
     policy = ApprovalPolicy(expires_s=0.05)
@@ -369,6 +370,7 @@ async def test_stream_shows_the_decisions_of_run_and_nothing_of_what_waits() -> 
     assert "Secret" not in "".join(event.text for event in uncertain)
 
 
+@pytest.mark.jumping_clocks
 async def test_a_stop_order_ends_a_hanging_run_within_a_second() -> None:
     store = MemoryStore()
     one = AgentRunner(ScriptedModel([HANG] * 3), FunctionTools(), uncertainty_monitor=UncertaintyMonitor(), store=store)

@@ -403,6 +403,7 @@ class Forgetful(MemoryStore):
         return await super().write(*changes)
 
 
+@pytest.mark.jumping_clocks
 @pytest.mark.one_loop
 @crossed("failing,says", [1, 4, 5], ["reject", "edit", "guidance"])
 async def test_a_run_goes_on_from_an_answer_against_its_call_only_once_the_permit_has_it(

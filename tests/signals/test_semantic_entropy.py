@@ -47,6 +47,7 @@ async def test_five_different_answers_have_no_confidence():
     assert reading.value == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.jumping_clocks
 async def test_the_first_pair_is_drawn_together_and_so_is_the_rest():
     model = ScriptedModel(["Paris", "Rome", "Paris", "Paris", "Rome"], delay_s=0.01)
     await sample(model)
@@ -73,6 +74,7 @@ async def test_too_few_samples_are_a_missing_reading_that_names_the_failure(fail
     assert reading.calls == 5
 
 
+@pytest.mark.jumping_clocks
 async def test_samples_that_hang_past_the_deadline_are_given_up_and_the_others_read():
     reading, model = await sample(["Paris", "Rome", HANG, "Paris", "Paris"], timeout_s=0.4)
     assert reading.value is not None
