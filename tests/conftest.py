@@ -6,13 +6,14 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests import sampling
+from tests import order, sampling
 from tests.clocks import all_clocks_jump
 
 # A shell starts what runs in the background with Ctrl-C ignored, and every process that a test starts would inherit it.
@@ -28,6 +29,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 
 # How slowly examples are drawn says how busy the machine is, not whether the code is right.
 RELAXED = [HealthCheck.too_slow]
+SLOW_S = 900
 settings.register_profile("thorough", deadline=None, max_examples=2000, suppress_health_check=RELAXED)
 # A mutant that fifty examples let live is worth a test of its own; that it dies is all one asks, not of what.
 settings.register_profile(
@@ -62,13 +64,19 @@ def pytest_xdist_auto_num_workers() -> int:
     return cores + min(cores, 2)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as slow what the slow stage tries in full and the default run in part."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark as slow what the slow stage tries in full and the default run in part; begin with what may take long."""
     asked = sampling.asks_for_slow(config.option.markexpr)
     for item in items:
         if sampling.in_slow_stage(item, asked):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))  # some take two minutes of an idle machine
+    yield
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        items[:] = order.long_first(items, workers, order.limit_s, lambda item: item.path)
 
 
 @pytest.hookimpl(trylast=True)
