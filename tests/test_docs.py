@@ -227,7 +227,7 @@ def fork_pages() -> list[str]:
         if child := os.fork():
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
             continue
-        signal.alarm(1_500 if "--slow" in arguments else 250)  # ends the page
+        signal.alarm(3_500 if "--slow" in arguments else 250)  # ends the page
         os.chdir(folder)
         for number, name in enumerate([os.devnull, f"{out}.1", f"{out}.2"]):
             flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if number else os.O_RDONLY
@@ -260,7 +260,7 @@ SLOW_PAGES = [page for page in PAGES if 'title="slow' in page.read_text(encoding
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_600)
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("page", SLOW_PAGES, ids=lambda page: page.name)
 def test_every_block_of_a_page_runs_with_the_embedded_model_too(page: Path, pages: Pages, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")

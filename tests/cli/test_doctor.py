@@ -368,9 +368,9 @@ def test_the_embedded_model_has_token_signals_and_no_tool_calls(backend: str) ->
     told: list[str] = []
 
     async def run() -> Examination:
-        async with open_model("local", timeout_s=120) as client:
+        async with open_model("local", timeout_s=280) as client:
             assert isinstance(client, LocalModel)
-            return await examine(client, timeout_s=120, tell=told.append)
+            return await examine(client, timeout_s=280, tell=told.append)
 
     found = anyio.run(run, backend=backend)
     seen = verdicts(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.testing import ScriptedModel, answer
 from tests.demo.test_mails import right_call
+from tests.servers import free_port
 from tests.signals.test_call_tokens import one_a_character
 
 
@@ -35,9 +35,7 @@ def clerk(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelRespo
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_held_call_waits_in_the_inbox_and_runs_once_it_is_approved(tmp_path: Path) -> None:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     url = f"sqlite:///{tmp_path}/sessions.db"
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: run_inbox(ScriptedModel(clerk), url, n=3, seed=0, port=port))
@@ -58,7 +56,7 @@ async def test_a_held_call_waits_in_the_inbox_and_runs_once_it_is_approved(tmp_p
 
 async def served(url: str) -> httpx.Response:
     async with httpx.AsyncClient() as browser:
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while True:
                 try:
                     return await browser.get(url)
@@ -67,7 +65,7 @@ async def served(url: str) -> httpx.Response:
 
 
 async def ended(ledger: Ledger, session: str) -> Any:
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         while True:
             state, _ = await ledger.known("clerk", session)
             if state.status is AgentStatus.COMPLETED:

@@ -226,7 +226,7 @@ class Scene:
 
 def until(holds: Callable[[], bool]) -> None:
     """litellm hands answers over in threads of its own, some time after the call has returned."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 120
     while not holds() and time.monotonic() < deadline_s:
         time.sleep(0.01)
 

@@ -272,7 +272,7 @@ def test_a_decision_of_an_earlier_step_runs_nothing_at_this_one(framework: str) 
 
 @both
 def test_an_approval_that_is_delivered_twice_at_once_runs_once(framework: str) -> None:
-    saver, meet = InMemorySaver(), threading.Barrier(2, timeout=20)
+    saver, meet = InMemorySaver(), threading.Barrier(2, timeout=120)
     process = Process(framework, saver, PAYS)
     (request,) = process.run()
     command = resume(process.app.get_state(config("t")), [ann(request)])

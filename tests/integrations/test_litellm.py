@@ -25,7 +25,7 @@ def found() -> dict[str, Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )

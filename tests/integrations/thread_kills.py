@@ -148,7 +148,7 @@ def forked(work: Callable[[], Any]) -> int:
     os._exit(status)
 
 
-def gone(child: int, most_s: float = 60.0) -> int:
+def gone(child: int, most_s: float = 240.0) -> int:
     """How a process ended; one that is stopped is left stopped, and counts as killed."""
     until = time.monotonic() + most_s
     while time.monotonic() < until:

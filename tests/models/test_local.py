@@ -38,7 +38,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pid: int, timeout_s: float = 10.0) -> bool:
+def used_s(pid: int) -> float:
+    """The seconds of a processor that a process has used: on a busy machine they are no more."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_gone(pid: int, timeout_s: float = 120.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -106,7 +112,7 @@ def model() -> Iterator[LocalModel]:
     """One server for the module; `close` at the end is part of what is tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("GRAMPUS_UQ_MODEL_FILE", raising=False)
-        one = LocalModel(timeout_s=120)
+        one = LocalModel(timeout_s=280)
         yield one
         pid = one.pid
         one.close()
@@ -180,11 +186,12 @@ def test_a_cancelled_call_frees_the_server(run: Runner, model: LocalModel) -> No
         for _ in range(4):
             with anyio.move_on_after(0.5):
                 await model.complete(messages=story, max_tokens=1_500)
-        begun = anyio.current_time()
-        await model.complete(messages=CAPITAL, max_tokens=2, timeout_s=60)
-        return anyio.current_time() - begun
+        assert model.pid is not None
+        before = used_s(model.pid)
+        await model.complete(messages=CAPITAL, max_tokens=2, timeout_s=800)
+        return used_s(model.pid) - before
 
-    assert run(main) < 60.0
+    assert run(main) < 10.0  # a quarter of a second; behind four stories that go on it is a minute
 
 
 @pytest.mark.slow
@@ -223,7 +230,7 @@ def test_a_cancelled_start_goes_on_for_the_next_caller(run: Runner) -> None:
     model = LocalModel()
 
     async def main() -> str:
-        with anyio.move_on_after(0.2) as scope:
+        with anyio.move_on_after(0.02) as scope:
             await model.warmup()
         assert scope.cancelled_caught
         return (await model.complete(messages=CAPITAL, max_tokens=4)).content
@@ -244,7 +251,7 @@ anyio.run(model.warmup)
 print(model.pid, flush=True)
 {ending}
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False)
     assert wait_until_gone(int(done.stdout)), done.stderr
 
 
@@ -278,7 +285,7 @@ def test_the_embedded_model_writes_a_given_call_and_says_which_value_surprises_i
     async def read(order: str) -> Reading:
         call = ToolCall(id="c", name="cancel_order", arguments={"order": order})
         step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(call,))
-        context = MeteredContext(messages=prompt, client=model, model="", budget=Budget(timeout_s=60.0))
+        context = MeteredContext(messages=prompt, client=model, model="", budget=Budget(timeout_s=280.0))
         return await Reader(client=model).sense(step, context)
 
     async def main() -> None:

@@ -204,7 +204,7 @@ def test_two_processes_that_fetch_at_once_both_get_the_whole_file(shelf: Path, t
         )
         for _ in range(2)
     ]
-    results = [(racer.communicate(timeout=60), racer.returncode) for racer in racers]
+    results = [(racer.communicate(timeout=240), racer.returncode) for racer in racers]
     assert [code for _, code in results] == [0, 0], results
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["tiny.gguf"]
 

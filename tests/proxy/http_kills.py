@@ -25,7 +25,7 @@ import anyio
 from grampus_uq import open_store
 from grampus_uq.runtime.ledger import Ledger
 from tests.proxy.proxy_kills import PROXY, Life, campaign
-from tests.proxy.test_http_proxy import free_port
+from tests.servers import free_port
 
 HERE = Path(__file__).parent
 _LONGEST_S = 300.0

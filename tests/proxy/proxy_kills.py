@@ -41,7 +41,7 @@ proxy_parts.GuardedCalls = functools.partial(proxy_parts.GuardedCalls, lease_s={
 mcp_command.command(sys.argv[1:])
 """
 _TRIES = 8
-_LONGEST_S = 60.0
+_LONGEST_S = 180.0
 
 
 class Life:

@@ -21,7 +21,8 @@ from grampus_uq.mcp.elicitation import _read
 from grampus_uq.mcp.proxy_config import read_settings
 from grampus_uq.mcp.tool_pins import UNSHOWN
 from tests.proxy.guarded import MODERN, Bench, bench
-from tests.proxy.test_http_proxy import free_port, notes, proxied, serving
+from tests.proxy.test_http_proxy import notes, proxied, serving
+from tests.servers import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -296,7 +297,7 @@ async def test_the_official_client_asks_its_user_and_runs_what_was_approved(mode
         return types.ElicitResult(action="accept", content={"decision": decision})
 
     parameters = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
-    with (tmp_path / "stderr.txt").open("w") as errors, anyio.fail_after(60):
+    with (tmp_path / "stderr.txt").open("w") as errors, anyio.fail_after(240):
         async with Client(stdio_client(parameters, errlog=errors), mode=mode, elicitation_callback=user) as client:
             await client.list_tools()
             kept = await client.call_tool("delete_note", {"name": "plans"})

@@ -25,7 +25,7 @@ from grampus_uq.mcp.proxy_config import ProxySettings
 from grampus_uq.mcp.proxy_parts import ProxyParts
 from grampus_uq.runtime import MemoryStore
 from tests.proxy.guarded import Bench, SlowStore, read_as_doubtful
-from tests.proxy.test_http_proxy import free_port
+from tests.servers import free_port
 
 pytestmark = pytest.mark.anyio
 

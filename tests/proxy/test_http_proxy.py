@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
@@ -19,28 +18,27 @@ import uvicorn
 from mcp.client.client import Client
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
+from sse_starlette.sse import AppStatus
 
 from grampus_uq.mcp.event_stream import data_of, read_events, written_event
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stores import open_store
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+from tests.servers import free_port, serves, until_up
 
 
 @contextmanager
 def serving(app: Any, port: int) -> Iterator[None]:
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield
-    server.should_exit = True
-    thread.join(10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AppStatus, "should_exit", False)  # any server of this process that a signal ended has set it
+        thread.start()
+        while not server.started:
+            assert thread.is_alive(), f"nothing serves on port {port}"
+            time.sleep(0.01)
+        yield
+        server.should_exit = True
+        thread.join(60)
 
 
 @contextmanager
@@ -52,16 +50,11 @@ def proxied(tmp_path: Path, more: str = "", /, **servers: str) -> Iterator[str]:
     options = ["--config", str(config), "--http", f"127.0.0.1:{port}"]
     process = subprocess.Popen([sys.executable, "-m", "grampus_uq.cli", "mcp", *options])
     try:
-        for _ in range(2_000):
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/")
-                break
-            except httpx.ConnectError:
-                time.sleep(0.01)
+        until_up(process, lambda: serves(f"http://127.0.0.1:{port}/"))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        assert process.wait(30) in (0, -15)
+        assert process.wait(60) in (0, -15)
 
 
 def notes() -> tuple[MCPServer, list[str]]:
@@ -107,7 +100,7 @@ async def decide(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/store.db", create=True)
     try:
         ledger = Ledger(store)
-        with anyio.fail_after(20):
+        with anyio.fail_after(120):
             waiting = await ledger.pending()
             while not waiting:
                 await anyio.sleep(0.05)

@@ -22,7 +22,8 @@ from grampus_uq.mcp.proxy_config import ProxySettings, ServerSettings
 from grampus_uq.mcp.proxy_parts import ProxyParts
 from grampus_uq.runtime.ledger import Ledger
 from tests.proxy.test_http_pages import answer
-from tests.proxy.test_http_proxy import decide, free_port, notes, proxied, serving
+from tests.proxy.test_http_proxy import decide, notes, proxied, serving
+from tests.servers import free_port
 
 pytestmark = pytest.mark.anyio
 _JSON = {"content-type": "application/json"}

@@ -17,7 +17,7 @@ def _holds(seen: dict[str, object], kills: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_a_dozen_kills_run_nothing_unapproved_and_nothing_twice() -> None:
     _holds(campaign(12, seed=3), 12)
 
@@ -29,7 +29,7 @@ def test_two_hundred_kills_run_nothing_unapproved_and_nothing_twice() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_five_kills_over_http_run_nothing_unapproved_and_nothing_twice() -> None:
     _holds(campaign(5, seed=3, kind=HttpLife), 5)
 
@@ -41,7 +41,7 @@ def test_a_hundred_kills_over_http_run_nothing_unapproved_and_nothing_twice() ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_count_sees_calls_that_ran_without_approval(tmp_path) -> None:
     life = Life(tmp_path, random.Random(1))
     with (tmp_path / "proxy.toml").open("a") as file:

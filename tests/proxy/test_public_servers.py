@@ -61,7 +61,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 async def _drive(server: PublicServer, mode: str, command: list[str], folder: Path) -> None:
     parameters = StdioServerParameters(command=command[0], args=command[1:], env=_environment(folder))
-    with (folder.parent / "stderr.txt").open("a") as errors, anyio.fail_after(90):
+    with (folder.parent / "stderr.txt").open("a") as errors, anyio.fail_after(240):
         client = Client(
             stdio_client(parameters, errlog=errors),
             mode=mode,
@@ -111,7 +111,7 @@ _CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("server", "mode", "way"), _CASES)
 def test_a_server_and_its_client_see_the_same_bytes_with_the_proxy_as_without(
     server: PublicServer, mode: str, way: str, tmp_path: Path

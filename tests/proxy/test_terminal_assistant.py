@@ -16,7 +16,8 @@ pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'dem
 from grampus_uq.models import LocalModel
 from tests.proxy.public_servers import files_server, terminal_assistant
 from tests.proxy.small_model_endpoint import SmallModel
-from tests.proxy.test_http_proxy import free_port, serving
+from tests.proxy.test_http_proxy import serving
+from tests.servers import free_port
 
 TAP = str(Path(__file__).with_name("wire_tap.py"))
 GRAMPUS_UQ = [sys.executable, "-m", "grampus_uq.cli"]
@@ -68,7 +69,7 @@ def run(program: str, folder: Path, *words: str) -> subprocess.CompletedProcess[
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
 
@@ -80,7 +81,7 @@ def reached(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 def test_an_assistant_reads_waits_for_the_terminal_and_its_model_is_told_what_the_approved_call_gave(
     tmp_path: Path,
 ) -> None:

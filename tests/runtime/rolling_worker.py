@@ -54,9 +54,7 @@ async def main():
     store, stopping = open_store(URL), []
     signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
     tools = FunctionTools(send_email_later if "wider" in sys.argv else send_email)
-    runner = AgentRunner(
-        ScriptedModel(reply), tools, uncertainty_monitor=UncertaintyMonitor(), store=store, lease_s=2.0
-    )
+    runner = AgentRunner(ScriptedModel(reply), tools, uncertainty_monitor=UncertaintyMonitor(), store=store)
     ledger, begun = Ledger(store), 0
     while not stopping:
         try:

@@ -102,7 +102,7 @@ class Fleet:
         for worker, _ in self._running:
             worker.send_signal(signal.SIGTERM)
         for worker, errors in self._running:
-            if worker.wait(60):
+            if worker.wait(180):
                 said.append(f"a worker ended with {worker.returncode}")
             said += errors.read_text().splitlines()
         self._running = []
@@ -118,7 +118,7 @@ async def decide_all(ledger: Ledger) -> None:
             await ledger.decide(request.decide("approve", principal="ann"))
 
 
-async def until_all_ended(ledger: Ledger, fleet: Fleet, most_s: float = 120.0) -> None:
+async def until_all_ended(ledger: Ledger, fleet: Fleet, most_s: float = 240.0) -> None:
     with anyio.fail_after(most_s):
         while True:
             await decide_all(ledger)
@@ -191,9 +191,10 @@ async def roll(url: str, fleet: Fleet) -> None:
         with_client(url)
     fleet.start("old-a", old=True)
     fleet.start("old-b", old=True)
-    with anyio.fail_after(60):
+    with anyio.fail_after(180):
         while True:
-            if len(await store.scan("session", limit=10)) == 10:  # under load from here on
+            there = {found.key.partition("/")[2] for found in await store.scan("session")}
+            if len(there) >= 10 and {"old-a-1", "old-b-1"} <= there:  # both at work, under load from here on
                 break
             await anyio.sleep(0.05)
     await decide_all(ledger)
@@ -235,7 +236,7 @@ async def finished(ledger: Ledger, fleet: Fleet, said: list[str]) -> None:
 async def begun_in(ledger: Ledger, fleet: Fleet) -> list[str]:
     """The sessions that were begun: all of the workers that go on, and those that the drained ones had come to."""
     going_on = {name for name in fleet.begun if not name.startswith("old")}
-    with anyio.fail_after(120):
+    with anyio.fail_after(240):
         while True:
             there = [found.key.partition("/")[2] for found in await ledger.store.scan("session")]
             if going_on <= set(there):

@@ -34,9 +34,9 @@ def test_ten_minutes_of_killed_workers_and_restarted_databases_lose_nothing_and_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_sample_of_the_campaign() -> None:
-    report(campaign("--seconds", "20", "--kill-every", "2", "--rate", "5"), runs=5, kills=3)
+    report(campaign("--seconds", "20", "--kill-every", "2", "--rate", "5", "--least-runs", "20"), runs=20, kills=3)
 
 
 @pytest.mark.kills

@@ -127,8 +127,9 @@ class Campaign:
         """Park runs and decide them, trying again while the database is down."""
         runner = make(self.store)
         number = 0
-        while time.monotonic() < until:
-            session, approved = f"s{number:06d}", self.rng.random() < 0.7
+        while time.monotonic() < until or len(self.runs) < self.options.least_runs:
+            session = f"s{number:06d}"
+            approved = random.Random(f"{self.options.seed}/{session}").random() < 0.7
             number += 1
             try:
                 asked = (await runner.run(AGENT, session, session_id=session)).pending
@@ -165,7 +166,7 @@ class Campaign:
     async def trouble(self, until: float) -> None:
         """Kill a worker every second, and restart the database at even distances."""
         begun, restarts = time.monotonic(), 0
-        while time.monotonic() < until:
+        while time.monotonic() < until or restarts < self.options.restarts:
             await anyio.sleep(self.options.kill_every)
             number = self.rng.randrange(len(self.processes))
             self.kill(number)
@@ -208,8 +209,11 @@ class Campaign:
                 async with anyio.create_task_group() as troubled:
                     troubled.start_soon(self.client, until)
                     troubled.start_soon(self.trouble, until)
-                settled = time.monotonic()
+                begun = settled = time.monotonic()
+                before = len(self.runs)
                 while left := await self.unfinished():
+                    if len(left) < before:
+                        before, settled = len(left), time.monotonic()
                     if time.monotonic() - settled > SETTLE_S:
                         raise SystemExit(f"{len(left)} runs stand still: {left[:5]}")
                     await anyio.sleep(0.5)
@@ -219,7 +223,7 @@ class Campaign:
                 raise SystemExit(f"{len(aside)} runs were set aside: {aside[0].body}")
             self.check()
             unknown = len(self.looked_up)
-            settled_s = round(time.monotonic() - settled, 1)
+            settled_s = round(time.monotonic() - begun, 1)
             return {**self.counts, "runs": len(self.runs), "unknown outcomes": unknown, "last_ended_after_s": settled_s}
         finally:
             for process in self.processes:
@@ -236,6 +240,7 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=2)
     parser.add_argument("--kill-every", type=float, default=1.0)
     parser.add_argument("--rate", type=float, default=10.0)
+    parser.add_argument("--least-runs", type=int, default=0, help="go on beyond the time until so many were parked")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sabotage", action="store_true")
     options = parser.parse_args()

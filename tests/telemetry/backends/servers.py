@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.servers import free_port, listens
 
 PHOENIX = "arize-phoenix==20.26.1"
 ROTEL = "rotel==0.0.1a15"
@@ -86,19 +87,7 @@ def prometheus_tools() -> Path:
     return folder / "root/usr/bin"
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
     """Look again and again; fail, saying what was waited for, when the time is over."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -192,7 +181,7 @@ class Phoenix:
 def phoenix(folder: Path) -> Iterator[Phoenix]:
     """Phoenix on loopback, with its telemetry, its assistant and its shell switched off."""
     venv = environment_with(PHOENIX)
-    port, grpc_port = free_ports(2)
+    port, grpc_port = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {
         "PHOENIX_HOST": "127.0.0.1",
@@ -208,7 +197,7 @@ def phoenix(folder: Path) -> Iterator[Phoenix]:
         [venv / "bin/phoenix", "serve"],
         folder / "phoenix.log",
         lambda: answers(f"{url}/v1/projects"),
-        timeout_s=240,
+        timeout_s=480,
         environment=environment,
     ):
         yield Phoenix(url=url, grpc=f"http://127.0.0.1:{grpc_port}")
@@ -218,7 +207,7 @@ def phoenix(folder: Path) -> Iterator[Phoenix]:
 def prometheus(folder: Path, configuration: Mapping[str, Any]) -> Iterator[str]:
     """Prometheus on loopback with this configuration; its address."""
     tools = prometheus_tools()
-    (port,) = free_ports(1)
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     file = folder / "prometheus.json.yml"
     file.write_text(json.dumps(configuration))
@@ -228,7 +217,7 @@ def prometheus(folder: Path, configuration: Mapping[str, Any]) -> Iterator[str]:
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
     ]
-    with running(command, folder / "prometheus.log", lambda: answers(f"{url}/-/ready"), timeout_s=60):
+    with running(command, folder / "prometheus.log", lambda: answers(f"{url}/-/ready"), timeout_s=180):
         yield url
 
 
@@ -249,7 +238,7 @@ def rotel(folder: Path) -> Iterator[Rotel]:
     """A collector in Rust, which shares no code with OpenTelemetry's Python: it prints what it decodes."""
     venv = environment_with(ROTEL)
     (agent,) = venv.glob("lib/python*/site-packages/rotel/rotel-agent")
-    grpc_port, http_port = free_ports(2)
+    grpc_port, http_port = free_port(), free_port()
     command = [
         *(agent, "start"),
         *("--otlp-grpc-endpoint", f"127.0.0.1:{grpc_port}"),
@@ -259,14 +248,6 @@ def rotel(folder: Path) -> Iterator[Rotel]:
         *("--debug-log-verbosity", "detailed"),
     ]
 
-    def listens() -> bool:
-        for port in (grpc_port, http_port):
-            with socket.socket() as probe:
-                probe.settimeout(1)
-                if probe.connect_ex(("127.0.0.1", port)) != 0:
-                    return False
-        return True
-
     log = folder / "rotel.log"
-    with running(command, log, listens, timeout_s=30):
+    with running(command, log, lambda: listens(grpc_port) and listens(http_port), timeout_s=180):
         yield Rotel(grpc=f"http://127.0.0.1:{grpc_port}", http=f"http://127.0.0.1:{http_port}", log=log)
