@@ -1,10 +1,15 @@
 """The inbox with many waiting and many watching: how long a page and a decision take, and that nothing is lost.
 
-    python -m tests.benchmarks.inbox [--waiting 10000] [--pages 500] [--decisions 3000] [--rate 50] [--store URL]
+    python -m tests.benchmarks.inbox [--store URL ...] [--waiting 10000] [--pages 500] [--decisions 3000] [--rate 50]
+        [--json]
 
-The server runs in a process of its own, as a user starts it; the browsers are in software, with passkeys. First one
-person decides alone; then all of them decide at the stated rate together, each one request after the other, while the
-pages listen. Times are from the sending of a request to its answer; the processor time is the server's.
+A URL is that of an empty store; without one it is a SQLite file, and `servers` stands for a file, a PostgreSQL and a
+Valkey of its own. The server runs in a process of its own, as a user starts it; the browsers are in software, with
+passkeys. First one person decides alone; then all of them decide at the stated rate together, each one request after
+the other, while the pages listen. Rows: `start`, from the command to its first answer; `first page`; the three
+requests of a decision (`card`, `prepare`, `decide`); all in milliseconds from sending to the answer; `decisions`, how
+many a second were stored, how many were `lost` or stored `twice`, how many different last states the pages heard (1:
+all heard the last), and processor time. `load` is that of the machine when the row ended.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +39,8 @@ from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import Append, Change, Put, SessionStore
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.worker_jobs import WAKES
+from tests.benchmarks._report import emit
+from tests.benchmarks.stores import servers
 from tests.gate.test_webauthn import url64
 from tests.inbox.browser import Browser
 from tests.inbox.test_decisions import Desk, shown
@@ -78,7 +86,7 @@ class RealBrowser(Browser):
         super().__init__(app=None)
         headers = {"user-agent": "Test/1", "origin": origin}
         kept = httpx.Limits(keepalive_expiry=2.0)  # the server closes after five: asking at that moment would fail
-        self.client = httpx.AsyncClient(base_url=origin, headers=headers, timeout=60.0, limits=kept)
+        self.client = httpx.AsyncClient(base_url=origin, headers=headers, timeout=600.0, limits=kept)
         self.origin = origin
 
     async def enter(self, people: People, name: str) -> None:
@@ -153,81 +161,130 @@ def processor_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def shown_times(what: str, took: list[float]) -> None:
+def row(case: str, took: list[float]) -> dict[str, Any]:
     ordered = sorted(took)
     p95 = ordered[int(len(ordered) * 0.95)]
-    print(f"{what:16} {len(took):5} times: median {statistics.median(took):7.1f} ms, p95 {p95:7.1f} ms")
+    median = statistics.median(ordered)
+    return {"case": case, "times": len(took), "median_ms": median, "p95_ms": p95, "load": os.getloadavg()[0]}
 
 
-async def measure(url: str, origin: str, given: argparse.Namespace) -> None:
+async def first_pages(browser: RealBrowser, times: int, each_s: float = 0.0) -> list[float]:
+    """Milliseconds of the list's first page, asked for so many times."""
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        assert (await browser.get("/requests")).status_code == 200
+        took.append((time.perf_counter() - began) * 1e3)
+        await anyio.sleep(each_s)
+    return took
+
+
+async def alone(browser: RealBrowser, ids: list[str]) -> list[dict[str, Any]]:
+    """One person and nobody else."""
+    rows = [row("first page, alone", await first_pages(browser, 20))]
+    by_kind: dict[str, list[float]] = {}
+    for request in ids:
+        for what, times in (await decide_all([browser], [request], 1.0)).items():
+            by_kind.setdefault(f"{what}, alone", []).extend(times)
+    return rows + [row(case, took) for case, took in by_kind.items()]
+
+
+async def together(
+    people: list[RealBrowser], ids: list[str], server: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """All of them, beside the open pages."""
+    pages = [people[number % len(people)] for number in range(options.pages)]
+    processes = {"server": server, "browsers": os.getpid()}
+    listed = list[float]()
+
+    async def lists() -> None:
+        while True:
+            listed.extend(await first_pages(people[-1], 1, each_s=1.0))
+
+    async with anyio.create_task_group() as group:
+        heard = await listen(pages, group)
+        group.start_soon(lists)
+        before = {name: processor_s(process) for name, process in processes.items()}
+        began = time.perf_counter()
+        took = await decide_all(people, ids, options.rate)
+        seconds = time.perf_counter() - began
+        used = {f"{name}_ms": 1e3 * (processor_s(of) - before[name]) / len(ids) for name, of in processes.items()}
+        await settled(lambda: bool(listed))
+        rows = [row(case, times) for case, times in {"first page": listed, **took}.items()]
+        await settled(lambda: len(set(heard)) == 1)  # the state that is sent is at most a second old
+        group.cancel_scope.cancel()
+    told = {"pages": len(pages), "last_states": len(set(heard)), "load": os.getloadavg()[0]}
+    return [*rows, {"case": "decisions", "times": len(ids), "a_second": len(ids) / seconds, **told, **used}]
+
+
+@contextmanager
+def served(url: str) -> Iterator[tuple[str, int, float]]:
+    """The inbox over a store, as a process: its address, the id of the process, and the seconds to its first answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    origin = f"http://localhost:{port}"
+    command = [sys.executable, "-m", "grampus_uq.cli", "inbox", "--store", url, "--port", str(port)]
+    began, server = time.perf_counter(), subprocess.Popen(command)
+    try:
+        while server.poll() is None:
+            try:
+                httpx.get(f"{origin}/sign-in", timeout=600.0)
+                break
+            except httpx.ConnectError:
+                time.sleep(0.02)
+        yield origin, server.pid, time.perf_counter() - began
+    finally:
+        server.terminate()
+        server.wait()
+
+
+async def measure(url: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one store."""
     store = open_store(url)
-    people = [RealBrowser(origin) for _ in range(max(8, -(-given.pages // 6)))]
+    try:
+        ids = await fill(store, options.waiting)
+        with served(url) as (origin, server, start_s):
+            rows = [row("start", [1e3 * start_s]), *await rows_of(store, ids, origin, server, options)]
+        return [{"store": url.partition(":")[0], "waiting": options.waiting, **row} for row in rows]
+    finally:
+        await store.aclose()
+
+
+async def rows_of(
+    store: SessionStore, ids: list[str], origin: str, server: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    people = [RealBrowser(origin) for _ in range(max(8, -(-options.pages // 6)))]
     for number, browser in enumerate(people):
         await browser.enter(People(store), f"p{number}")
-    pages, by_one = list[float](), dict[str, list[float]]()
-    for _ in range(20):
-        began = time.perf_counter()
-        assert (await people[0].get("/requests")).status_code == 200
-        pages.append((time.perf_counter() - began) * 1e3)
-    shown_times("first page", pages)
-    alone, ids = given.ids[:50], given.ids[50 : 50 + given.decisions]
-    for request in alone:
-        for what, times in (await decide_all(people[:1], [request], 1.0)).items():
-            by_one.setdefault(f"{what}, alone", []).extend(times)
-    for what, times in by_one.items():
-        shown_times(what, times)
-    async with anyio.create_task_group() as group:
-        heard = await listen([people[number % len(people)] for number in range(given.pages)], group)
-        print(f"{len(heard)} pages are open; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        began, used, mine = time.perf_counter(), processor_s(given.server), processor_s(os.getpid())
-        took = await decide_all(people, ids, given.rate)
-        seconds = time.perf_counter() - began
-        used, mine = processor_s(given.server) - used, processor_s(os.getpid()) - mine
-        await settled(lambda: len(set(heard)) == 1)  # the state that is sent is at most a second old
-        print(f"{len(set(heard))} last states of the list are on the pages; load {os.getloadavg()[0]:.1f}")
-        group.cancel_scope.cancel()
-    for what, times in took.items():
-        shown_times(what, times)
-    stored = await Ledger(store).decisions(given.ids)
-    counts = [len(decisions) for decisions in stored.values()]
-    print(
-        f"{len(ids) / seconds:.1f} decisions a second for {seconds:.0f} s; stored {sum(counts)}, twice"
-        f" {sum(n > 1 for n in counts)}"
-    )
-    for whose, spent in (("server", used), ("these browsers", mine)):
-        print(f"processor of {whose}: {spent / seconds:.0%} of a core, {1e3 * spent / len(ids):.1f} ms a decision")
-    done = len(alone) + len(ids)
-    assert counts == [1] * done + [0] * (len(counts) - done)
+    one, many = ids[:50], ids[50 : 50 + options.decisions]
+    rows = [*await alone(people[0], one), *await together(people, many, server, options)]
+    stored = await Ledger(store).decisions(ids)
+    counts = [len(stored.get(request, ())) for request in ids]
+    done, rest = counts[: len(one) + len(many)], counts[len(one) + len(many) :]
+    rows[-1] |= {"lost": done.count(0), "twice": sum(count > 1 for count in done), "undecided": rest.count(0)}
+    for browser in people:
+        await browser.client.aclose()
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("waiting", 10_000), ("pages", 500), ("decisions", 3_000), ("rate", 50)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--store", default=None)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as one:
-        url = given.store or f"sqlite:///{folder}/store.db"
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-        one.close()
+    parser.add_argument("--store", nargs="+", default=[], metavar="URL", help="empty stores, or `servers`")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
 
-        async def filled() -> None:
-            store = open_store(url)
-            given.ids = await fill(store, given.waiting)
-            await store.aclose()
+    async def run() -> list[dict[str, Any]]:
+        with tempfile.TemporaryDirectory() as folder:
+            if options.store == ["servers"]:
+                async with servers(Path(folder)) as urls:
+                    return [row for url in urls for row in await measure(url, options)]
+            urls = options.store or [f"sqlite:///{folder}/store.db"]
+            return [row for url in urls for row in await measure(url, options)]
 
-        anyio.run(filled)
-        command = [sys.executable, "-m", "grampus_uq.cli", "inbox", "--store", url, "--port", str(port)]
-        server = subprocess.Popen(command, stderr=subprocess.PIPE)
-        assert server.stderr is not None
-        print(server.stderr.readline().decode().strip())
-        given.server = server.pid
-        time.sleep(2)
-        try:
-            anyio.run(measure, url, f"http://localhost:{port}", given)
-        finally:
-            server.terminate()
+    emit("inbox", anyio.run(run), options.json)
 
 
 if __name__ == "__main__":
