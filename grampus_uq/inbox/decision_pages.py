@@ -22,7 +22,7 @@ from grampus_uq.inbox.delegation_pages import check_place, in_place_of
 from grampus_uq.inbox.edit_form import edit_form, edited
 from grampus_uq.inbox.people import CHALLENGE_S, Role
 from grampus_uq.inbox.request_pages import found, how_many, seen_token
-from grampus_uq.inbox.visits import Assertion, Visit, at_once, for_role, same
+from grampus_uq.inbox.visits import Assertion, Visit, at_once, for_role, past, same
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import canonical_json
 from grampus_uq.records.visible_text import visible
@@ -208,7 +208,7 @@ async def _check_first(visit: Visit, one: OpenRequest, mine: ApprovalDecision) -
     settled, _ = policy.holding(one.request, [(decision, visit.now_s) for decision in one.standing], standing=stands)
     if settled:
         last = settled[-1]
-        raise ApprovalError(f"{last.by} decided this already: {last.kind.value}. Nothing more was stored.")
+        raise ApprovalError(f"{last.by} decided this already: {past(last.kind)}. Nothing more was stored.")
     agreed = _alike(one, mine)
     if mine.kind in _AGREED and len(Voices([*agreed, mine]).distinct()) == len(Voices(agreed).distinct()):
         raise ApprovalError("You decided this already. Somebody else has to agree.")

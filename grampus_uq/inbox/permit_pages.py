@@ -79,15 +79,23 @@ async def _list(visit: Visit) -> Response:
 
 
 def _listed(visit: Visit, found: Sequence[Standing], start: int, following: int | None) -> Response:
-    rows = [(one, stands(one), sentence(one.permit, one.state)) for one in found]
+    rows = [(one, stands(one), _earned(one)) for one in found]
     return visit.page(
         "permits.html",
         rows=rows,
-        first=start == 0,
+        start=start,
+        before=max(0, start - _PAGE) if rows else 0,
         following=following,
         decides=_may_grant(visit),
         required=visit.inbox.required,
     )
+
+
+def _earned(one: Standing) -> str:
+    """What is promised, or why it no longer is; nothing where `stands` has said it all."""
+    state = one.state
+    tells = state.closed is None and (state.withdrawn or state.threshold(one.permit) is not None)
+    return sentence(one.permit, state) if tells else ""
 
 
 @for_role(Role.LOOK)

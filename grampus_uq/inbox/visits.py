@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader
@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from grampus_uq.errors import ApprovalError, DataError, GrampusError, SessionError, StoreError
+from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.gate.webauthn import WebAuthnKey
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import People, Person, Role
@@ -229,10 +230,32 @@ def _span(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number of things: `many` is the plural, with an s where it is not given.
+
+    >>> [counted(number, "run") for number in (0, 1, 2)]
+    ['0 runs', '1 run', '2 runs']
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+_PAST: Final = {
+    ApprovalKind.APPROVE: "approved",
+    ApprovalKind.EDIT: "approved with a change",
+    ApprovalKind.REJECT: "rejected",
+    ApprovalKind.RESPOND: "answered",
+}
+
+
+def past(kind: ApprovalKind) -> str:
+    """What somebody did, who decided so."""
+    return _PAST[kind]
+
+
 @functools.cache
 def _environment() -> Environment:
     shared = PackageLoader("grampus_uq.learn.pages")  # charts
     environment = page_environment(ChoiceLoader([PackageLoader("grampus_uq.inbox"), shared]))
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True)
-    environment.filters["span"] = _span
+    environment.filters |= {"span": _span, "counted": counted, "past": past}
     return environment

@@ -48,7 +48,7 @@ _SUPPORT_IN_WORDS: Final = {
     Support.SAID: "it was said",
     Support.SAID_AMONG_OTHERS: "it was said, among others like it",
     Support.COMPUTED: "computed from what was said or returned",
-    Support.NOWHERE: "neither said nor returned",
+    Support.NOWHERE: "in no message and no tool result",
 }
 
 

@@ -161,8 +161,12 @@ class Drill(BaseModel):
         runs, shown = self.answer.arguments or {}, self.card.arguments
         if self.change is Change.DUPLICATE:
             return False  # one more of it runs, whatever it is called now
-        wrong = [name for name in {*shown, *self.was} if not _equal(shown, self.was, name)]
-        return not any(_equal(runs, shown, name) for name in wrong)
+        return not any(_equal(runs, shown, name) for name in self._wrong())
+
+    def _wrong(self) -> list[str]:
+        """The arguments that are not those of the call behind it."""
+        shown = self.card.arguments
+        return [name for name in {*shown, *self.was} if not _equal(shown, self.was, name)]
 
     def told(self) -> str:
         """The result for the reviewer, in words."""
@@ -172,7 +176,8 @@ class Drill(BaseModel):
             Change.DUPLICATE: "this call had run before",
             Change.STALE: "these arguments had been refused before, and others took their place",
         }[self.change]
-        right = f"; right were {canonical_json(self.was)}" if self.change is not Change.DUPLICATE else ""
+        was = {name: self.was[name] for name in self._wrong() if name in self.was}
+        right = f"; right was {canonical_json(was)}" if self.change is not Change.DUPLICATE else ""
         verdict = "You noticed." if self.caught else "You let it through."
         return f"This was a drill, and nothing runs: {said}{right}. {verdict}"
 

@@ -142,12 +142,14 @@ def health_in_words(found: Health) -> dict[str, str]:
         between = f"{100.0 * found.right_low:.0f} to {100.0 * found.right_high:.0f} %"
         right = f"{found.right} of {found.decided} decided calls were approved as they were: {share} ({between})"
     oldest = "" if found.oldest_s is None else f", the oldest for {found.oldest_s / 60.0:.0f} min"
-    cost = "no price is known" if found.cost_usd is None else f"{found.cost_usd:.2f} USD"
+    price = "no price is known" if found.cost_usd is None else f"{found.cost_usd:.2f} USD"
+    ended = "1 run" if found.ended == 1 else f"{found.ended} runs"
+    cost = f"{price} for {ended} that ended in {days}" if found.ended else f"no run ended in {days}"
     return {
         "pauses": f"{found.pauses} in {days}: {found.pauses_a_day:.1f} a day{budget}{over}",
         "right": right,
         "waiting": f"{found.waiting}{oldest}",
-        "cost": f"{cost} for {found.ended} runs that ended in {days}",
+        "cost": cost,
         "running": f"{found.running} runs on {found.workers} live workers",
         "stops": f"{found.stops} so far",
     }

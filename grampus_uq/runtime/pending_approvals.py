@@ -13,7 +13,7 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreErr
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.runtime.asked_rows import ASKED, asked_in, asked_row, is_over
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.store import Delete, Document, SessionStore
+from grampus_uq.runtime.store import Delete, Document, SessionStore, pages
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.worker_jobs import Job
 
@@ -59,17 +59,15 @@ async def oldest_pending(
     A request that a worker is carrying out at this moment is left out, and so is one that expired. What no longer
     waits, though a release that knows no index left its row, is removed from the index.
     """
-    found: list[ApprovalRequest] = []
+    found, keys = list[ApprovalRequest](), dict[str, str]()
     while len(found) < limit:
         rows = await ledger.store.scan(ASKED, after=after, limit=limit)
-        for row in rows:
-            after = row.key
-            found += await requests_of(ledger, [row])
-            if len(found) == limit:
-                return found, after
-        if len(rows) < limit:
-            break
-    return found, None
+        found += await requests_of(ledger, rows)  # together: each by itself would wait in line for the store
+        if len(rows) < limit and len(found) < limit:
+            return found, None
+        after = rows[-1].key
+        keys |= {asked_in(row): row.key for row in rows}
+    return found[:limit], keys[found[limit - 1].id]
 
 
 async def requests_of(ledger: Ledger, rows: Sequence[Document]) -> list[ApprovalRequest]:
@@ -106,11 +104,12 @@ async def count_pending(store: SessionStore, most: int) -> int:
 
 async def index_pending(ledger: Ledger) -> None:
     """Add to the index what waits since before there was one."""
+    known = {row.key async for row in pages(ledger.store, ASKED)}
     for session in await ledger.pending():
-        for request in session.requests:
-            if request.child_session is None:
+        for row in (asked_row(request) for request in session.requests if request.child_session is None):
+            if row.key not in known:
                 with suppress(SessionConflictError):
-                    await ledger.store.write(asked_row(request))
+                    await ledger.store.write(row)
 
 
 async def _count(url: str) -> int:

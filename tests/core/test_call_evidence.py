@@ -114,7 +114,7 @@ def test_it_says_which_part_the_model_was_least_sure_of_and_by_how_much() -> Non
     assert "of probability 0.00, needs 0.80, least sure of `amount` (0.00)" in never.reason
     made_up = CallPart(name="amount", probability=0.5, least=0.5, support=Support.NOWHERE)
     verdict = judged(DEFAULT, after(DEFAULT, [1.0], read(made_up)))
-    assert "least sure of `amount` (0.50; neither said nor returned)" in verdict.reason
+    assert "least sure of `amount` (0.50; in no message and no tool result)" in verdict.reason
 
 
 def test_the_values_that_were_likely_stand_beside_the_verdict_and_not_in_its_reason() -> None:

@@ -54,6 +54,16 @@ class Desk:
         return await self.agent.resume("mailer", session)
 
 
+class Turns(SQLiteStore):
+    """Counts the turns of its thread."""
+
+    turns = 0
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        self.turns += not _IN_THREAD.get()
+        return await super()._in_thread(work, *arguments)
+
+
 async def shown(browser: Browser, request_id: str) -> dict[str, str]:
     """What the card's page hands to its script."""
     page = await browser.get(f"/requests/{request_id}")
@@ -102,25 +112,31 @@ async def test_what_was_approved_on_the_page_runs_once(store: SessionStore) -> N
     assert desk.world.sent == [("bob", "hi")]
     gone = await ann.get(f"/requests/{request.id}")
     assert gone.status_code == 404
-    assert "approve by ann" in gone.text
+    assert "approved by ann" in gone.text
     assert "Nothing waits" in (await ann.get("/requests")).text
 
 
 async def test_each_of_the_three_requests_of_a_decision_is_one_turn_of_the_stores_thread(tmp_path: Path) -> None:
-    turns: list[None] = []
-
-    class Counted(SQLiteStore):
-        async def _in_thread(self, work: Any, *arguments: Any) -> Any:
-            turns.extend([] if _IN_THREAD.get() else [None])
-            return await super()._in_thread(work, *arguments)
-
-    desk = Desk(Counted(tmp_path / "s.db"))
+    desk = Desk(store := Turns(tmp_path / "s.db"))
     ann = await someone(desk.app, desk.store)
     request = await desk.pause()
-    turns.clear()
+    store.turns = 0
     assert (await decide(ann, request.id)).status_code == 200
-    assert len(turns) == 3
-    await desk.store.aclose()
+    assert store.turns == 3
+    await store.aclose()
+
+
+async def test_a_page_of_the_list_takes_no_more_turns_for_many_requests_than_for_one(tmp_path: Path) -> None:
+    """Each turn waits in line: a turn for each request kept the list waiting long after the cards."""
+    desk, taken = Desk(store := Turns(tmp_path / "s.db")), list[int]()
+    ann = await someone(desk.app, store)
+    for name in ("a", "b", "c", "d"):
+        await desk.pause(session=name)
+        store.turns = 0
+        assert (await ann.get("/requests")).text.count("data-row") == len(taken) + 1
+        taken.append(store.turns)
+    assert len(set(taken)) == 1, taken
+    await store.aclose()
 
 
 async def test_an_edit_shows_what_it_changes_fits_the_schema_and_runs(store: SessionStore) -> None:
@@ -208,7 +224,7 @@ async def test_of_two_reviewers_the_second_reads_who_was_first(store: SessionSto
     late = await signed(bob, request.id, said.json(), card["seen"])
     assert late.status_code == 409
     assert "ann decided this already: approve" in late.json()["error"]
-    assert "approve by <b>ann</b>" in (await bob.get(f"/requests/{request.id}")).text
+    assert "Approved by <b>ann</b>" in (await bob.get(f"/requests/{request.id}")).text
     await desk.resume()
     assert desk.world.sent == [("bob", "hi")]
 
@@ -463,7 +479,7 @@ async def test_the_argument_that_the_model_was_least_sure_of_is_marked_with_its_
     page = (await ann.get(f"/requests/{request.id}")).text
     (marked,) = re.findall(r'<div class="doubted"><dt>(\w+) .*?least sure: ([0-9.]+)<', page)
     assert marked == ("to", "0.66")
-    assert "neither said nor returned" in page
+    assert "in no message and no tool result" in page
 
 
 async def test_other_likely_values_stand_on_the_card_as_text_and_in_no_reason(store: SessionStore) -> None:

@@ -77,7 +77,7 @@ async def test_a_deputy_decides_in_the_place_of_who_signed_it_and_the_runner_bel
     assert "You decide in the place of <b>ann</b>" in card.text
     assert "data-decide" in card.text
     assert (await decide(office.dan, request.id)).json()["told"] == "Approved. A worker takes it up."
-    assert "approve by <b>dan for ann</b>" in (await office.bob.get(f"/requests/{request.id}")).text
+    assert "Approved by <b>dan for ann</b>" in (await office.bob.get(f"/requests/{request.id}")).text
     await office.resume()
     assert office.world.sent == [("bob", "hi")]
     people = await People(store).all()

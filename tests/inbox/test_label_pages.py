@@ -55,7 +55,7 @@ async def test_one_press_is_a_label_with_who_and_when(store: SessionStore, folde
         (False, "ann", "error at 4"),
         (None, None, None),
     ]
-    assert "1 finished runs" in (await ann.get("/labels")).text
+    assert "1 finished run without" in (await ann.get("/labels")).text
     assert (await label(ann, "r3", "u")).status_code == 303
     assert "Nothing is left to label" in (await ann.get("/labels")).text
 

@@ -213,14 +213,16 @@ async def test_a_page_lists_a_hundred_permits_the_open_ones_first_and_each_stand
             await close_permit(store, one.id, "enough")
     await store.write(Put(kind="permit", key="broken", body="[]", expected=0))
     ann = await someone(made(Counting()), store)
-    path, pages = "/permits", list[list[str]]()
+    path, pages, back = "/permits", list[list[str]](), list[list[str]]()
     while path:
         read.clear()
         text = html.unescape((await ann.get(path)).text)
         assert 0 < sum(kind.startswith("permit") for kind in read) <= 2 * 100
         pages.append(re.findall(r'<li><a href="/permits/(\w+)"', text))
-        path = next(iter(re.findall(r'href="(/permits\?from=\d+)"', text)), "")
+        back.append(re.findall(r'rel="prev" href="([^"]+)"', text))
+        path = next(iter(re.findall(r'rel="next" href="(/permits\?from=\d+)"', text)), "")
     assert [len(page) for page in pages] == [100, 100, 30]
+    assert back == [[], ["/permits"], ["/permits?from=100"]]
     newest = [one.id for one in reversed(permits)]
     opened = [one.id for one in reversed(permits[::23])]
     assert [one for page in pages for one in page] == [*opened, *(one for one in newest if one not in opened)]
@@ -229,6 +231,7 @@ async def test_a_page_lists_a_hundred_permits_the_open_ones_first_and_each_stand
     beyond = (await ann.get("/permits?from=999999999")).text
     assert "There is no permit" not in beyond
     assert "Next" not in beyond
+    assert 'rel="prev" href="/permits"' in beyond
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)

@@ -22,7 +22,7 @@ from grampus_uq.runtime.asked_rows import ASKED
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import count_pending, index_pending, oldest_pending
 from grampus_uq.runtime.retention import prune
-from grampus_uq.runtime.store import Delete, Put, SessionStore
+from grampus_uq.runtime.store import Change, Delete, Put, SessionStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner, scripted
 
@@ -112,6 +112,24 @@ async def test_rows_of_another_release_are_removed_and_missing_ones_added(store:
     assert left.key not in [one.key for one in await store.scan(ASKED)]
     await prune(store, older_than_s=1e-6)
     assert await store.scan(ASKED) == []
+
+
+async def test_what_is_indexed_is_not_written_again(store: SessionStore) -> None:
+    """A start of the inbox wrote a row for each of 10,000 requests, and each write was refused."""
+    for name in ("s", "t"):
+        await mailer(store, calls=2).run(AGENT, "x", session_id=name)
+    gone, *kept = await store.scan(ASKED)
+    await store.write(Delete(kind=ASKED, key=gone.key, expected=gone.version))
+    written, write = list[Change](), store.write
+
+    async def noted(*changes: Change) -> float:
+        written.extend(changes)
+        return await write(*changes)
+
+    store.write = noted  # type: ignore[method-assign]  # only to count
+    await index_pending(Ledger(store))
+    assert [change.key for change in written if isinstance(change, Put)] == [gone.key]
+    assert [row.key for row in await store.scan(ASKED)] == [gone.key, *[row.key for row in kept]]
 
 
 async def test_an_older_releases_resume_is_not_disturbed_by_a_row_that_is_gone(store: SessionStore) -> None:

@@ -54,7 +54,12 @@ def test_nothing_is_said_of_nothing() -> None:
     found = of()
     assert (found.right_low, found.oldest_s, found.cost_usd, found.over_budget) == (None, None, None, None)
     assert "no decision yet" in health_in_words(found)["right"]
-    assert "no price is known" in health_in_words(found)["cost"]
+    said = [health_in_words(of(costs=costs))["cost"] for costs in ([], [None], [None, 0.25])]
+    assert said == [
+        "no run ended in 10 days",
+        "no price is known for 1 run that ended in 10 days",
+        "0.25 USD for 2 runs that ended in 10 days",
+    ]
 
 
 @given(

@@ -83,7 +83,7 @@ def test_a_value_that_stands_in_a_tools_result_is_returned_and_no_text_raises(
 
 def test_the_words_say_where_the_doubtful_value_comes_from() -> None:
     doubt = CallDoubt(call="1 refund", probability=0.2, part="amount", least=0.31, support=Support.NOWHERE)
-    assert doubt_in_words(doubt) == "least sure of `amount` (0.31; neither said nor returned)"
+    assert doubt_in_words(doubt) == "least sure of `amount` (0.31; in no message and no tool result)"
 
 
 LISTED = Message(

@@ -12,6 +12,7 @@ function tell(text) {
   const place = one("[data-told]");
   place.textContent = text;
   place.hidden = !text;
+  if (text) place.scrollIntoView({ block: "nearest" }); // a long form scrolls it away from the button that was pressed
 }
 
 async function post(path, body) {
@@ -68,6 +69,7 @@ async function register(button) {
   try {
     invited = await post("/invitation/challenge", { token });
   } catch (error) {
+    one("[data-invited]").hidden = true;
     return tell(error.message);
   }
   one("[data-name]").textContent = invited.name;
@@ -107,13 +109,21 @@ if (one("[data-register]")) register(one("[data-register]"));
 
 // -- times ------------------------------------------------------------------------------------------------------------
 
+// mm:ss, from an hour on h:mm:ss, from a day on days and hours
+function clock(seconds) {
+  const [days, hours, minutes] = [seconds / 86400, (seconds / 3600) % 24, (seconds / 60) % 60].map(Math.floor);
+  if (days) return `${days} d ${hours} h`;
+  const two = (number) => String(number).padStart(2, "0");
+  return `${hours ? `${hours}:${two(minutes)}` : minutes}:${two(seconds % 60)}`;
+}
+
 function showTimes() {
   for (const place of document.querySelectorAll("[data-expires]")) {
     const around = place.closest("[data-now]").dataset; // the server's clock when it answered; this one's goes on from there
     around.since ??= performance.now();
     const left = Number(place.dataset.expires) - Number(around.now) - (performance.now() - Number(around.since)) / 1000;
     const shown = Math.ceil(Math.max(0, left));
-    place.textContent = left > 0 ? `${Math.floor(shown / 60)}:${String(shown % 60).padStart(2, "0")}` : "0:00, expired";
+    place.textContent = left > 0 ? clock(shown) : "0:00, expired";
   }
 }
 showTimes();
@@ -242,14 +252,28 @@ function joined(ranges) {
   return apart;
 }
 
+// What differs, in an element of this name, between what both texts have alike; cut at words and escapes.
+function marked(name, text, other) {
+  const [mine, others] = [text, other].map((one) => one.match(/\\u[0-9a-f]{4}|\\.|[\p{L}\p{N}]+|./gsu) ?? []);
+  const least = Math.min(mine.length, others.length);
+  let from = 0, behind = 0;
+  while (from < least && mine[from] === others[from]) from++;
+  while (behind < least - from && mine.at(-1 - behind) === others.at(-1 - behind)) behind++;
+  const place = document.createElement("span"), differs = document.createElement(name);
+  differs.textContent = mine.slice(from, mine.length - behind).join("");
+  place.append(mine.slice(0, from).join(""), differs, mine.slice(mine.length - behind).join(""));
+  return place;
+}
+
 function showChanges(changes) {
   const rows = changes.map((change) => {
     const row = document.createElement("tr");
-    for (const [label, text] of [["Argument", change.name], ["Before", change.before], ["After", change.after]]) {
+    const { name, before, after } = change;
+    for (const [label, shown] of [["Argument", name], ["Before", before && marked("del", before, after)], ["After", after && marked("ins", after, before)]]) {
       const cell = document.createElement("td");
       if (label !== "Argument") cell.className = "t";
       cell.dataset.label = label;
-      cell.textContent = text || "–";
+      cell.append(shown || "–");
       row.append(cell);
     }
     return row;
