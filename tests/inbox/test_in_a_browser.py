@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -420,6 +421,31 @@ def test_a_call_that_changes_while_it_is_open_is_refused(house: House, open_page
     house.change('"to":"eve"', '"to":"bob"')
     choose(page, "Sign: approve")
     page.get_by_text("Approved. A worker takes it up.").wait_for()
+
+
+def test_what_a_change_marks_is_what_differs_and_no_text_is_lost(house: House, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    page.goto(f"{house.origin}/sign-in")
+    shown = "(pairs) => pairs.map(([a, b]) => [marked('del', a, b), marked('ins', b, a)].map((one) => one.innerHTML))"
+    assert page.evaluate(shown, [["over 12,500 EUR", "over 1,250 EUR"], ["a", "a b"], ["p\\u0430y", "p\\u0431y"]]) == [
+        ["over <del>12,500</del> EUR", "over <ins>1,250</ins> EUR"],
+        ["a<del></del>", "a<ins> b</ins>"],
+        ["p<del>\\u0430</del>y", "p<ins>\\u0431</ins>y"],
+    ]
+    rng, parts = random.Random(5), ["a", "ab", " ", "\\", "\\n", "\\u0430", '"', "<b>", "1.5", "ü", "\U0001f600", "-"]
+    texts = ["".join(rng.choices(parts, k=rng.randrange(9))) for _ in range(600)]
+    pairs = list(zip(texts[::2], texts[1::2], strict=True))
+    whole = "(pairs) => pairs.map(([a, b]) => [marked('del', a, b).textContent, marked('ins', b, a).textContent])"
+    assert page.evaluate(whole, pairs) == [list(pair) for pair in pairs]
+
+
+def test_what_is_left_is_minutes_and_seconds_and_from_an_hour_on_hours(
+    house: House, open_page: Callable[..., Any]
+) -> None:
+    page = open_page()
+    page.goto(f"{house.origin}/sign-in")
+    left = {9: "0:09", 3_599: "59:59", 3_600: "1:00:00", 30_007: "8:20:07", 86_399: "23:59:59", 180_000: "2 d 2 h"}
+    assert page.evaluate("(all) => all.map(clock)", [*left]) == [*left.values()]
 
 
 def test_of_two_reviewers_the_second_reads_who_was_first(house: House, open_page: Callable[..., Any]) -> None:
