@@ -76,10 +76,10 @@ class Allowance:
 
 
 class FrontDoor:
-    """The ASGI middleware around the inbox's pages."""
+    """The ASGI middleware around the inbox's pages; `end` lets the streams among them end, before the server does."""
 
-    def __init__(self, app: ASGIApp, settings: InboxSettings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, settings: InboxSettings, *, end: Callable[[], None]) -> None:
+        self._app, self._settings, self.end = app, settings, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

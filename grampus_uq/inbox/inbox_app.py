@@ -81,8 +81,8 @@ def inbox_app(
         required=required,
         sentences=sentences or {},
     )
-    app.state.news = news.News()
-    return FrontDoor(app, settings)
+    app.state.news = heard = news.News()
+    return FrontDoor(app, settings, end=heard.end)
 
 
 class _Token(BaseModel):

@@ -55,7 +55,15 @@ class _Impatient(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Ends in peace on SIGINT and SIGTERM: uvicorn's own raises them again."""
+    """Ends in peace on SIGINT and SIGTERM, also while pages listen: uvicorn's own raises them again, and cancels."""
+
+    def __init__(self, config: uvicorn.Config, app: FrontDoor) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.end()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -94,4 +102,4 @@ def inbox_server(app: FrontDoor) -> uvicorn.Server:
         timeout_graceful_shutdown=_SHUTDOWN_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
     )
-    return _Server(config)
+    return _Server(config, app)

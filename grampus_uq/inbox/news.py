@@ -29,6 +29,7 @@ class News:
         self._lock = anyio.Lock()
         self._asked_s, self._told = float("-inf"), ""
         self._listeners = Counter[str]()
+        self.over = False
 
     async def now(self, inbox: Inbox) -> str:
         """The state of the list as one event, at most a second old."""
@@ -40,6 +41,10 @@ class News:
                 self._told = f'data: {{"count": "{shown}", "mark": "{mark_of(rows, count)}"}}\n\n'
                 self._asked_s = time.monotonic()
         return self._told
+
+    def end(self) -> None:
+        """Let who listens go within a second, in peace: the server ends."""
+        self.over = True
 
     def full(self, name: str) -> bool:
         """True when too many listen, or too many of this person's pages."""
@@ -68,7 +73,7 @@ async def _events(visit: Visit) -> Response:
 async def _told(visit: Visit, news: News) -> AsyncIterator[str]:
     last, known_s = "", time.monotonic()
     with news.listening(visit.person.name), suppress(GrampusError):  # the store is away: the browser asks again
-        while True:
+        while not news.over:
             now = await news.now(visit.inbox)
             if time.monotonic() - known_s >= _ALIVE_S:  # however often the list changes
                 if await signed_in_as(visit.request) is None:

@@ -20,7 +20,9 @@ from grampus_uq.inbox import front_door, inbox_serving
 from grampus_uq.inbox.inbox_app import inbox_app
 from grampus_uq.inbox.inbox_serving import inbox_server, listening
 from grampus_uq.inbox.inbox_settings import InboxSettings
+from grampus_uq.inbox.people import People
 from grampus_uq.runtime.stores import open_store
+from tests.benchmarks.inbox import RealBrowser
 
 HOST = "Host: localhost:PORT\r\n"
 CHANGE = (
@@ -190,6 +192,24 @@ def test_an_address_that_is_taken_is_said_in_a_line(port: int, tmp_path: Path) -
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "Address already in use" in done.stderr
+
+
+@pytest.mark.anyio
+async def test_a_page_that_listens_is_told_the_end_when_the_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream was cut off after two seconds, with a traceback for whoever had stopped the server."""
+    monkeypatch.setattr(inbox_serving, "_SHUTDOWN_S", 60)
+    with serving(tmp_path) as (port, server):
+        store, ann = open_store(f"sqlite:///{tmp_path}/s.db"), RealBrowser(f"http://localhost:{port}")
+        await ann.enter(People(store), "ann")
+        async with ann.client.stream("GET", "/requests/news") as answered:
+            lines = answered.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            server.should_exit = True
+            assert [line async for line in lines if line] == []  # raises where it is cut off
+        await ann.client.aclose()
+        await store.aclose()
 
 
 def test_no_part_of_an_answer_waits_until_the_one_before_was_acknowledged(tmp_path: Path) -> None:
