@@ -26,6 +26,13 @@ def sleepless() -> tuple[str, dict[str, Any]]:
     return "trio", {"clock": MockClock(autojump_threshold=0.0)}
 
 
+def backend_of(test: pytest.FixtureRequest, name: str) -> str | tuple[str, dict[str, Any]]:
+    """What a fixture `anyio_backend` returns for a test on this event loop."""
+    if test.node.get_closest_marker("jumping_clocks"):
+        return all_clocks_jump(name, test.getfixturevalue("monkeypatch"))
+    return name
+
+
 def all_clocks_jump(backend: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
     """Backend and options of a new event loop whose clock is every clock until `monkeypatch` ends.
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests import order, sampling
-from tests.clocks import all_clocks_jump
+from tests.clocks import backend_of
 
 # A shell starts what runs in the background with Ctrl-C ignored, and every process that a test starts would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -89,6 +89,4 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
     """Run each test that is marked `anyio` once on asyncio and once on trio."""
-    if request.node.get_closest_marker("jumping_clocks"):
-        return all_clocks_jump(request.param, request.getfixturevalue("monkeypatch"))
-    return str(request.param)
+    return backend_of(request, request.param)

@@ -142,6 +142,9 @@ async def order_stop(
 ) -> StopReport:
     """Order a session, or without ids all running sessions, to stop; wait up to `wait_s` for them."""
     one = None if agent_id is None or session_id is None else session_key(agent_id, session_id)
+    running: dict[str, str] = {}
+    with contextlib.suppress(StoreError):  # whoever obeys at once is not found any more after the order
+        running = await ledger.running()
     for _ in range(_TRIES):
         found = await ledger.store.get("stop", _ALL)
         number, to_all = _orders(found)
@@ -159,8 +162,8 @@ async def order_stop(
             continue
     else:
         raise StoreError(f"The order to stop could not be given: {_TRIES} times another one was first.")
-    running = await ledger.running()
-    reached = tuple(key for key in running if one in (None, key))
+    running |= await ledger.running()
+    reached = tuple(sorted(key for key in running if one in (None, key)))
     return StopReport(reached=reached, acknowledged=await _standing(ledger, running, reached, wait_s))
 
 

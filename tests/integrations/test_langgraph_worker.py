@@ -27,7 +27,7 @@ from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_jobs import DEAD
 
 pytestmark = pytest.mark.anyio
-SOON_S = 20.0
+SOON_S = 60.0
 ROOT = Path(__file__).parents[2]
 
 

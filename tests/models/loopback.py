@@ -189,21 +189,25 @@ def refusing(*parameters: str, status: int = 400) -> Behaviour:
     return behave
 
 
+#: Tried one after another until a request arrived: on a busy machine the first may be over before it is sent.
+DEADLINES_S = (0.3, 3.0, 30.0)
+
+
 def hanging(request: Request, server: Loopback) -> Reply:
-    """Takes the request and says nothing for 6 s: a client without a deadline would get a good answer after all."""
-    server.stop.wait(6)
+    """Takes the request and says nothing for a minute: without a deadline a client gets a good answer after all."""
+    server.stop.wait(60)
     return as_json(chat("late"))
 
 
 def dripping(request: Request, server: Loopback) -> Reply:
-    """Sends a good answer in small pieces, 6 s long: never silent, and slow to end."""
-    body = json.dumps(chat("late")).encode()
+    """Sends a good answer in small pieces, a minute long: never silent, and slow to end."""
+    body = b" " * 1_000 + json.dumps(chat("late")).encode()
 
     def pieces() -> Iterator[bytes]:
-        for start in range(0, len(body), 2):
-            if server.stop.wait(12 / len(body)):
+        for byte in body:
+            if server.stop.wait(60 / len(body)):
                 return
-            yield body[start : start + 2]
+            yield bytes([byte])
 
     return Reply(body=pieces())
 

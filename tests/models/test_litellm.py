@@ -193,8 +193,11 @@ def test_an_error_status_is_raised_once(run: Runner, status: int, retryable: boo
 
 
 def test_a_hanging_server_meets_the_deadline_with_one_request(run: Runner) -> None:
-    error, server = failure(run, hanging, timeout_s=2.0)
-    assert isinstance(error, ModelTimeoutError)
+    for timeout_s in (2.0, 30.0):  # the first may be over before a busy machine has sent the request
+        error, server = failure(run, hanging, timeout_s=timeout_s)
+        assert isinstance(error, ModelTimeoutError)
+        if server.hits:
+            break
     assert server.hits == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -127,7 +128,7 @@ def valkey(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     socket = tmp_path / "s"
     command = [str(binary), "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    for _ in range(500):
+    for _ in range(3_000):
         if socket.exists():
             break
         time.sleep(0.02)
@@ -183,29 +184,28 @@ def test_stop_all_by_command_line_reaches_workers_in_other_processes(tmp_path: P
         subprocess.Popen([sys.executable, "-c", WORKER, url, name], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for name in ("a", "b")
     ]
-    try:
+    with contextlib.ExitStack() as ending:
+        for worker in workers:
+            ending.enter_context(worker)
+            ending.callback(worker.kill)
         for worker in workers:
             assert worker.stdout is not None
             assert worker.stdout.readline() == "started\n"
         _wait_until_running(url, 2)
-        command = [sys.executable, "-m", "grampus_uq.cli", "stop", "--all", "--store", url, "--json"]
-        stopped = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        command = [sys.executable, "-m", "grampus_uq.cli", "stop", "--all", "--store", url, "--json", "--wait", "60"]
+        stopped = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
         both = ["mailer/a", "mailer/b"]
         assert json.loads(stopped.stdout) == {"stopped": "all sessions", "reached": both, "acknowledged": both}
         for worker in workers:
-            out, _ = worker.communicate(timeout=20)
+            out, _ = worker.communicate(timeout=60)
             assert out == "failed cancelled\n"
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
 
 
 def _wait_until_running(url: str, n: int) -> None:
     async def running() -> int:
         return len(await open_store(url).scan("session", label="running"))
 
-    for _ in range(200):
+    for _ in range(600):
         if anyio.run(running) == n:
             return
         time.sleep(0.1)

@@ -359,6 +359,33 @@ async def test_an_order_to_all_also_stops_a_session_whose_worker_died_and_is_rep
         await again.check_stop()
 
 
+@pytest.mark.parametrize("whom", [(), ("a", "s")], ids=["all", "one"])
+async def test_a_session_that_obeys_before_anybody_looks_again_is_told_as_reached(whom: tuple[str, ...]) -> None:
+    class Obeyed(MemoryStore):
+        async def write(self, *changes: Change) -> float:
+            written_s = await super().write(*changes)
+            if any(isinstance(one, Put) and one.kind == "stop" for one in changes):
+                await lease.release()
+            return written_s
+
+    store = Obeyed()
+    state, orders = AgentState(agent_id="a", session_id="s"), StopOrders(Ledger(store))
+    lease = await SessionLease.take(Ledger(store), state, 0, worker="w", lease_s=30.0, stops=orders)
+    report = await order_stop(Ledger(store), *whom)
+    assert report.reached == report.acknowledged == ("a/s",)
+
+
+async def test_an_order_is_given_though_nobody_can_look_who_runs() -> None:
+    class Blind(MemoryStore):
+        async def scan(self, *given: Any, **named: Any) -> Any:
+            raise StoreError("down")
+
+    store = Blind()
+    with pytest.raises(StoreError):
+        await order_stop(Ledger(store))
+    assert await store.get("stop", "*") is not None
+
+
 async def test_orders_given_at_the_same_moment_all_count() -> None:
     store = MemoryStore()
     async with anyio.create_task_group() as group:
@@ -517,7 +544,8 @@ async def test_a_transcript_that_somebody_changed_is_not_taken_for_the_sessions_
     await store.aclose()
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
+@pytest.mark.one_loop
+@pytest.mark.jumping_clocks
 async def test_a_thousand_sessions_that_wait_for_orders_ask_the_store_as_often_as_one_and_all_hear_of_an_order() -> (
     None
 ):

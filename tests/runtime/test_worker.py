@@ -33,7 +33,7 @@ from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, runner, scripted
 
 pytestmark = pytest.mark.anyio
-SOON_S = 20.0
+SOON_S = 60.0
 Open = Callable[[], SessionStore]
 
 

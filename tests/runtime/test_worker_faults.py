@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from grampus_uq import (
     AgentRunner,
     AgentStatus,
     ApprovalPolicy,
+    ApprovalRequest,
     FunctionTools,
     SubAgent,
     UncertaintyMonitor,
@@ -38,16 +39,17 @@ from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_hosted import HostedRunner
 from grampus_uq.runtime.worker_jobs import TIMER, Job
 from grampus_uq.testing import answer
+from tests.clocks import backend_of
 from tests.runtime.agents import AGENT, World, mail, runner, scripted
 from tests.runtime.test_worker import HAND_OVER
 
 pytestmark = pytest.mark.anyio
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
+    return backend_of(request, "asyncio")
 
 
 @asynccontextmanager
@@ -155,12 +157,17 @@ async def test_a_letter_is_void_once_somebody_went_on_with_its_session() -> None
 class Faulty(MemoryStore):
     """Fails, or never answers, at one of its operations."""
 
-    at, hangs, count = -1, False, 0
+    at, count, ahead_s = -1, 0, 0.0
+    hangs: anyio.Event | None = None
+
+    def _now(self) -> float:
+        return super()._now() + self.ahead_s
 
     async def fault(self) -> None:
         self.count += 1
         if self.count == self.at:
-            if self.hangs:
+            if self.hangs is not None:
+                self.hangs.set()
                 await anyio.sleep_forever()
             raise StoreError("the network")
 
@@ -185,19 +192,30 @@ class Faulty(MemoryStore):
         return await super().write(*changes)
 
 
+async def first_of(others: anyio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    await work()
+    others.cancel()
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_wherever_resuming_by_hand_fails_or_is_cancelled_a_worker_goes_on(hangs: bool) -> None:
     """Once a decision is stored, its run comes to its end, or a human is asked what became of a call."""
     asked_again = 0
     for at in range(1, 60):
         store, world = Faulty(), World()
-        one = runner(world, store=store, lease_s=0.1)
+        one = runner(world, store=store)
         (request,) = (await one.run(AGENT, "x", session_id="s")).pending
-        store.count, store.at, store.hangs = 0, at, hangs
-        with anyio.move_on_after(0.2):
+        store.count, store.at, hanging = 0, at, anyio.Event()
+        store.hangs = hanging if hangs else None
+
+        async def resumes(one: AgentRunner = one, request: ApprovalRequest = request) -> None:
             with suppress(StoreError):
                 await one.resume("mailer", "s", request.decide("approve", principal="ann"))
-        reached, store.at = store.count >= at, -1
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(first_of, group.cancel_scope, resumes)
+            group.start_soon(first_of, group.cancel_scope, hanging.wait)
+        reached, store.at, store.ahead_s = store.count >= at, -1, 3_600.0  # no lease lasts so long
         if not await store.scan("decision"):
             continue  # whoever decided was told that it failed
 
@@ -316,6 +334,7 @@ async def test_a_count_of_deaths_that_nobody_wrote_counts_for_nothing(hostile: A
         await until(done)
 
 
+@pytest.mark.jumping_clocks
 async def test_a_second_approval_that_comes_while_the_first_call_runs_is_taken_up_within_a_second() -> None:
     store, sent = MemoryStore(), list[str]()
     first, may_end = anyio.Event(), anyio.Event()
@@ -382,7 +401,7 @@ async def test_a_worker_that_is_told_to_stop_while_it_looks_waits_for_nobody() -
         return found
 
     store.scan = stopped  # type: ignore[method-assign]
-    with anyio.fail_after(5):
+    with anyio.fail_after(SOON_S):
         await worker.run()
 
 
