@@ -8,6 +8,7 @@ exit status (128 + n after signal n).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -28,8 +29,10 @@ from grampus_uq.mcp.message_lines import (
     write_descriptor,
 )
 
-_DRAIN_S: Final = 1.0
-"""What a server that has ended left in its pipe is read for so long, where another process holds the pipe open."""
+_QUIET_S: Final = 1.0
+"""What a server that has ended left in its pipe is read until nothing came for so long: another process may hold it."""
+_DRAIN_S: Final = 30.0
+"""And no longer than this, whoever writes into it then, and however slowly the client takes it."""
 _KILL_AFTER_S: Final = 5.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -142,18 +145,23 @@ async def _from_client(process: Process, relay: Relay, descriptor: int, limit: i
 
 
 async def _from_server(process: Process, relay: Relay, limit: int) -> None:
-    """Take the server's messages until it ends, or, a moment after it has ended, until the pipe is empty."""
-    ended = anyio.CancelScope()
+    """Take the server's messages until the pipe ends, or, once the server has, until nothing comes for a moment."""
+    over, ended, quiet = False, anyio.CancelScope(), anyio.CancelScope()
 
     async def stop_reading() -> None:
+        nonlocal over
         await process.wait()
-        ended.deadline = anyio.current_time() + _DRAIN_S
+        over, now = True, anyio.current_time()
+        ended.deadline, quiet.deadline = now + _DRAIN_S, now + _QUIET_S
 
     async def receive() -> bytes:
-        try:
-            return await process.stdout.receive() if process.stdout is not None else b""
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return b""
+        nonlocal quiet
+        with anyio.CancelScope(deadline=anyio.current_time() + _QUIET_S if over else math.inf) as quiet:
+            try:
+                return await process.stdout.receive() if process.stdout is not None else b""
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return b""
+        return b""
 
     async with anyio.create_task_group() as group:
         group.start_soon(stop_reading)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,6 +117,31 @@ def test_a_client_that_does_not_read_holds_the_server_back_and_not_the_memory() 
     _, err = process.communicate()
     written = len(err)
     assert written < 200  # pipes and buffers of some hundred kilobytes, not a second of writing
+
+
+def test_what_a_server_left_behind_reaches_a_client_that_takes_its_time() -> None:
+    left = 150 * (b"z" * 999 + b"\n")  # more than the client's pipe holds, and less than all pipes between do
+    code = f"import sys\nsys.stdout.buffer.write({left[:1000]!r} * 150); sys.stdout.flush(); sys.stderr.write('over')"
+    process = _proxy([sys.executable, "-c", code])
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stderr.read(4) == b"over"
+    time.sleep(2.5)  # longer than the proxy looks whether another process writes into the pipe
+    assert process.stdout.read() == left
+    assert process.wait(timeout=60) == 0
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    "holder", ["sleep 600", pytest.param("while echo x; do sleep 0.1; done", marks=pytest.mark.slow)]
+)
+def test_a_process_that_holds_the_pipe_of_a_server_that_ended_does_not_hold_the_proxy(holder: str) -> None:
+    code = f"import subprocess; print(subprocess.Popen(['sh', '-c', {holder!r}], stderr=subprocess.DEVNULL).pid)"
+    process = _proxy([sys.executable, "-c", code])
+    came, _ = process.communicate(timeout=120)
+    with contextlib.suppress(ProcessLookupError):  # it may write no more when nobody reads
+        os.kill(int(next(line for line in came.splitlines() if line != b"x")), signal.SIGKILL)
+    assert process.returncode == 0
 
 
 def test_a_server_inherits_the_environment_without_the_keys_and_the_store_of_the_proxy() -> None:
