@@ -216,7 +216,7 @@ class Gate:
             unwatched: the policy of a host without a monitor: the tools that it always asks for wait.
             terms: whose call it is, and the rules.
             declared: what the tool's own definition says it does.
-            rejected: digests of calls that a human rejected in this run.
+            rejected: the likeness of calls that a human rejected in this run.
             repeated: an attempt that was rolled back executed exactly this call, and it cannot be undone.
             doubt: why the model's step that proposes it pauses by itself, if it does.
             framework_asks: the framework's own rule wants a human's approval.
@@ -225,7 +225,7 @@ class Gate:
             waiting: records of the session's other calls.
             standing: who approved all calls of the tool in the framework: permits are not asked beside it.
         """
-        if rejected and record.proposed.digest() in rejected:
+        if rejected and record.proposed.likeness() in rejected:
             return settled(record, REJECTED_BEFORE, is_error=True), UncertaintyAction.PROCEED
         effect = self.effects.resolve(record.proposed, declared)
         why, action = await _asked_by_monitor(record, session, unwatched, effect)
@@ -273,8 +273,8 @@ class Gate:
         """
         if self.permits is None or session.state.alarmed:
             return record, in_force
-        digest = record.proposed.digest()
-        alike = any(other.waiting and other.proposed.digest() == digest for other in others)
+        same = record.proposed.likeness()
+        alike = any(other.waiting and other.proposed.likeness() == same for other in others)
         released = await self.permits.release(record, session, terms, alike=alike)
         if isinstance(released, Held):
             if released.trouble is not None:
@@ -435,6 +435,12 @@ class Gate:
             while len(self._spent) > _MAX_SPENT:
                 self._spent.popitem(last=False)
         return True
+
+    def give_back(self, record: CallRecord) -> None:
+        """A call that was started did not run: the decisions on it let it start once more."""
+        if record.decisions:
+            with self._lock:
+                self._spent.pop(record.requests[0].id, None)
 
     def spent(self, record: CallRecord, run_id: str = "") -> bool:
         """True when another task started a call here on the decisions on this record's request, or on its permit."""

@@ -454,7 +454,7 @@ def identity_of(record: CallRecord, terms: Terms) -> str:
 
 def same_of(record: CallRecord, terms: Terms) -> str:
     """Short for all equal calls of one agent."""
-    return same_call(terms.agent_id, record.proposed.digest())
+    return same_call(terms.agent_id, record.proposed.likeness())
 
 
 def same_call(agent_id: str, digest: str) -> str:

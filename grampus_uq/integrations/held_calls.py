@@ -280,7 +280,7 @@ class HeldCalls:
         for one in after.decisions:
             record_answer(self.session, one, step_id=after.step_id, call=after.proposed)
         if after.decisions[0].kind is ApprovalKind.REJECT:
-            self.rejected = [*self.rejected, after.proposed.digest()][-MAX_REJECTED:]
+            self.rejected = [*self.rejected, after.proposed.likeness()][-MAX_REJECTED:]
         return after
 
     def accept_foreign(

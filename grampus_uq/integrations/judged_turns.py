@@ -131,15 +131,15 @@ class TurnJudge:
     ) -> str | None:
         """Add the record of each call to `records`; why the run stops, if one of them stops it."""
         belief = carried.belief
-        undecided = {r.proposed.digest(): _doubt(r.requests[0]) for r in carried.records if r.waiting and r.requests}
+        undecided = {r.proposed.likeness(): _doubt(r.requests[0]) for r in carried.records if r.waiting and r.requests}
         for call in calls:
             record, action = await self.gate.judge(
                 CallRecord.new(call, step_id),
                 carried.session,
                 carried.terms,
                 rejected=belief["rejected"],
-                repeated=bool(belief["repeats"]) and call.digest() in belief["repeats"],
-                doubt=doubt or (undecided.get(call.digest()) if undecided else None),
+                repeated=bool(belief["repeats"]) and call.likeness() in belief["repeats"],
+                doubt=doubt or (undecided.get(call.likeness()) if undecided else None),
                 waiting=[*carried.records, *records],
             )
             if action is UncertaintyAction.ABORT:
@@ -164,13 +164,13 @@ class TurnJudge:
         record = record.change(effect=self.gate.effect(call, None, carried.session.profile.policy))
         verdict = carried.session.would_allow(call, effect=record.effect)
         doubt = None
-        if call.digest() in belief["repeats"]:
+        if call.likeness() in belief["repeats"]:
             doubt = REPEATED
         elif not verdict.allowed:
             doubt = doubt_of(verdict)
         elif not self.gate.believes(False) and record.effect not in HARMLESS:
             doubt = UNVOUCHED  # that another hook changed it, and not the checkpoint's owner, nobody can tell
-        if call.digest() in belief["rejected"]:
+        if call.likeness() in belief["rejected"]:
             record = settled(record, REJECTED_BEFORE, is_error=True)
         elif doubt is None:
             record = cleared(record)
@@ -252,7 +252,7 @@ class TurnJudge:
         for decision, call in [*of_calls, *((one, None) for one in reviewed)]:
             record_answer(carried.session, decision, step_id=turn.get("step_id"), call=call)
             if call is not None and decision.kind is ApprovalKind.REJECT:
-                rejected.append(call.digest())
+                rejected.append(call.likeness())
         belief = {**carried.belief, "rejected": rejected[-MAX_REJECTED:]}
         return replace(carried, belief=belief, turn=turn if reviewed else carried.turn)
 

@@ -134,7 +134,7 @@ class _Walk:
             rule = f"a step that this branch made, from 0 to {self._made - 1}"
             raise ConfigurationError.of("at", "fork_before", rule, step)
         ran = [record for record in self._ran() if record.effect is not Effect.READ]
-        done = [record.call.digest() for record in ran if record.effect is Effect.IRREVERSIBLE]
+        done = [record.call.likeness() for record in ran if record.effect is Effect.IRREVERSIBLE]
         before = snapshot.values.get(KEY) or {"belief": None, "turn": None}
         # Beside what is sealed: the judge takes it into the belief with the next turn.
         update: dict[str, Any] = {KEY: {**before, "repeats": sorted({*before.get("repeats", ()), *done})}}

@@ -56,9 +56,9 @@ _PENDING: Final = (
     "tool again with exactly the same arguments later: once it is approved, that runs it, once, and gives its result."
 )
 _AGAIN: Final = (
-    "Not executed yet: this call waits for a human's decision (request {request}). The same call was sent to its "
-    "server in this session {said}; this one was not sent. Call this tool again with exactly the same arguments "
-    "later: once it is approved, that runs it once more, and gives its result."
+    "Not executed yet: this call waits for a human's decision (request {request}). The same call {said}; this "
+    "one was not sent. Call this tool again with exactly the same arguments later: once it is approved, that runs it "
+    "once more, and gives its result."
 )
 _UNKNOWN: Final = (
     "This call was started, and nobody knows whether it took effect: it waits for a human's decision (request "
@@ -230,7 +230,7 @@ class CallExchange:
                 params = {"mode": "form", **self.elicitation.form(wait.request)}
                 asked["inputRequests"] = {QUESTION: {"method": CREATE, "params": params}}
             return asked
-        said = self.calls.sent_before(call)
+        said = self.calls.known_of(call)
         text = _UNKNOWN if wait.request.unknown_outcome else _PENDING if said is None else _AGAIN
         text = text.format(request=wait.request.id[:8], said=said)
         return text_result(text, is_error=True, modern=modern, request=wait.request.id, **_why(wait.request))

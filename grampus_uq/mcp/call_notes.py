@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import unicodedata
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from grampus_uq.mcp.json_rpc import BESIDE
 from grampus_uq.mcp.pins import Pin
-from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.run_state import AgentState
 
 _MAX_RESULTS: Final = 4_000_000
 _MOST_SENT: Final = 1_000
 _UNANSWERED: Final = "s"
 _FAILED: Final = "e"
+_REJECTED: Final = "r"
 _DIGEST: Final = 24  # characters that tell calls of one session apart
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """What was noted as a call went to its server, and what had been noted of the same one before."""
-
-    likeness: str
-    said: str
-    before: str | None
 
 
 class CallNotes:
@@ -71,66 +60,68 @@ class CallNotes:
 
     # -- calls that were sent to their server ---------------------------------------------------------------------
 
-    def sent(self, same: str, now_s: float) -> Sent:
-        """A call of this likeness goes to its server. Those that are not answered push out none that were."""
-        said = f"{now_s:.0f}{_UNANSWERED}"
-        return Sent(likeness=same, said=said, before=self._note(same, said, most=3 * _MOST_SENT))
+    def sends(self, call_id: str, same: str, now_s: float) -> None:
+        """A call of this likeness starts to go to its server: it counts as sent until `sends_not`."""
+        self._state.metadata["going"] = self._believed("going") | {call_id: f"{same} {now_s:.0f}"}
 
-    def answered(self, same: str, now_s: float, *, is_error: bool) -> None:
-        """Its server answered it; the last 1,000 are remembered."""
-        self._note(same, f"{now_s:.0f}{_FAILED if is_error else ''}", most=_MOST_SENT)
+    def sends_not(self, call_id: str) -> str | None:
+        """It did not go there after all, or is noted otherwise from now on: its note, now gone."""
+        going = self._believed("going")
+        found = going.pop(call_id, None)
+        self._state.metadata["going"] = going
+        return found
 
-    def unsent(self, sent: Sent) -> None:
-        """It did not go there after all: what was known before holds, unless more is known since."""
-        if self._sent().get(sent.likeness) == sent.said:
-            self._note(sent.likeness, sent.before, most=3 * _MOST_SENT)
+    def answered(self, call_id: str, same: str, now_s: float, *, is_error: bool) -> None:
+        """Its server answered it."""
+        self.sends_not(call_id)
+        self._note(same, f"{now_s:.0f}{_FAILED if is_error else ''}")
 
-    def _note(self, same: str, said: str | None, *, most: int) -> str | None:
-        notes = self._sent()
-        before = notes.pop(same, None)
-        last = dict([*notes.items()][1 - most :])
-        self._state.metadata["sent"] = last if said is None else {**last, same: said}
-        return before
+    def rejected(self, same: str, now_s: float) -> None:
+        """A human rejected it."""
+        self._note(same, f"{now_s:.0f}{_REJECTED}")
 
-    def _sent(self) -> dict[str, str]:
-        """Believed without a seal, too: forgetting is what would let a call go twice."""
-        found = self._state.metadata.get("sent")
-        return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) else {}
-
-    def sent_before(self, same: str) -> str | None:
-        """When a call of this likeness last went to its server, and what is known of its answer; None if none did."""
-        said = self._sent().get(same)
-        if said is None:
-            return None
-        what = "its answer is not known" if said.endswith(_UNANSWERED) else "answered"
-        with suppress(ValueError, OverflowError, OSError):  # whoever writes the store writes what he likes
-            time = datetime.fromtimestamp(float(said.rstrip(_UNANSWERED + _FAILED)), UTC)
-            return f"at {time:%Y-%m-%d %H:%M:%S} UTC, and {what}{' with an error' if said.endswith(_FAILED) else ''}"
-        return f"before, and {what}"
+    def lost(self, call_id: str) -> None:
+        """It may have gone there, and nothing more will be known."""
+        found = self.sends_not(call_id)
+        if found is not None:
+            same, _, began = found.partition(" ")
+            self._note(same, f"{began}{_UNANSWERED}")
 
     def remember(self, old: AgentState) -> None:
-        """What went to servers in the session that this one replaces."""
-        if "sent" in old.metadata:
-            self._state.metadata["sent"] = old.metadata["sent"]
+        """What went to servers under a process before this one, or in the session that this one replaces."""
+        self._state.metadata |= {name: dict(CallNotes(old)._believed(name)) for name in ("sent", "going")}
+        for call_id in self._believed("going"):
+            self.lost(call_id)
+
+    def _note(self, same: str, said: str) -> None:
+        """Note it as the latest of the last 1,000. Calls on their way are not among them, and push out none."""
+        notes = self._believed("sent")
+        notes.pop(same, None)
+        self._state.metadata["sent"] = {**dict([*notes.items()][1 - _MOST_SENT :]), same: said}
+
+    def _believed(self, name: str) -> dict[str, str]:
+        """Texts that are believed without a seal, too: forgetting is what would let a call go twice."""
+        found = self._state.metadata.get(name)
+        return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) else {}
+
+    def known_of(self, same: str) -> str | None:
+        """What became of the latest call of this likeness that started, or that a human rejected; None of none."""
+        going = [text.partition(" ")[2] for text in self._believed("going").values() if text.partition(" ")[0] == same]
+        said = f"{going[-1]}{_UNANSWERED}" if going else self._believed("sent").get(same)
+        if said is None:
+            return None
+        when = "before"
+        with suppress(ValueError, OverflowError, OSError):  # whoever writes the store writes what he likes
+            time = datetime.fromtimestamp(float(said.rstrip(_UNANSWERED + _FAILED + _REJECTED)), UTC)
+            when = f"in this session at {time:%Y-%m-%d %H:%M:%S} UTC"
+        if said.endswith(_REJECTED):
+            return f"was rejected by a human {when}"
+        if said.endswith(_UNANSWERED):
+            return f"was started {when}, and whether its server ran it is not known"
+        return f"was sent to its server {when}, and answered{' with an error' if said.endswith(_FAILED) else ''}"
 
 
 def likeness(call: ToolCall) -> str:
-    """The same for calls that a server may take for one: of a tool, with arguments that are equal as JSON is read.
-
-    1 and 1.0 are one number to JSON Schema and to many servers, and a letter with its accent is one or two characters.
-    What else a call carries does not make it another one.
-    """
+    """The same for calls that a server may take for one; what else a call carries does not make it another one."""
     arguments = call.arguments.get("arguments") if BESIDE in call.arguments else call.arguments
-    text = f"{call.name}({canonical_json(_read(arguments))})"
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, str):
-        return unicodedata.normalize("NFC", value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        found = {unicodedata.normalize("NFC", key): _read(one) for key, one in value.items()}
-        return found if len(found) == len(value) else {key: _read(one) for key, one in value.items()}
-    return [_read(one) for one in value] if isinstance(value, list) else value
+    return ToolCall.trusted("", call.name, arguments if isinstance(arguments, dict) else {}).likeness()[:_DIGEST]

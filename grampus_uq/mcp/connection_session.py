@@ -133,11 +133,12 @@ class ConnectionSession:
             state, version = AgentState(agent_id=agent_id, session_id=session_id), 0
         elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
             state, version = AgentState(agent_id=agent_id, session_id=session_id).replaces(loaded[0]), loaded[1]
-            CallNotes(state).remember(loaded[0])
         else:
             state, version = loaded
             if dead == (state.worker, state.saves):
                 state.forget_lease()
+        if loaded is not None:
+            CallNotes(state).remember(loaded[0])
         state.metadata[ATTENDED] = True
         worker = uuid.uuid4().hex
         return await SessionLease.take(

@@ -9,7 +9,7 @@ handed over is handed over. After that the same call is a new one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,10 +18,11 @@ from weakref import WeakValueDictionary
 import anyio
 
 from grampus_uq.errors import SessionConflictError, StoreError
-from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked
+from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked, asked_again
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
-from grampus_uq.mcp.call_notes import CallNotes, Sent, likeness
+from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.mcp.call_notes import CallNotes, likeness
 from grampus_uq.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
 from grampus_uq.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
 from grampus_uq.mcp.hand_overs import DeliveredResults
@@ -79,8 +80,8 @@ class GuardedCalls:
         self._seen: dict[str, int] = {}
         self._storing: set[str] = set()
         self._delivered, self._unsaved = DeliveredResults(), anyio.Event()
+        self._likenesses = dict[str, tuple[ToolCall, str]]()  # by the id of an open call
         self._awaited = set[str]()  # calls whose client waits for what becomes of them
-        self._sent: dict[str, Sent] = {}  # by the id of a call that started, until it is known what became of it
         self._open: WeakValueDictionary[str, OpenCall] = WeakValueDictionary()
 
     async def open(self) -> None:
@@ -137,7 +138,7 @@ class GuardedCalls:
                 return opened
             record = next(one for one in state.turn if one.proposed.id == call.id)
             if record.waiting:
-                record = state.keep(self._asked_under(self._says_sent(record), opened.shown))
+                record = state.keep(self._asked_under(self._says_known(record), opened.shown))
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened
@@ -154,12 +155,20 @@ class GuardedCalls:
         return UNLISTED if not shown and self._only_listed else await self._pins.doubt(shown)
 
     def _repeats(self, call: ToolCall) -> bool:
-        """True for a call that cannot be undone where the same one was sent, or is about to be, as far as is known."""
+        """True for a call that cannot be undone where the same one was sent, or may be, or a human rejected it."""
         if self.gate.effect(call, None, self._monitor.profile.policy) is not Effect.IRREVERSIBLE:
             return False
-        state, same = self.session.current().lease.state, likeness(call)
-        starts = (one for one in state.turn if one.phase is CallPhase.CLEARED)
-        return self._notes.sent_before(same) is not None or any(likeness(one.call) == same for one in starts)
+        same = likeness(call)
+        return self._notes.known_of(same) is not None or any(self._equal_to(same))
+
+    def _equal_to(self, same: str) -> Iterator[CallRecord]:
+        """The calls of this likeness that are open. Each is read once: they may be large."""
+        turn, known = self.session.current().lease.state.turn, self._likenesses
+        self._likenesses = {}
+        for one in turn:
+            call, found = known.get(one.proposed.id) or (None, "")
+            self._likenesses[one.proposed.id] = one.call, found if call is one.call else likeness(one.call)
+        return (one for one in turn if self._likenesses[one.proposed.id][1] == same)
 
     @property
     def _acts(self) -> bool:
@@ -193,29 +202,31 @@ class GuardedCalls:
     def _notes(self) -> CallNotes:
         return CallNotes(self.session.current().lease.state)
 
-    def _says_sent(self, record: CallRecord) -> CallRecord:
-        """A call that waits, and whose request says where the same one was sent before in this session."""
-        before = self.sent_before(record.proposed)
-        if before is None:
+    def _says_known(self, record: CallRecord) -> CallRecord:
+        """A call that waits, and whose request says what became of the same one before, in this session."""
+        said = self.known_of(record.proposed)
+        if said is None:
             return record
-        said = f"the same call was sent to its server in this session {before}"
-        requests = [one.model_copy(update={"reason": f"{said}; {one.reason}"}) for one in record.requests]
+        requests = [one.model_copy(update={"reason": f"the same call {said}; {one.reason}"}) for one in record.requests]
         return record.change(requests=tuple(requests))
 
-    def sent_before(self, call: ToolCall) -> str | None:
-        """When the same call (tool, arguments) went to its server in this session; None where that is not known."""
-        return self._notes.sent_before(likeness(call))
+    def known_of(self, call: ToolCall) -> str | None:
+        """What became of the same call (tool, arguments) before, in this session; None where that is not known."""
+        return self._notes.known_of(likeness(call))
+
+    def _tell_waiting(self, started: CallRecord) -> None:
+        """Ask anew about calls that wait while the same one starts: what was said of them does not hold any more."""
+        turn = self.session.current()
+        for one in list(self._equal_to(likeness(started.call))):
+            if one.waiting and not one.requests[0].unknown_outcome:
+                why = f"the same call {self.known_of(one.proposed)}"
+                turn.lease.state.keep(asked_again(one, turn.terms(), self.gate.approvals, self._ledger.now_s(), why))
+        self.session.wake()
 
     def _sends(self, record: CallRecord) -> None:
         """Remember a call that is to go to its server: what is saved before that holds it."""
-        if matters(record) and record.proposed.id not in self._sent:
-            self._sent[record.proposed.id] = self._notes.sent(likeness(record.call), self._ledger.now_s())
-
-    def _sends_not(self, call_id: str) -> None:
-        """It does not go there after all."""
-        sent = self._sent.pop(call_id, None)
-        if sent is not None and all(one.likeness != sent.likeness for one in self._sent.values()):
-            self._notes.unsent(sent)
+        if matters(record):
+            self._notes.sends(record.proposed.id, likeness(record.call), self._ledger.now_s())
 
     def _note_call(self, call: ToolCall) -> None:
         state = self.session.current().lease.state
@@ -264,9 +275,9 @@ class GuardedCalls:
             shown = self._tools.shown(record.proposed.name) if self._was_asked(record) else call.shown
             doubt = await self._void(record, shown) if record.phase is CallPhase.CLEARED else None
             if doubt is not None:
-                self._sends_not(call.id)
+                self._notes.sends_not(call.id)
                 again = asked(record, turn.terms(), self.gate.approvals, doubt, self._ledger.now_s())
-                record = turn.lease.state.keep(self._asked_under(self._says_sent(again), shown))
+                record = turn.lease.state.keep(self._asked_under(self._says_known(again), shown))
                 await turn.lease.save()
             if record.phase is CallPhase.CLEARED:
                 self._sends(record)
@@ -274,12 +285,14 @@ class GuardedCalls:
             if not started:
                 record = turn.lease.state.record(record)
                 if record.waiting:
-                    self._sends_not(call.id)
+                    self._notes.sends_not(call.id)
                 if record.phase is CallPhase.SETTLED:
                     self._awaited.add(call.id)  # of two equal ones that nobody decided on each request is told of one
                     return self._handed_over(record)
                 return Wait(request=record.requests[0] if record.waiting else None)
             self._awaited.add(call.id)
+            if matters(started[0]):
+                self._tell_waiting(started[0])
         record = started[0]
         reads = record.effect is Effect.READ and not record.decisions and record.grant is None
         announced = False
@@ -287,7 +300,7 @@ class GuardedCalls:
             announced = reads or bool(await turn.announce(started))
         finally:
             if not announced:
-                self._sends_not(call.id)
+                self._notes.sends_not(call.id)
         if not announced:
             return await self.next(call)
         await self._pins.keep(shown)
@@ -344,10 +357,10 @@ class GuardedCalls:
             if stays and raw is not None:
                 self._notes.keep_result(record.proposed.id, raw)
             if not answered:
-                self._sends_not(record.proposed.id)
+                self._notes.sends_not(record.proposed.id)
             elif matters(record):
-                self._sent.pop(record.proposed.id, None)
-                self._notes.answered(likeness(record.call), self._ledger.now_s(), is_error=is_error)
+                now_s, same = self._ledger.now_s(), likeness(record.call)
+                self._notes.answered(record.proposed.id, same, now_s, is_error=is_error)
             outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
             record = state.record(record)
             turn.take_result(record, outcome)
@@ -373,7 +386,7 @@ class GuardedCalls:
             turn = self.session.current()
             state = turn.lease.state
             self._awaited.discard(record.proposed.id)
-            self._sent.pop(record.proposed.id, None)  # it may have gone there
+            self._notes.lost(record.proposed.id)
             if any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 now_s = self._ledger.now_s()
                 after = recovered(state.record(record), turn.terms(), self.gate.approvals, record.effect, now_s)
@@ -394,7 +407,7 @@ class GuardedCalls:
         state, gone = self.session.current().lease.state, (CallPhase.NEW, CallPhase.CLEARED)
         if any(o.proposed.id == call_id and o.phase in gone and not self._was_asked(o) for o in state.turn):
             state.turn = [one for one in state.turn if one.proposed.id != call_id]
-            self._sends_not(call_id)
+            self._notes.sends_not(call_id)
 
     async def withdraw(self, record: CallRecord, why: str = _WITHDRAWN) -> None:
         """A started call was held back before its server heard of it: one that was approved is asked about again."""
@@ -405,11 +418,11 @@ class GuardedCalls:
         async with self.session.lock:
             turn = self.session.current()
             state = turn.lease.state
-            self._sends_not(record.proposed.id)
+            self._notes.sends_not(record.proposed.id)
             started = [r for r in state.turn if r.proposed.id == record.proposed.id and r.phase is CallPhase.STARTED]
             for one in started:
                 void = self.gate.void(one, turn.terms(), why)
-                state.keep(self._asked_under(self._says_sent(void), self._tools.shown(one.proposed.name)))
+                state.keep(self._asked_under(self._says_known(void), self._tools.shown(one.proposed.name)))
         notes: list[Note] = [("execution_withdrawn", turn.facts(one)) for one in started]
         with contextlib.suppress(SessionConflictError):
             await turn.lease.try_save(*notes)
@@ -439,6 +452,8 @@ class GuardedCalls:
         settled = [r for r in state.turn if r.proposed.id == call_id and r.phase is CallPhase.SETTLED]
         if not settled:
             return
+        if any(one.kind is ApprovalKind.REJECT for one in settled[0].decisions):
+            self._notes.rejected(likeness(settled[0].proposed), self._ledger.now_s())
         answer, waited_for = self._handed_over(settled[0]), self._open.get(call_id)
         if waited_for is not None and waited_for.answer is None:
             waited_for.answer = answer

@@ -46,8 +46,12 @@ class ProxyParts:
     def exchange(
         self, session_id: str, *, resumes: bool, server: str = "", trusted: bool = False, prefix: str = ""
     ) -> CallExchange:
-        """The exchange of one session, with a gate and a list of tools of its own."""
+        """The exchange of one session, with a gate and a list of tools of its own.
+
+        Sessions of several servers have one name where their client has: each is recorded by itself.
+        """
         settings = self._settings
+        session_id = f"{server}-{session_id}" if server else session_id
         tools = ListedTools(settings.tool_effects(), trusted=trusted, told=partial(self._names.add, server))
         ledger = Ledger(self._store, seal=self._approvals.seal)
         gate = Gate(

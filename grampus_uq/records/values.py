@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import math
+import unicodedata
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, SupportsFloat
@@ -45,6 +46,17 @@ def canonical_json(value: Any) -> str:
     if _encoder is None:
         return _CANONICAL.encode(value)
     return "".join(_encoder({}, *_SETTINGS)(value, 0))  # what `encode` does in the end, in a third of its time
+
+
+def _as_read(value: Any) -> Any:
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        found = {unicodedata.normalize("NFC", key): _as_read(one) for key, one in value.items()}
+        return found if len(found) == len(value) else {key: _as_read(one) for key, one in value.items()}
+    return [_as_read(one) for one in value] if isinstance(value, list) else value
 
 
 class ToolCall(BaseModel):
@@ -90,6 +102,14 @@ class ToolCall(BaseModel):
     def digest(self) -> str:
         """SHA-256 of the canonical form, in hex: what an approval is bound to."""
         return hashlib.sha256(self.canonical().encode("utf-8", "surrogatepass")).hexdigest()
+
+    def likeness(self) -> str:
+        """The digest of the call as JSON is read: equal for calls that many a tool takes for one.
+
+        1 and 1.0 are one number to JSON Schema, and a letter with its accent is one or two characters. For what is to
+        hold a call back because of an equal one; what lets a call run is bound to `digest`.
+        """
+        return ToolCall.trusted(self.id, self.name, _as_read(self.arguments)).digest()
 
 
 class ToolResult(BaseModel):

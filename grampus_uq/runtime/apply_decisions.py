@@ -232,7 +232,7 @@ async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalD
         state.keep(new)
         return
     if deciding[0].kind is ApprovalKind.REJECT:
-        state.rejected = [*state.rejected, record.proposed.digest()][-MAX_REJECTED:]
+        state.rejected = [*state.rejected, record.proposed.likeness()][-MAX_REJECTED:]
     state.settle(new, answer_text(deciding[0]), is_error=new.is_error)
 
 

@@ -177,7 +177,7 @@ class Records:
             if permit is None:
                 return "that is not here, or whose signature does not hold"
             wrong = self._not_lifted(permit, start, permit.covers(call, agent_id, start.time_s - GRACE_S))
-            wrong = wrong or self._without_ticket(permit, closed_s, start, same_call(agent_id, call.digest()))
+            wrong = wrong or self._without_ticket(permit, closed_s, start, same_call(agent_id, call.likeness()))
             if wrong is not None:
                 return wrong
         return None

@@ -155,9 +155,10 @@ class AgentState(BaseModel):
         return pending(self.review, self.turn)
 
     def already_executed(self, call: ToolCall) -> bool:
-        """True for a call that cannot be undone and that a discarded branch executed with just these arguments."""
-        digest = call.digest()
-        return any(done.irreversible and done.digest == digest for done in self.discarded)
+        """True for a call that cannot be undone and that a discarded branch executed, or one that is read as equal."""
+        done = [one for one in self.discarded if one.irreversible]
+        likely = {one.call.likeness() for one in done if one.arguments_known} | {one.digest for one in done}
+        return bool(done) and not likely.isdisjoint((call.likeness(), call.digest()))
 
     def child_session(self, record: CallRecord) -> str:
         """The session of the sub-agent that serves this call: the same whoever asks, also after a crash."""

@@ -201,7 +201,7 @@ class Turn:
         """Make every new call wait because of the step that proposes it, except calls that were rejected before."""
         terms = self.terms()
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
-            if record.proposed.digest() in self._state.rejected:
+            if record.proposed.likeness() in self._state.rejected:
                 continue  # `judge` answers for it
             effect = self.gate.effect(record.proposed, self._declared(record.proposed.name), self.policy())
             self._state.keep(asked(record.change(effect=effect), terms, self.gate.approvals, doubt, self.lease.now_s()))
@@ -301,6 +301,7 @@ class Turn:
     async def _withdraw(self, announced: Sequence[CallRecord]) -> None:
         """What was announced does not run now: it is cleared as before, and the audit says so where it can."""
         for record in announced:
+            self.gate.give_back(record)
             self._state.keep(record.change(phase=CallPhase.CLEARED))
         with contextlib.suppress(StoreError):
             for record in announced:

@@ -175,8 +175,11 @@ def test_without_a_monitor_only_what_is_always_asked_for_waits() -> None:
 def test_a_call_that_was_rejected_in_this_run_is_settled_and_not_asked_again() -> None:
     again, action = judged(rejected={PAY.digest()}, repeated=True)
     assert (again.phase, again.text, again.is_error, action) == (CallPhase.SETTLED, REJECTED_BEFORE, True, PROCEED)
+    for written in ({"to": "A", "amount": 5.0}, {"amount": 5, "to": "A"}):
+        same = PAY.model_copy(update={"arguments": written})
+        assert judged(same, rejected={PAY.likeness()})[0].phase is CallPhase.SETTLED
     other = PAY.model_copy(update={"arguments": {"to": "B", "amount": 5}})
-    assert judged(other, rejected={PAY.digest()})[0].phase is CallPhase.CLEARED
+    assert judged(other, rejected={PAY.likeness()})[0].phase is CallPhase.CLEARED
 
 
 STEP_PAUSES = Doubt(level=UncertaintyLevel.HIGH, rule="tier", reason="the step itself pauses")

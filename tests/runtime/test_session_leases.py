@@ -91,6 +91,19 @@ async def test_one_lost_answer_while_a_call_is_announced_does_not_burn_its_appro
     assert (audit.count("execution_started"), audit.count("execution_finished")) == (1, 1)
 
 
+async def test_an_approved_call_that_could_not_be_announced_starts_once_the_store_is_back() -> None:
+    world, store = World(), Faulty()
+    one = runner(world, store=store)
+    (request,) = (await one.run(AGENT, "mail bob", session_id="s")).pending
+    store.lose = lambda changes: "before" if announces(changes) else None
+    with pytest.raises(StoreError):
+        await one.resume("mailer", "s", request.decide("approve", principal="ann"))
+    assert world.sent == []
+    store.lose = lambda changes: None
+    result = await one.resume("mailer", "s")
+    assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
+
+
 async def test_a_lost_write_does_not_overwrite_another_workers_takeover() -> None:
     """Its own write was never made; meanwhile another worker took the session up. The next save must not win."""
     store = Faulty()
