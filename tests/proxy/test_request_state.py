@@ -2,7 +2,6 @@
 
 import random
 import string
-import time
 from dataclasses import replace
 
 import pytest
@@ -147,12 +146,10 @@ def test_a_seal_that_does_not_hold_is_seen_by_that_count(broken, least):
 
 def test_a_text_of_ten_megabytes_is_refused_before_it_is_read():
     text = states().issue(HERE, REQUEST, now_s=NOW)
-    start = time.perf_counter()
     for huge in (text + "0" * 10_000_000, "g1." + "a." * 5_000_000, "." * 10_000_000):
         with pytest.raises(RequestStateError) as caught:
             states().read(huge, HERE, now_s=NOW)
         assert caught.value.detail.startswith("no text of at most")
-    assert time.perf_counter() - start < 5.0  # the texts are made in this time, too
 
 
 def test_a_state_names_neither_the_session_nor_the_call():

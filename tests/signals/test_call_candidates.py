@@ -188,7 +188,7 @@ def test_what_is_shown_of_hostile_values_is_quoted_and_escaped() -> None:
 
 def test_names_and_candidates_take_time_linear_in_the_text() -> None:
     """A quadratic one would take minutes here."""
-    begun = time.perf_counter()
+    begun = time.process_time()
     for text in (
         "a: " * 200_000,
         "a-" * 300_000,
@@ -201,7 +201,7 @@ def test_names_and_candidates_take_time_linear_in_the_text() -> None:
         only_beginning("a", (Message(role=Role.USER, content=text),))
     many = [token("1", 0.5, *(("2", 0.02) for _ in range(20))) for _ in range(20_000)]
     of_value('"', many, [token('"}}')], "1" * 20_000)
-    assert time.perf_counter() - begun < 60
+    assert time.process_time() - begun < 60
 
 
 def test_beyond_the_longest_value_that_is_kept_no_token_is_looked_at() -> None:
