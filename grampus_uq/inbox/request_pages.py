@@ -192,11 +192,12 @@ def _argument(shown: Card, name: str, value: Any) -> Argument:
         value if block else json.dumps(value, ensure_ascii=False, indent=1 if isinstance(value, dict | list) else None)
     )
     edges = [where for where, text in (("begins", value[:1]), ("ends", value[-1:])) if text.isspace()] if block else []
+    number = type(value) in (int, float) and 10_000 <= abs(value) < 1e15
     kinds = {
         str: f"text that {' and '.join(edges)} with blank space" if edges else "text",
         bool: "yes or no",
-        int: "number",
-        float: "number",
+        int: f"number, {value:,}" if number else "number",
+        float: f"number, {value:,}" if number else "number",
         list: "list",
         dict: "object",
     }

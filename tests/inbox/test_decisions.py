@@ -495,6 +495,28 @@ async def test_other_likely_values_stand_on_the_card_as_text_and_in_no_reason(st
     assert "zoe" not in request.reason
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (9_999, "number"),
+        (10_000, "number, 10,000"),
+        (-1e9, "number, -1,000,000,000.0"),
+        (1234567.5, "number, 1,234,567.5"),
+        (10**15, "number"),
+        (True, "yes or no"),
+        ("1000000", "text"),
+        (None, "nothing"),
+    ],
+)
+async def test_the_zeros_of_a_large_number_need_not_be_counted(store: SessionStore, value: Any, kind: str) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause(ToolCall(id="c", name="send_email", arguments={"to": "bob", "body": value}))
+    page = (await ann.get(f"/requests/{request.id}")).text
+    assert f'<dt>body <span class="dim">{kind}</span>' in page
+    assert f"<pre>\n{html.escape(json.dumps(value), quote=True)}</pre>".replace("&quot;", "&#34;") in page
+
+
 async def test_every_argument_is_on_the_card_whole(store: SessionStore) -> None:
     desk = Desk(store)
     ann = await someone(desk.app, store)
