@@ -31,8 +31,9 @@ from grampus_uq.core.propagator import Propagator, PropagatorMemory, Uncertainty
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.risk import RiskField, TrajectoryRiskSettings
 from grampus_uq.core.turn_evidence import TurnEvidence, without_chances
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.configuration import Configuration
+from grampus_uq.records.strict_json import snapshot_fault
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.stats.stored_values import FROZEN
@@ -229,9 +230,7 @@ def state_from_json(text: str | bytes) -> SessionState:
     try:
         return _STATE.validate_json(text)
     except ValueError as error:
-        first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
-        field = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"not a session state: {first['msg']}", field=field) from error
+        raise snapshot_fault(error, "a session state") from error
 
 
 def answer_alarm(profile: Profile, state: SessionState) -> SessionState:

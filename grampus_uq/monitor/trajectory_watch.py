@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
 import anyio.to_thread
 import numpy.typing as npt
 from anyio.lowlevel import RunVar
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
 
 from grampus_uq.core.risk import TrajectoryRiskSettings
-from grampus_uq.errors import DataError
 from grampus_uq.records.events import (
     Event,
     ObservationEvent,
@@ -27,6 +26,7 @@ from grampus_uq.records.events import (
     TrajectoryReading,
 )
 from grampus_uq.records.protocols import Embedder
+from grampus_uq.records.strict_json import snapshot_part
 from grampus_uq.records.values import Step
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.components import ObservedStep, needs_embedding, sense_steps, unsensed
@@ -34,7 +34,7 @@ from grampus_uq.signals.driver import Budget, within
 from grampus_uq.signals.embedding import CachedEmbedder, CallableEmbedder, HashingEmbedder
 from grampus_uq.signals.trajectory import ComponentState, advance
 from grampus_uq.signals.turn_events import RunEnd, TurnEvent, turn_of_observation, turn_of_step
-from grampus_uq.stats.stored_values import STORED
+from grampus_uq.stats.stored_values import STORED, to_json
 
 MAX_WAITING: Final = 64
 """Steps that may be complete and not yet read; a user who goes on writing without an answer is not counted further."""
@@ -59,23 +59,12 @@ class TurnMemory:
 
     def to_json(self) -> dict[str, JsonValue]:
         """Give the memory as JSON values."""
-        values: dict[str, JsonValue] = _memories().dump_python(self, mode="json")
-        return values
+        return to_json(self)
 
     @classmethod
     def from_json(cls, values: object) -> TurnMemory:
         """Read what `to_json` gave; raises DataError naming the field."""
-        try:
-            return _memories().validate_python(values)  # not by way of JSON: half an emoji is no JSON
-        except ValueError as error:
-            first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
-            field = ".".join(("turns", *(str(part) for part in first["loc"])))
-            raise DataError(f"not a memory of turns: {first['msg']}", field=field) from error
-
-
-@cache
-def _memories() -> TypeAdapter[TurnMemory]:
-    return TypeAdapter(TurnMemory)
+        return snapshot_part(cls, values, "a memory of turns", "turns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from grampus_uq.errors import DataError
+from grampus_uq.stats.stored_values import adapter_of
 
 T = TypeVar("T")
 
@@ -80,6 +81,21 @@ def validated(adapter: TypeAdapter[T], body: bytes, *, path: str = "", line: int
         return adapter.validate_json(body, strict=True)
     except ValidationError as error:
         raise _validation_fault(error, path=path, line=line) from error
+
+
+def snapshot_part(kind: type[T], values: object, what: str, place: str) -> T:
+    """Read the entry `place` of a snapshot. Raises DataError naming the field."""
+    try:
+        value: T = adapter_of(kind).validate_python(values)  # not by way of JSON: half an emoji is no JSON
+    except ValueError as error:
+        raise snapshot_fault(error, what, place) from error
+    return value
+
+
+def snapshot_fault(error: ValueError, what: str, *place: str) -> DataError:
+    """The first fault of what is not `what`, with its field, which begins with `place`."""
+    first: Any = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+    return DataError(f"not {what}: {first['msg']}", field=".".join(map(str, (*place, *first["loc"]))))
 
 
 def check_version(version: object, newest: int, *, path: str = "", line: int | None = None) -> None:

@@ -13,7 +13,7 @@ from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.audit import call_facts
 from grampus_uq.runtime.ledger import Ledger, Note, session_key
 from grampus_uq.runtime.store import Delete, Document, SessionStore
-from grampus_uq.runtime.worker_jobs import DEAD, Job, standing_letter
+from grampus_uq.runtime.worker_jobs import DEAD, Job, read_job, standing_letter
 
 _GIVEN_UP = "Not executed: the run was given up."
 
@@ -49,12 +49,8 @@ async def _stands(store: SessionStore, letter: Document) -> bool:
 
 def _letter(found: Document) -> DeadLetter:
     agent, _, session = found.key.partition("/")
-    failed, why = 0, "This letter cannot be read."
-    try:
-        job = Job.model_validate_json(found.body)
-        failed, why = job.failed, job.why
-    except (ValueError, RecursionError):
-        pass
+    job = read_job(found.body)
+    failed, why = (0, "This letter cannot be read.") if job is None else (job.failed, job.why)
     return DeadLetter(
         agent_id=unquote(agent), session_id=unquote(session), failed=failed, why=why, since_s=found.written_s
     )

@@ -26,7 +26,7 @@ from grampus_uq.runtime.standing_grants import stored_grant
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.stored_permits import closing_words, closings
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
-from grampus_uq.runtime.worker_jobs import PARENT, WAKES, Job, looked_after, within_parent
+from grampus_uq.runtime.worker_jobs import PARENT, WAKES, Job, looked_after, read_job, within_parent
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _SHORTEST_ID = 8
@@ -251,7 +251,7 @@ class Ledger:
 
     async def _asking(self, request: str) -> list[PendingSession]:
         """The sessions that wait for a request of this beginning, by the rows that say whom a decision wakes."""
-        named = [_named_in(row.body) for row in await self.store.scan(WAKES, prefix=request, limit=_FEW)]
+        named = [read_job(row.body) for row in await self.store.scan(WAKES, prefix=request, limit=_FEW)]
         places = dict.fromkeys((job.agent_id, job.session_id) for job in named if job is not None)
         found: dict[tuple[str, str], PendingSession] = {}
         while places:
@@ -344,7 +344,7 @@ class Ledger:
 
     async def _woken_by(self, request: str) -> list[Job]:
         """The sessions that a decision on this request wakes; a session of an older release is found by looking."""
-        found = [_named_in(document.body) for document in await self.store.children(WAKES, [request])]
+        found = [read_job(document.body) for document in await self.store.children(WAKES, [request])]
         jobs = [job for job in found if job is not None and not job.attended]
         if not found:
             waiting = await self.pending(containing=unquote(request))
@@ -422,13 +422,6 @@ def _named(parent: Any) -> Job | None:
     if not isinstance(parent, list | tuple) or len(parent) != 2 or not all(isinstance(one, str) for one in parent):
         return None  # whatever was stored there
     return Job(agent_id=parent[0], session_id=parent[1])
-
-
-def _named_in(body: str) -> Job | None:
-    try:
-        return Job.model_validate_json(body)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _left(state: AgentState | SessionHead, found: Document) -> float:

@@ -15,7 +15,7 @@ from grampus_uq.runtime.asked_rows import ASKED, asked_in, asked_row, is_over
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import Delete, Document, SessionStore, pages
 from grampus_uq.runtime.stores import open_store
-from grampus_uq.runtime.worker_jobs import Job
+from grampus_uq.runtime.worker_jobs import read_job
 
 _log = logging.getLogger(__name__)
 
@@ -82,12 +82,14 @@ async def requests_of(ledger: Ledger, rows: Sequence[Document]) -> list[Approval
 
 async def _still_asked(ledger: Ledger, row: Document) -> ApprovalRequest | None:
     """The request of a row of the index, if it waits."""
+    job = read_job(row.body)
+    if job is None:
+        return None  # `prune` removes it when nothing asks for it any more
     try:
-        job = Job.model_validate_json(row.body)
         document = await ledger.store.get("session", session_key(job.agent_id, job.session_id))
         head = None if document is None else ledger.head(document)[0]
     except (ValueError, RecursionError, StoreError):
-        return None  # unreadable: `prune` removes it when nothing asks for it any more
+        return None  # its session is unreadable
     request_id = asked_in(row)
     if document is None or head is None or all(one.id != request_id for one in head.pending()):
         with suppress(SessionConflictError):

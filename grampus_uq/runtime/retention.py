@@ -27,7 +27,7 @@ from grampus_uq.runtime.run_state import AgentState, SessionHead
 from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore, pages
 from grampus_uq.runtime.stored_delegations import DELEGATION
 from grampus_uq.runtime.stored_drills import DRILL, SOURCE
-from grampus_uq.runtime.worker_jobs import DEAD, PARENT, TIMER, WAKES, Job
+from grampus_uq.runtime.worker_jobs import DEAD, PARENT, TIMER, WAKES, read_job
 
 _KEPT_AUDIT = "kept_audit"
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
@@ -290,11 +290,7 @@ async def _asks(store: SessionStore, request: str) -> bool:
     """True while a session waits for this request, whoever has the session at this moment."""
     ledger = Ledger(store)
     for row in await store.children(WAKES, [request]):
-        try:
-            named = Job.model_validate_json(row.body)
-            found = await store.get("session", session_key(named.agent_id, named.session_id))
-        except (ValueError, RecursionError):
-            continue
+        found = await _session_of(store, row)
         if found is None or found.label in _ENDED:
             continue
         if unquote(request) in {one.id for one in _head(ledger, found).pending()}:
@@ -304,12 +300,14 @@ async def _asks(store: SessionStore, request: str) -> bool:
 
 async def _lives(store: SessionStore, job: Document) -> bool:
     """True while the session of this job may still go on; False for a job that cannot be read."""
-    try:
-        named = Job.model_validate_json(job.body)
-        found = await store.get("session", session_key(named.agent_id, named.session_id))
-    except (ValueError, RecursionError):
-        return False
+    found = await _session_of(store, job)
     return found is not None and found.label not in _ENDED
+
+
+async def _session_of(store: SessionStore, row: Document) -> Document | None:
+    """The session that a stored job names; None where there is none, or the job cannot be read."""
+    job = read_job(row.body)
+    return None if job is None else await store.get("session", session_key(job.agent_id, job.session_id))
 
 
 def _number(text: str, default: float, *path: str) -> float:

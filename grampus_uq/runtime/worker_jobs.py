@@ -69,6 +69,16 @@ class Job(BaseModel):
         return Put(kind=kind, key=f"{stamp(due_s)}/{name}", body=body, expected=0, label=quote(self.agent_id, safe=""))
 
 
+def read_job(body: str) -> Job | None:
+    """The job in a stored row; None where nobody can read it."""
+    try:
+        job = Job.model_validate_json(body)
+        session_place(job.agent_id, job.session_id, errors="strict")
+    except (ValueError, RecursionError):
+        return None
+    return job
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """A job that this worker took, and the row that holds it for others until `lease_s` are over."""
@@ -133,11 +143,7 @@ async def _take_one(store: SessionStore, found: Document, agent: str, hold_s: fl
 
 
 def _read(found: Document, agent: str) -> Job | None:
-    try:
-        job = Job.model_validate_json(found.body)
-        session_place(job.agent_id, job.session_id, errors="strict")
-    except (ValueError, RecursionError):
-        job = None
+    job = read_job(found.body)
     if job is None or job.agent_id != agent:
         _log.warning("a job of agent %.80s cannot be read: it is removed", ascii(agent))
         return None

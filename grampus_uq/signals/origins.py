@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import islice
 from typing import Annotated, Final
 
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import Field, JsonValue
 
-from grampus_uq.errors import DataError
 from grampus_uq.records.call_parts import TOOL_NAME, CallPart
 from grampus_uq.records.events import Event, ObservationEvent, StepEvent
+from grampus_uq.records.strict_json import snapshot_part
 from grampus_uq.records.values import Message, Reading, Step, ToolCall
 from grampus_uq.records.vocabulary import Role, UncertaintySource
 from grampus_uq.signals.call_support import MAX_CHARACTERS, words_with_digits
@@ -61,15 +60,7 @@ class OriginState:
     @classmethod
     def from_json(cls, values: object) -> OriginState:
         """Read what `to_json` gave; raises DataError for anything else."""
-        try:
-            return _stored().validate_python(values)
-        except ValueError as error:
-            raise DataError(f"not a state of origins: {error!s:.200}", field="origins") from error
-
-
-@cache
-def _stored() -> TypeAdapter[OriginState]:
-    return TypeAdapter(OriginState)
+        return snapshot_part(cls, values, "a state of origins", "origins")
 
 
 def origins_of_prompt(state: OriginState, messages: Sequence[Message]) -> None:

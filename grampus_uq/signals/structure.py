@@ -14,13 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Final
 
-from pydantic import ConfigDict, JsonValue, TypeAdapter
+from pydantic import ConfigDict, JsonValue
 
 from grampus_uq.errors import DataError
 from grampus_uq.records.events import Event, ObservationEvent, SessionStarted, StepEvent
+from grampus_uq.records.strict_json import snapshot_part
 from grampus_uq.records.values import Reading, Step, ToolCall
 from grampus_uq.signals.tool_outcome import REMEMBERED, digest_of, failed
 from grampus_uq.signals.turn_events import READ_CHARACTERS, Observation, UserTurn, is_closing, turn_of_observation
@@ -99,10 +100,7 @@ class StructureState:
     @classmethod
     def from_json(cls, values: object) -> StructureState:
         """Read what `to_json` gave; raises DataError naming the field."""
-        try:
-            stored = _stored().validate_python(values)
-        except ValueError as error:
-            raise DataError(f"not a state of counts: {error!s:.200}", field="structure") from error
+        stored = snapshot_part(_Stored, values, "a state of counts", "structure")
         if len(stored.counts) != len(COUNTS) or min(stored.counts) < 0:
             raise DataError(f"must be {len(COUNTS)} counts, none negative", field="structure.counts")
         return cls(
@@ -118,11 +116,6 @@ class _Stored:
     last_tool: str
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-
-
-@cache
-def _stored() -> TypeAdapter[_Stored]:
-    return TypeAdapter(_Stored)
 
 
 def structure_step(state: StructureState, step: Step) -> None:

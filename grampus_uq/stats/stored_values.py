@@ -37,12 +37,13 @@ Extended = Annotated[
 """A number that may be infinite: JSON has no infinity, so it stands as the word "inf" or "-inf"."""
 
 
-_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+adapter_of: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""What pydantic reads and writes a type with, built once."""
 
 
 def to_json(value: Any) -> dict[str, Any]:
     """Return a dataclass as a strictly JSON-able mapping; `from_json` gives back an equal value."""
-    written: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json")
+    written: dict[str, Any] = adapter_of(type(value)).dump_python(value, mode="json")
     return written
 
 
@@ -56,7 +57,7 @@ def from_json(kind: type[T], data: Any, name: str) -> T:
     if not isinstance(data, Mapping):
         raise ConfigurationError.of(name, "from_json", "a mapping", data)
     try:
-        value: T = _adapter(kind).validate_json(json.dumps(dict(data)), strict=True)
+        value: T = adapter_of(kind).validate_json(json.dumps(dict(data)), strict=True)
     except (TypeError, ValueError) as error:
         if not isinstance(error, ValidationError):
             raise ConfigurationError.of(name, "from_json", "plain JSON values", data) from error
