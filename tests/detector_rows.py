@@ -13,6 +13,8 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit import detector_runs as package
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
+from grampus_uq.stats.eprocess import Detector
+from grampus_uq.stats.eprocess_thresholds import Threshold
 
 
 def detector_runs(
@@ -57,3 +59,8 @@ def detector_runs(
     reasons = [ended.get(name, "clean") if known[name] is not None else "no_outcome" for name in runs.ids]
     kept = runs.take(np.array([reason == "clean" for reason in reasons], dtype=np.bool_))
     return replace(kept, excluded=dict(sorted(Counter(reason for reason in reasons if reason != "clean").items())))
+
+
+def threshold_for(detector: Detector, alpha: float, delta: float | None = None) -> Threshold:
+    """The listed threshold of a level: PAC with delta, conformal (or budget) without."""
+    return next(one for one in detector.thresholds if (one.alpha, one.delta) == (alpha, delta) and one.runs)

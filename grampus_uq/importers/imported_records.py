@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
@@ -13,7 +12,7 @@ from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, element
 from grampus_uq.importers.opening import blocks
 from grampus_uq.recording.runs import Refused as Refused
 from grampus_uq.recording.runs import refuse_to as refuse_to
-from grampus_uq.records.strict_json import json_object
+from grampus_uq.records.strict_json import is_json, json_object
 
 _BOM: Final = b"\xef\xbb\xbf"
 _SPACES: Final = b" \t\r\n"
@@ -111,10 +110,4 @@ def _too_long(path: str | os.PathLike[str], number: int) -> DataError:
 
 
 def _is_object(line: bytes | DataError) -> bool:
-    if isinstance(line, DataError) or not line.lstrip(_SPACES).startswith(b"{"):
-        return False
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    return not isinstance(line, DataError) and line.lstrip(_SPACES).startswith(b"{") and is_json(line)

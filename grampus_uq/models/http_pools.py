@@ -25,7 +25,7 @@ class LoopPools:
 
     async def client(self) -> httpx.AsyncClient:
         """The client of the running loop, made on first use."""
-        loop = _running_loop()
+        loop = running_loop()
         known = self._open.get(id(loop))
         if known is not None and known[0] is loop:
             return known[2]
@@ -37,7 +37,7 @@ class LoopPools:
 
     async def aclose(self) -> None:
         """Close the pool of the running loop; the pools of other loops are closed when those end."""
-        known = self._open.get(id(_running_loop()))
+        known = self._open.get(id(running_loop()))
         if known is not None:
             await known[1].aclose()
 
@@ -60,7 +60,7 @@ async def _hold(
         await client.aclose()
 
 
-def _running_loop() -> Any:
+def running_loop() -> Any:
     """The running loop's own token: an asyncio loop or a trio token."""
     token = anyio.lowlevel.current_token()
     return getattr(token, "native_token", token)  # anyio before 4.11 returned the native token itself

@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import anyio
-import anyio.lowlevel
+
+from grampus_uq.models.http_pools import running_loop
 
 T = TypeVar("T")
 
@@ -60,8 +61,7 @@ def _context() -> contextvars.Context:
 
 def _waker() -> Callable[[Callable[[], None]], Any]:
     """A function that schedules a call on the running loop, asyncio or trio, from another thread."""
-    token = anyio.lowlevel.current_token()
-    native: Any = getattr(token, "native_token", token)  # anyio before 4.11 returned the native token itself
+    native = running_loop()
     return native.call_soon_threadsafe if isinstance(native, asyncio.AbstractEventLoop) else native.run_sync_soon
 
 

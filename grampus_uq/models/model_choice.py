@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
 from grampus_uq.models.litellm_model import LiteLLMModel
@@ -19,7 +17,6 @@ def open_model(
     api_base: str | None = None,
     timeout_s: float = 60.0,
     progress: Progress | None = None,
-    environment: Mapping[str, str] | None = None,
 ) -> LocalModel | OpenAICompatibleModel | LiteLLMModel:
     """Make the client for a model as a command line names it; nothing is loaded or started yet.
 
@@ -36,17 +33,17 @@ def open_model(
     OpenAICompatibleModel('http://127.0.0.1:8000/v1/chat/completions', model='qwen')
     """
     if api_base is not None:
-        key = _key_for(api_base, os.environ if environment is None else environment)
+        key = _key_for(api_base)
         return OpenAICompatibleModel(api_base, api_key=key, model=name, timeout_s=timeout_s)
     if name == "local":
         return LocalModel(timeout_s=timeout_s, progress=progress)
     return LiteLLMModel(name, timeout_s=timeout_s)
 
 
-def _key_for(api_base: str, environment: Mapping[str, Any]) -> str | None:
-    own = environment.get("GRAMPUS_UQ_API_KEY")
+def _key_for(api_base: str) -> str | None:
+    own = os.environ.get("GRAMPUS_UQ_API_KEY")
     if own:
-        return str(own)
+        return own
     parts = urlsplit(api_base)
     is_openai = parts.scheme == "https" and (parts.hostname or "").lower() == "api.openai.com"
-    return environment.get("OPENAI_API_KEY") if is_openai else None
+    return os.environ.get("OPENAI_API_KEY") if is_openai else None

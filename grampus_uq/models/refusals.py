@@ -211,7 +211,7 @@ def scrubbed(text: str, secrets: Iterable[str]) -> str:
     return " ".join(without_controls(text[:2_000]).split())[:300]
 
 
-def retry_after(value: str | None, now: datetime | None = None) -> float | None:
+def retry_after(value: str | None) -> float | None:
     """Seconds to wait according to a `Retry-After` header (seconds or an HTTP date), None when it says nothing usable.
 
     >>> retry_after("2.5")
@@ -229,5 +229,5 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
         except (ValueError, TypeError, OverflowError):
             return None
         aware = when if when.tzinfo else when.replace(tzinfo=UTC)
-        seconds = max(0.0, (aware - (now or datetime.now(UTC))).total_seconds())
+        seconds = max(0.0, (aware - datetime.now(UTC)).total_seconds())
     return seconds if 0.0 <= seconds <= 86_400.0 else None

@@ -6,7 +6,6 @@ so a piece is found either at the end of a file or in front of a whole line; bot
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from grampus_uq.recording.codec import MAX_LINE_BYTES, decode
 from grampus_uq.recording.packed import is_parquet, packed_lines
 from grampus_uq.recording.run_names import with_later_parts
 from grampus_uq.records.events import Event
+from grampus_uq.records.strict_json import is_json
 
 _log = logging.getLogger("grampus_uq.recording")
 _START: Final = b'{"v":1,"type":"'
@@ -145,12 +145,4 @@ def _salvage(
         return
     # A last line that is whole JSON and merely wrong is no piece.
     partial_line = PartialLine(path=path, line=number, data=line)
-    yield error if line.endswith(b"\n") or _is_json(line) else partial_line, b""
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    yield error if line.endswith(b"\n") or is_json(line) else partial_line, b""

@@ -62,6 +62,15 @@ def parse_json(
         raise ValueError(f"is not JSON: {error!s:.200}.") from error
 
 
+def is_json(text: bytes) -> bool:
+    """True for one JSON value, NaN and infinities included."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def json_object(
     data: str | bytes, *, path: str = "", line: int | None = None, unique_names: bool = False
 ) -> dict[str, Any]:

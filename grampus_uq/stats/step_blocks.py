@@ -99,14 +99,6 @@ def first_step_where(blocks: StepBlocks, mask: npt.NDArray[np.bool_]) -> IntArra
     return result
 
 
-def run_lengths(blocks: StepBlocks) -> IntArray:
-    """Number of steps of each run, in the caller's order of runs."""
-    active = np.diff(blocks.starts)
-    result = np.empty(len(blocks.order), dtype=np.intp)
-    result[blocks.order] = len(active) - np.searchsorted(active[::-1], np.arange(len(blocks.order)), side="right")
-    return result
-
-
 def run_of_row(blocks: StepBlocks) -> IntArray:
     """The caller's index of the run that each row belongs to, in block order."""
     return np.concatenate([blocks.order[: rows.stop - rows.start] for _, rows in blocks] or [blocks.order[:0]])

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.alarm_figures import alarm_figures
-from grampus_uq.learn.fit.detector import fit_budget, fit_detector, threshold_for
+from grampus_uq.learn.fit.detector import fit_budget, fit_detector
 from grampus_uq.learn.fit.detector_bank import untrained
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows
@@ -45,7 +45,7 @@ from grampus_uq.stats.eprocess_thresholds import (
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where
 from tests.benchmarks._report import emit, existing
 from tests.benchmarks.published_evaluator import bonferroni_threshold, fit_paper
-from tests.detector_rows import detector_runs
+from tests.detector_rows import detector_runs, threshold_for
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
@@ -153,14 +153,13 @@ def _fit_minimum(split: Split, *, of: str) -> Detector:
     return Detector(streams=known.streams, scorer=bare.scorer, thresholds=thresholds, deployed=0, salt=bare.salt)
 
 
-def _fit_ours(split: Split, *, sees_last: bool) -> Detector:
+def _fit_ours(split: Split) -> Detector:
     return fit_detector(
         split.calibration,
         rng=split.rng,
         alpha=split.wished,
         delta=split.delta,
         levels=split.alphas,
-        sees_last=sees_last,
     ).detector
 
 
@@ -182,8 +181,7 @@ RULES = (
     Rule(fit=partial(_fit_minimum, of="low"), alarms={"running_min": _pac}),
     Rule(fit=partial(_fit_minimum, of="ewma_50"), alarms={"running_min_ewma": _pac}),
     Rule(fit=partial(_fit_paper, fit_share=0.5), alarms={"paper_pac": _pac}),
-    Rule(fit=partial(_fit_ours, sees_last=False), alarms={"ours_pac": _pac, "ours_conformal": _conformal}),
-    Rule(fit=partial(_fit_ours, sees_last=True), alarms={"ours_last_step": _pac}),
+    Rule(fit=_fit_ours, alarms={"ours_pac": _pac, "ours_conformal": _conformal}),
     Rule(fit=_fit_budget, alarms={"ours_budget": _conformal}),
 )
 METHODS = tuple(name for rule in RULES for name in rule.alarms)

@@ -26,7 +26,7 @@ from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.propagator import UncertaintyPropagator
 from grampus_uq.core.state import Profile, SessionState
-from grampus_uq.learn.fit.detector import fit_detector, threshold_for
+from grampus_uq.learn.fit.detector import fit_detector
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.records.values import Reading, Step
 from grampus_uq.records.vocabulary import Effect
@@ -34,7 +34,7 @@ from grampus_uq.stats.eprocess import Detector, alarm_steps, score_rows
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from grampus_uq.stats.ranks import binomial_interval
 from tests.benchmarks._report import emit
-from tests.detector_rows import detector_runs
+from tests.detector_rows import detector_runs, threshold_for
 
 FloatArray = npt.NDArray[np.float64]
 

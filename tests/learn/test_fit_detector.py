@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.learn.alarm_figures import alarm_figures
 from grampus_uq.learn.fit import detector_runs as gathered
-from grampus_uq.learn.fit.detector import fit_budget, fit_detector, threshold_for
+from grampus_uq.learn.fit.detector import fit_budget, fit_detector
 from grampus_uq.learn.fit.detector_bank import TRAINED, bank, fit_members
 from grampus_uq.learn.fit.detector_choice import choose, out_of_fold, power_at, powers
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
@@ -42,7 +42,7 @@ from grampus_uq.stats.step_blocks import in_caller_order, run_maximum, run_of_ro
 from grampus_uq.stats.tree_ensemble import evaluate_many
 from tests.benchmarks.published_evaluator import fit_paper, fit_paper_scorer
 from tests.binomial import binomial_ceiling
-from tests.detector_rows import detector_runs
+from tests.detector_rows import detector_runs, threshold_for
 
 sklearn = pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
 
@@ -353,31 +353,6 @@ def test_out_of_fold_evidence_comes_from_models_that_never_saw_the_run() -> None
     assert choose(power, members) in power
 
 
-def test_knowing_the_last_step_helps_where_the_length_tells_and_is_a_mode_of_its_own() -> None:
-    """Failures end early with the scores of any middle step; only who knows that this is the end can tell."""
-    rng = _rng(19)
-    ids: list[str] = []
-    steps: list[int] = []
-    scores: list[float] = []
-    outcomes = {}
-    for i in range(500):
-        fails = i % 2 == 0
-        length = int(rng.integers(2, 4) if fails else rng.integers(5, 8))
-        ids += [f"r{i}"] * length
-        steps += range(1, length + 1)
-        scores += rng.beta(4, 2, length).tolist()
-        outcomes[f"r{i}"] = not fails
-    runs = detector_runs(run_ids=ids, steps=steps, scores=scores, outcomes=outcomes)
-    plain, knowing = (fit_detector(runs, rng=_rng(20), members=QUICK, sees_last=flag) for flag in (False, True))
-    assert knowing.report.power[knowing.report.member] > plain.report.power[plain.report.member] + 0.3
-    state, _ = update(knowing.detector, start(knowing.detector, "r"), 0.6)
-    _, middle = update(knowing.detector, state, 0.6)
-    _, end = update(knowing.detector, state, 0.6, last=True)
-    assert end != middle
-    _, ignored = update(plain.detector, start(plain.detector, "r"), 0.6, last=True)
-    assert ignored == update(plain.detector, start(plain.detector, "r"), 0.6)[1]
-
-
 def test_a_second_stream_that_knows_more_is_used() -> None:
     rows = _rows(_rng(21), 300)
     rng = _rng(22)
@@ -450,7 +425,6 @@ def test_runs_without_any_score_are_carried_along() -> None:
         (lambda runs: fit_paper(runs, rng=_rng(), fit_share=0.0), "fit_share"),
         (lambda runs: fit_paper(runs.take([0, 1, 2]), rng=_rng()), "at least 5"),
         (lambda runs: fit_budget(runs, rng=_rng(), share=2.0), "share|alpha"),
-        (lambda runs: threshold_for(fit_detector(runs, rng=_rng()).detector, 0.123, 0.1), "fitted levels"),
     ],
 )
 def test_wrong_arguments_name_the_parameter(call: Any, message: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from grampus_uq import Outcome, Profile, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
-from grampus_uq.learn.fit.detector import fit_budget, threshold_for
+from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun, finished_run, label_run, stored_statuses
 from grampus_uq.runtime.store import Change, SessionStore
@@ -29,7 +29,7 @@ from grampus_uq.stats.calibration_watch import REFERENCE_RUNS, Variant, WatchSta
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_thresholds import Mode, conformal_threshold
 from tests.clocks import sleepless
-from tests.detector_rows import detector_runs
+from tests.detector_rows import detector_runs, threshold_for
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.step_blocks import (
     first_step_where,
     in_caller_order,
-    run_lengths,
     run_maximum,
     run_of_row,
     step_blocks,
@@ -29,7 +28,6 @@ def test_every_row_knows_its_run_and_step_and_finds_its_way_back(runs: list[list
     found = list(zip(run_of_row(blocks).tolist(), step_of_row(blocks).tolist(), strict=True))
     assert [found[i] for i in np.argsort(blocks.rows)] == pairs
     np.testing.assert_array_equal(in_caller_order(blocks, blocks.values[:, 0]), values)
-    assert run_lengths(blocks).tolist() == [len(run) for run in runs]
 
 
 @given(RAGGED)

@@ -20,13 +20,12 @@ SHOWN_SIGNALS, _SHOWN_LINES = 12, 3
 SIGNAL_COLUMNS = ("signal", "runs", "skipped", "auroc", "auroc_at_the_call", "gain", "t_ece")
 
 
-def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None = None) -> str:
+def evaluation_html(evaluation: Evaluation, *, title: str) -> str:
     """Return the page.
 
     Args:
         evaluation: the results.
         title: heading, for example the name of the folder.
-        made: time in the footer; None: now.
     """
     streams = [stream for stream in evaluation.streams if len(stream.raw)]
     by_name = {stream.name: stream for stream in streams}
@@ -37,7 +36,7 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
         found=evaluation,
         schedule=LINEAR_FRONT.name,
         title=printable(title, 300),
-        made=(made or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M %Z").strip(),
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M %Z").strip(),
         scored=sum(row.runs for row in evaluation.audit if row.use == "scored"),
         watch=_watch_rows(evaluation),
         columns=columns,

@@ -95,7 +95,6 @@ def fit_detector(
     delta: float | None = 0.1,
     levels: Sequence[float] = LEVELS,
     members: Sequence[str] | None = None,
-    sees_last: bool = False,
     held_out: Collection[str] | None = None,
 ) -> DetectorFit:
     """Fit, choose and calibrate a detector on labelled runs.
@@ -114,8 +113,6 @@ def fit_detector(
         levels: further levels to list.
         members: names of the statistics to choose from (`detector_bank.bank`); all of them by default. Without the
             boosted ones a live step takes a few microseconds whatever is chosen.
-        sees_last: use the flag "this is the last step". More power, but alarms at the end save nothing, and whoever
-            calls `update` has to know which step is the last: a mode of its own.
 
     Returns:
         The detector and the report. With too few successes the threshold is +inf, and says how many are needed.
@@ -130,7 +127,7 @@ def fit_detector(
     _check_levels(alpha, delta, levels)
     candidates = _members(runs, members)
     parts = split(runs, alpha, delta, rng) if held_out is None else split_at(runs, held_out, rng)
-    scorer, reason, power = _statistic(runs, parts, rng, candidates, sees_last)
+    scorer, reason, power = _statistic(runs, parts, rng, candidates)
     detector = set_thresholds(
         runs, parts.threshold, scorer, salt=rng.bytes(12).hex(), delta=delta, alpha=alpha, levels=levels
     )
@@ -198,19 +195,6 @@ def fit_budget(
     )
 
 
-def threshold_for(detector: Detector, alpha: float, delta: float | None = None) -> Threshold:
-    """Return the listed threshold of a level: PAC with delta, conformal (or budget) without.
-
-    Raises:
-        ConfigurationError: the level is not listed; the message says which are.
-    """
-    for threshold in detector.thresholds:
-        if threshold.alpha == alpha and threshold.delta == delta and threshold.runs:
-            return threshold
-    listed = sorted({threshold.alpha for threshold in detector.thresholds})
-    raise ConfigurationError.of("alpha", "threshold_for", f"one of the fitted levels {listed}", alpha, "fit with it")
-
-
 def _members(runs: DetectorRuns, names: Sequence[str] | None) -> tuple[Member, ...]:
     members = bank(runs)
     known = {member.name for member in members}
@@ -224,7 +208,6 @@ def _statistic(
     parts: Split,
     rng: np.random.Generator,
     members: Sequence[Member],
-    sees_last: bool,
 ) -> tuple[FeatureScorer, str, dict[str, float]]:
     """Choose by cross-validation inside the fitting part, then fit the choice on all of it."""
     if not parts.fit:
@@ -232,10 +215,10 @@ def _statistic(
     assert runs.success is not None  # noqa: S101 (for the type checker; the caller looked)
     fitting = runs.take(np.array(parts.fit))
     assert fitting.success is not None  # noqa: S101 (as above)
-    power = powers(fitting.blocks, fitting.success, out_of_fold(fitting, members, rng, sees_last=sees_last))
+    power = powers(fitting.blocks, fitting.success, out_of_fold(fitting, members, rng))
     name = choose(power, members)
     [member] = [member for member in members if member.name == name]
-    scorer = fit_members(fitting, [member], sees_last=sees_last)[name]
+    scorer = fit_members(fitting, [member])[name]
     return scorer, "It had the most power out of fold, among the fitting runs alone.", power
 
 

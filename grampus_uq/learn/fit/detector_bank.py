@@ -104,21 +104,20 @@ def untrained(runs: DetectorRuns, stream: int = 0, of: str | None = None) -> Fea
     )
 
 
-def fit_members(runs: DetectorRuns, members: Iterable[Member], *, sees_last: bool = False) -> dict[str, FeatureScorer]:
+def fit_members(runs: DetectorRuns, members: Iterable[Member]) -> dict[str, FeatureScorer]:
     """Fit every member on the runs; one that these runs cannot support is left out.
 
     Args:
         runs: with outcomes of both kinds.
-        sees_last: add the flag "this is the last step" to the features of every trained member.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
     with _one_thread():
-        return _fit_members(runs, members, sees_last)
+        return _fit_members(runs, members)
 
 
-def _fit_members(runs: DetectorRuns, members: Iterable[Member], sees_last: bool) -> dict[str, FeatureScorer]:
+def _fit_members(runs: DetectorRuns, members: Iterable[Member]) -> dict[str, FeatureScorer]:
     fitted: dict[tuple[str, bool], FeatureScorer | None] = {}
     training: dict[bool, Training] = {}
     result: dict[str, FeatureScorer] = {}
@@ -132,7 +131,7 @@ def _fit_members(runs: DetectorRuns, members: Iterable[Member], sees_last: bool)
                 fitted[key] = untrained(runs, int(stream), of)
                 continue
             if member.logits not in training:
-                training[member.logits] = _training(runs, member.logits, sees_last)
+                training[member.logits] = _training(runs, member.logits)
             known = training[member.logits]
             one_kind = known.success.all() or not known.success.any()  # the others never gave a score
             fitted[key] = None if one_kind else _COMPONENTS[part](known)
@@ -162,7 +161,7 @@ def average(scorers: list[FeatureScorer]) -> FeatureScorer:
     )
 
 
-def _frame(runs: DetectorRuns, *, logits: bool, longest: int, sees_last: bool = False) -> FeatureScorer:
+def _frame(runs: DetectorRuns, *, logits: bool, longest: int) -> FeatureScorer:
     """The scale of the scores and what stands in for missing ones; its linear part is only a placeholder."""
     bounded = [logits and inside for inside in runs.bounded]
     clips = tuple(_LOGIT_CLIP if inside else None for inside in bounded)
@@ -173,7 +172,6 @@ def _frame(runs: DetectorRuns, *, logits: bool, longest: int, sees_last: bool = 
         neutral=tuple(scales),
         longest=longest,
         linear=LinearScore(columns=(0,), intercepts=(0.0,), weights=((1.0,),)),
-        sees_last=sees_last,
     )
 
 
@@ -187,10 +185,10 @@ def _logit_mean(x: FloatArray) -> float:
     return _mean(np.log(held / (1.0 - held)))
 
 
-def _training(runs: DetectorRuns, logits: bool, sees_last: bool) -> Training:
+def _training(runs: DetectorRuns, logits: bool) -> Training:
     success = _outcomes(runs)
     blocks = runs.blocks
-    frame = _frame(runs, logits=logits, longest=int(runs.lengths.max()), sees_last=sees_last)
+    frame = _frame(runs, logits=logits, longest=int(runs.lengths.max()))
     prior = float(success.mean())
     frame = replace(frame, prior_log_odds=math.log(prior) - math.log1p(-prior))
     features = frame.features(blocks)
@@ -199,7 +197,7 @@ def _training(runs: DetectorRuns, logits: bool, sees_last: bool) -> Training:
     return Training(
         streams=runs.streams,
         frame=frame,
-        features=features[:, seen] if sees_last else features[:-1, seen],
+        features=features[:-1, seen],
         success=success[owner][seen],
         weight=(1.0 / runs.lengths[owner])[seen],
         step=step_of_row(blocks)[seen],
@@ -214,10 +212,7 @@ def _outcomes(runs: DetectorRuns) -> BoolArray:
 
 def _columns(training: Training, names: Iterable[str]) -> tuple[int, ...]:
     streams, width = len(training.frame.neutral), len(STREAM_FEATURES)
-    chosen = [width * stream + STREAM_FEATURES.index(name) for stream in range(streams) for name in names]
-    if training.frame.sees_last:
-        chosen.append(width * streams + 1)
-    return tuple(sorted(chosen))
+    return tuple(sorted(width * stream + STREAM_FEATURES.index(name) for stream in range(streams) for name in names))
 
 
 def _fit_ewma(training: Training) -> FeatureScorer:

@@ -23,9 +23,7 @@ RATES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 """False-alarm rates over which power is averaged."""
 
 
-def out_of_fold(
-    runs: DetectorRuns, members: Sequence[Member], rng: np.random.Generator, *, sees_last: bool = False
-) -> dict[str, FloatArray]:
+def out_of_fold(runs: DetectorRuns, members: Sequence[Member], rng: np.random.Generator) -> dict[str, FloatArray]:
     """log M_t of every row by a model that did not see its run: shape (rows,) in block order, a member each.
 
     Members that one of the folds cannot support are left out.
@@ -40,7 +38,7 @@ def out_of_fold(
     result: dict[str, FloatArray] = {}
     for k in range(FOLDS):
         held = fold == k
-        fitted = fit_members(runs.take(~held), members, sees_last=sees_last)
+        fitted = fit_members(runs.take(~held), members)
         part = runs.take(held).blocks
         for name, scorer in fitted.items():
             column = result.setdefault(name, np.full(len(owner), np.nan)) if k == 0 else result.get(name)

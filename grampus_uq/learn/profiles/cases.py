@@ -18,6 +18,7 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
 _OTHERWISE = 1e-3  # labelled runs that score as differently as this from the rest were not labelled at random
+_MOST_TO_LABEL = 50
 _FEW = 10  # cases to learn on, below which candidates for a threshold are not chosen on them
 
 
@@ -106,7 +107,7 @@ def cases_of(
     )
 
 
-def worth_labelling(runs: LabelledRuns, fitted: FittedPSuccess | None, most: int = 50) -> tuple[str, ...]:
+def worth_labelling(runs: LabelledRuns, fitted: FittedPSuccess | None) -> tuple[str, ...]:
     """The runs without a label that are likeliest right, best first: their labels let a release rule publish soonest.
 
     Without a `p_success` by the fused confidence, which needs no label.
@@ -119,7 +120,7 @@ def worth_labelling(runs: LabelledRuns, fitted: FittedPSuccess | None, most: int
     else:
         values = unlabelled.streams.get("fused", np.full(len(unlabelled), np.nan))
     order = np.argsort(-values, kind="stable")
-    return tuple(unlabelled.ids[i] for i in order[:most] if not np.isnan(values[i]))
+    return tuple(unlabelled.ids[i] for i in order[:_MOST_TO_LABEL] if not np.isnan(values[i]))
 
 
 def _to_threshold(runs: LabelledRuns, held_out: BoolArray, options: FitOptions, rng: np.random.Generator) -> BoolArray:
