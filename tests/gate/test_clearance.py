@@ -427,6 +427,21 @@ async def test_a_precondition_that_fails_voids_the_approval_for_good(anyio_backe
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_decisions_start_a_call_once_and_once_more_only_where_they_are_given_back(anyio_backend: str) -> None:
+    gate, record, kept = Gate(approvals=SIGNED), approved(), list[CallRecord]()
+
+    async def starts() -> bool:
+        after = await gate.start(record, PAY, TERMS, None, None, kept.append)
+        return after.phase is CallPhase.STARTED
+
+    assert [await starts(), await starts()] == [True, False]
+    assert kept[-1].requests[0].rule == UNKNOWN_OUTCOME.rule
+    gate.give_back(record)
+    gate.give_back(cleared(CallRecord(proposed=PAY, step_id="llm_1")))  # nobody decided on that one
+    assert [await starts(), await starts()] == [True, False]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_what_nobody_decided_on_asks_no_precondition(anyio_backend: str) -> None:
     asked_of: list[ToolCall] = []
     gate = Gate(approvals=SIGNED, precondition=lambda call: asked_of.append(call))
