@@ -16,6 +16,7 @@ import pytest
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.inbox import notices
+from grampus_uq.inbox.arrivals import Arrivals
 from grampus_uq.inbox.notices import Notices
 from grampus_uq.runtime.store import SessionStore
 from tests.inbox.browser import someone
@@ -50,26 +51,38 @@ def webhook(*statuses: int) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
         thread.join()
 
 
+def looks(monkeypatch: Any) -> list[bool]:
+    """Whether each look at the store found something new, as they come."""
+    found, look = list[bool](), Arrivals.look
+
+    async def looked(self: Arrivals, store: SessionStore) -> bool:
+        found.append(await look(self, store))
+        return found[-1]
+
+    monkeypatch.setattr(Arrivals, "look", looked)
+    return found
+
+
 async def until(told: list[Any], count: int) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while len(told) < count:  # noqa: ASYNC110 (a thread fills it)
             await anyio.sleep(0.02)
 
 
 async def test_what_is_new_is_told_once_signed_and_without_content(store: SessionStore, monkeypatch: Any) -> None:
     monkeypatch.setattr(notices, "EACH_S", 0.02)
-    desk = Desk(store)
+    desk, seen = Desk(store), looks(monkeypatch)
     await someone(desk.app, store)
     await desk.pause(session="before")
     with webhook(500, 302, 200) as (url, told):
         one = Notices(url=url, link="https://inbox.example.org/requests", secret=SECRET, first_wait_s=0.01)
         async with anyio.create_task_group() as group:
             group.start_soon(one.run, store)
-            await anyio.sleep(0.3)
+            await until(seen, 3)
             assert told == [], "what waited before is no news"
             await desk.pause(session="s")
             await until(told, 3)
-            await anyio.sleep(0.3)
+            await until(seen, len(seen) + 3)
             assert len(told) == 3, "refused twice, then taken, then nothing new"
             await desk.pause(session="t")
             await until(told, 4)
@@ -94,11 +107,11 @@ async def test_a_webhook_that_is_away_ends_nothing(
     store: SessionStore, monkeypatch: Any, caplog: Any, url: str, why: str
 ) -> None:
     monkeypatch.setattr(notices, "EACH_S", 0.02)
-    desk = Desk(store)
+    desk, seen = Desk(store), looks(monkeypatch)
     await someone(desk.app, store)
     async with anyio.create_task_group() as group:
         group.start_soon(Notices(url=url, link="x", first_wait_s=0.001).run, store)
-        await anyio.sleep(0.2)
+        await until(seen, 1)
         await desk.pause()
         await until(caplog.records, 1)
         group.cancel_scope.cancel()

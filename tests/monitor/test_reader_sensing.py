@@ -64,7 +64,7 @@ async def turn(run: Any, step_id: str, call: ToolCall, text: str = "Confidence: 
 
 
 async def until(model: Any, calls: int) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while len(model.calls) < calls or model.in_flight:  # noqa: ASYNC110 (the model sets no event)
             await anyio.sleep(0.005)
         await anyio.sleep(0.05)
@@ -171,7 +171,7 @@ def test_an_irreversible_step_waits_for_the_reader_no_longer_than_its_time(ahead
     async def main() -> None:
         if ahead:
             await turn(run, "1", LOOK)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await turn(run, "2", PAY)
 
     anyio.run(main)

@@ -217,7 +217,7 @@ def test_the_file_is_followed_and_a_broken_one_is_not(backend: str, tmp_path: Pa
     told = []
 
     async def until(condition) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not condition():  # noqa: ASYNC110 (a line in the log sets no event)
                 await anyio.sleep(0.01)
 

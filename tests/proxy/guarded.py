@@ -111,7 +111,7 @@ class Bench:
 
     async def answered(self, identity: int) -> dict[str, Any]:
         """What the client is answered, once it is."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while True:
                 for line in self.to_client:
                     message = json.loads(line)
@@ -121,7 +121,7 @@ class Bench:
 
     async def asked(self, count: int = 1) -> list[dict[str, Any]]:
         """The first calls of tools that the server was given, once it was."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             ran = self.ran()
             while len(ran) < count:
                 await anyio.sleep(0.01)
@@ -146,7 +146,7 @@ class Bench:
 
     async def waiting(self) -> ApprovalRequest:
         """The one request that waits, once it does."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             waiting = await self.ledger.pending()
             while not waiting:
                 await anyio.sleep(0.01)

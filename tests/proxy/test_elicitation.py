@@ -41,7 +41,7 @@ SERVER = str(Path(__file__).with_name("notes_server.py"))
 
 async def _question(one: Bench) -> dict[str, Any]:
     """The question that the client was asked, once it was."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while True:
             for message in map(json.loads, one.to_client):
                 if message.get("method") == "elicitation/create":

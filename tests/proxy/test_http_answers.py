@@ -110,7 +110,7 @@ class Web:
             await stream.receive()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not holds():  # noqa: ASYNC110 (nothing tells it)
                 await anyio.sleep(0.01)
 
@@ -444,7 +444,7 @@ async def test_the_end_of_an_answer_waits_for_no_store(kind: dict[str, str]) -> 
         async def call() -> None:
             told.append((await one.post(id=1, method="tools/call", params={"name": "delete_note"})).text)
 
-        with anyio.fail_after(15):
+        with anyio.fail_after(60):
             await approved(one, call)
         assert not store.works.is_set()
         assert "gone" in told[0]
@@ -490,7 +490,7 @@ async def test_the_bytes_of_the_answers_that_are_held_are_bounded_and_each_call_
 
         async def locks(message: dict[str, Any]) -> AsyncIterator[bytes]:
             store.locked = store.locked or len(one.server.ran()) == 3  # all are started in the store
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while not store.locked:  # noqa: ASYNC110
                     await anyio.sleep(0.01)
             async for piece in large(message):
@@ -506,7 +506,7 @@ async def test_the_bytes_of_the_answers_that_are_held_are_bounded_and_each_call_
         async with anyio.create_task_group() as group:
             for number in range(3):
                 group.start_soon(call, number)
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while len(one.server.ran()) < 3:
                     for session in await one.bench.ledger.pending():
                         for request in session.requests:

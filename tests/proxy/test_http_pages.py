@@ -157,7 +157,7 @@ async def test_a_call_that_its_server_did_not_take_has_its_end_whatever_the_erro
         came = await one.post(id=1, method="tools/call", params={"name": "read_note"})
         assert came.status_code == 400
         assert came.headers["content-type"] == "application/json"
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while one.bench.calls.session.current().lease.state.turn:  # noqa: ASYNC110 (nothing tells it)
                 await anyio.sleep(0.01)
         assert await one.bench.ledger.pending() == []
@@ -209,7 +209,7 @@ async def test_the_span_of_each_call_is_ended_once_whatever_became_of_it() -> No
         one.bench.calls.take_list({"tools": [{"name": "read_note", "annotations": {"readOnlyHint": True}}]})
         for one.answer, error in _CALLS:
             await one.post(id=1, method="tools/call", params={"name": "read_note"})
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while not spans.spans[-1].ends:  # noqa: ASYNC110 (nothing tells it)
                     await anyio.sleep(0.01)
             assert spans.ended()[-1] == error, one.answer

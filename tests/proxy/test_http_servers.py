@@ -116,7 +116,7 @@ async def test_an_approved_call_with_a_prefix_runs_once_and_an_edit_keeps_the_to
             assert "waits for a human" in await one.call("b", "b_send", n=1)
             ((request,),) = [session.requests for session in await one.ledger.pending()]
             await one.ledger.decide(request.decide(kind, principal="ann", **more))
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while "waits for a human" in (said := await one.call("b", "b_send", n=1)):  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             assert "done" in said
@@ -229,7 +229,7 @@ async def test_a_client_that_ends_a_session_ends_nothing_of_the_calls_that_are_a
         ((request,),) = [session.requests for session in await one.ledger.pending()]
         await one.ledger.decide(request.decide("approve", principal="ann"))
         async with anyio.create_task_group() as group:
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while not one.ran():
                     group.start_soon(call)
                     await anyio.sleep(0.1)
@@ -305,7 +305,7 @@ async def test_a_name_that_another_server_lists_while_its_call_waits_is_refused_
 
         async with anyio.create_task_group() as group:
             group.start_soon(send)
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while not (waiting := await one.ledger.pending()):  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             await listed(one, "b")

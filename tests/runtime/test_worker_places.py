@@ -88,7 +88,7 @@ class Tenant:
 
 
 async def until(holds: Any) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not holds():  # noqa: ASYNC110 (what the workers did)
             await anyio.sleep(0.01)
 

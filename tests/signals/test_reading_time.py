@@ -107,7 +107,7 @@ FORMS: dict[str, Callable[[ToolCall], str]] = {
 
 def read(text: str, calls: list[ToolCall]) -> None:
     tokens = [TokenLogprob(token=text[at : at + 4], logprob=-0.001) for at in range(0, len(text), 4)]
-    with processor_seconds(9.0 * max(1.0, len(text) / SIZE)):  # a linear reader needs a fifth on a slow machine
+    with processor_seconds(7.0 * max(1.0, len(text) / SIZE)):  # quadratic: ten and more
         call_parts(tokens, calls)
 
 
