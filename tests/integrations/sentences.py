@@ -23,6 +23,8 @@ OFFERED = {"signing", "forge", "schema", "odd_calls", "mcp", "output_tool", "per
 """What a harness is asked for only when it offers it."""
 KNOWN_FALSE: dict[str, dict[str, str]] = {}
 """What the page says "no" to: adapter, sentence, and why."""
+ASKED: dict[str, list[str]] = {}
+"""The sentences that each adapter's own test asks it, of the tests that were imported."""
 
 
 def parameters(adapter: str, offers: Collection[str] = (), lacks: Collection[str] = ()) -> list[Any]:
@@ -38,4 +40,5 @@ def parameters(adapter: str, offers: Collection[str] = (), lacks: Collection[str
         if why is not None:
             marks.append(pytest.mark.xfail(reason=why, strict=True))
         found.append(pytest.param(sentence, id=sentence.name, marks=marks))
+    ASKED[adapter] = [one.id for one in found]
     return found
