@@ -130,7 +130,8 @@ class Life:
             with suppress(ProcessLookupError):
                 os.killpg(client.pid, signal.SIGKILL)  # whoever is left of this try
             client.wait()
-            await anyio.sleep(LEASE_S * 1.2)
+            if status != 0:
+                await anyio.sleep(LEASE_S * 1.2)  # of whoever died
         await store.aclose()
         return {**self.seen(), "killed": killed, "tries": tries, "answered": status == 0}
 
