@@ -58,7 +58,7 @@ _PENDING: Final = (
 _AGAIN: Final = (
     "Not executed yet: this call waits for a human's decision (request {request}). The same call {said}; this "
     "one was not sent. Call this tool again with exactly the same arguments later: once it is approved, that runs it "
-    "once more, and gives its result."
+    "and gives its result."
 )
 _UNKNOWN: Final = (
     "This call was started, and nobody knows whether it took effect: it waits for a human's decision (request "

@@ -6,6 +6,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
+from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.mcp.json_rpc import BESIDE
 from grampus_uq.mcp.pins import Pin
 from grampus_uq.records.values import ToolCall
@@ -15,7 +17,6 @@ _MAX_RESULTS: Final = 4_000_000
 _MOST_SENT: Final = 1_000
 _UNANSWERED: Final = "s"
 _FAILED: Final = "e"
-_REJECTED: Final = "r"
 _DIGEST: Final = 24  # characters that tell calls of one session apart
 
 
@@ -77,8 +78,8 @@ class CallNotes:
         self._note(same, f"{now_s:.0f}{_FAILED if is_error else ''}")
 
     def rejected(self, same: str, now_s: float) -> None:
-        """A human rejected it."""
-        self._note(same, f"{now_s:.0f}{_REJECTED}")
+        """A human rejected it. What is known of one that was sent stays beside that."""
+        self._note(same, f"{now_s:.0f}", "rejected")
 
     def lost(self, call_id: str) -> None:
         """It may have gone there, and nothing more will be known."""
@@ -89,15 +90,23 @@ class CallNotes:
 
     def remember(self, old: AgentState) -> None:
         """What went to servers under a process before this one, or in the session that this one replaces."""
-        self._state.metadata |= {name: dict(CallNotes(old)._believed(name)) for name in ("sent", "going")}
+        self._state.metadata |= {name: dict(CallNotes(old)._believed(name)) for name in ("sent", "going", "rejected")}
         for call_id in self._believed("going"):
             self.lost(call_id)
+        for record in old.turn:
+            self.keep_rejection(record)
 
-    def _note(self, same: str, said: str) -> None:
+    def keep_rejection(self, record: CallRecord) -> None:
+        """The record of a call is kept no longer: what a human said against it is."""
+        against = [one.decided_s for one in record.decisions if one.kind is ApprovalKind.REJECT]
+        if against and record.phase is CallPhase.SETTLED:
+            self.rejected(likeness(record.proposed), against[0])
+
+    def _note(self, same: str, said: str, name: str = "sent") -> None:
         """Note it as the latest of the last 1,000. Calls on their way are not among them, and push out none."""
-        notes = self._believed("sent")
+        notes = self._believed(name)
         notes.pop(same, None)
-        self._state.metadata["sent"] = {**dict([*notes.items()][1 - _MOST_SENT :]), same: said}
+        self._state.metadata[name] = {**dict([*notes.items()][1 - _MOST_SENT :]), same: said}
 
     def _believed(self, name: str) -> dict[str, str]:
         """Texts that are believed without a seal, too: forgetting is what would let a call go twice."""
@@ -105,20 +114,25 @@ class CallNotes:
         return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) else {}
 
     def known_of(self, same: str) -> str | None:
-        """What became of the latest call of this likeness that started, or that a human rejected; None of none."""
+        """What became of the latest call of this likeness that started, and whether a human rejected one; or None."""
         going = [text.partition(" ")[2] for text in self._believed("going").values() if text.partition(" ")[0] == same]
         said = f"{going[-1]}{_UNANSWERED}" if going else self._believed("sent").get(same)
-        if said is None:
-            return None
-        when = "before"
-        with suppress(ValueError, OverflowError, OSError):  # whoever writes the store writes what he likes
-            time = datetime.fromtimestamp(float(said.rstrip(_UNANSWERED + _FAILED + _REJECTED)), UTC)
-            when = f"in this session at {time:%Y-%m-%d %H:%M:%S} UTC"
-        if said.endswith(_REJECTED):
-            return f"was rejected by a human {when}"
-        if said.endswith(_UNANSWERED):
-            return f"was started {when}, and whether its server ran it is not known"
-        return f"was sent to its server {when}, and answered{' with an error' if said.endswith(_FAILED) else ''}"
+        found = []
+        if said is not None and said.endswith(_UNANSWERED):
+            found.append(f"was started {_when(said)}, and whether its server ran it is not known")
+        elif said is not None:
+            error = " with an error" if said.endswith(_FAILED) else ""
+            found.append(f"was sent to its server {_when(said)}, and answered{error}")
+        if (rejected := self._believed("rejected").get(same)) is not None:
+            found.append(f"was rejected by a human {_when(rejected)}")
+        return ", and ".join(found) or None
+
+
+def _when(said: str) -> str:
+    with suppress(ValueError, OverflowError, OSError):  # whoever writes the store writes what he likes
+        time = datetime.fromtimestamp(float(said.rstrip(_UNANSWERED + _FAILED)), UTC)
+        return f"in this session at {time:%Y-%m-%d %H:%M:%S} UTC"
+    return "before"
 
 
 def likeness(call: ToolCall) -> str:

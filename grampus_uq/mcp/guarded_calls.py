@@ -21,7 +21,6 @@ from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked, asked_again
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
-from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.mcp.call_notes import CallNotes, likeness
 from grampus_uq.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
 from grampus_uq.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
@@ -191,6 +190,7 @@ class GuardedCalls:
         oldest = next((one for one in settled if one.proposed.id not in self._awaited), None)
         if oldest is not None:
             state.turn = [one for one in state.turn if one is not oldest]
+            self._notes.keep_rejection(oldest)
             self._notes.drop_result(oldest.proposed.id)
 
     def _given_up(self, record: CallRecord) -> bool:
@@ -452,8 +452,7 @@ class GuardedCalls:
         settled = [r for r in state.turn if r.proposed.id == call_id and r.phase is CallPhase.SETTLED]
         if not settled:
             return
-        if any(one.kind is ApprovalKind.REJECT for one in settled[0].decisions):
-            self._notes.rejected(likeness(settled[0].proposed), self._ledger.now_s())
+        self._notes.keep_rejection(settled[0])
         answer, waited_for = self._handed_over(settled[0]), self._open.get(call_id)
         if waited_for is not None and waited_for.answer is None:
             waited_for.answer = answer

@@ -476,6 +476,40 @@ async def test_a_session_that_begins_anew_under_its_name_knows_what_was_sent(wha
                 assert one.ran() == []
 
 
+@pytest.mark.parametrize("fetched", [True, False])
+@pytest.mark.parametrize("before", ["sent", "not sent"])
+async def test_a_session_that_begins_anew_knows_what_a_human_rejected_and_what_was_sent_before(
+    before: str, fetched: bool
+) -> None:
+    store = MemoryStore()
+    async with await granted(store, hold_s=0.3) if before == "sent" else bench(store, hold_s=0.3) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        if before == "sent":
+            await one.call(0, "pay", n=1)
+            await one.asked()
+            await one.returns(0)
+            await one.answered(0)
+        await one.call(1, "pay", n=1)
+        await text(one, 1)
+        await one.decide("reject")
+        while await one.ledger.pending():  # noqa: ASYNC110 (nothing tells it)
+            await anyio.sleep(0.05)
+        if fetched:
+            await one.call(2, "pay", n=1)
+            assert "a human rejected" in await text(one, 2)
+            await one.guard.rest()
+        await order_stop(one.ledger, "mcp", "s", principal="ann")
+        while one.calls.session.refusal is None:  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+    async with await granted(store, hold_s=0.3) as two:
+        await two.lists(pay={"annotations": {"destructiveHint": True}})
+        await two.call(1, "pay", n=1.0)
+        told = await text(two, 1)
+        assert "was rejected by a human in this session at 20" in told
+        assert ("was sent to its server in this session at 20" in told) == (before == "sent")
+        assert two.ran() == []
+
+
 @pytest.mark.parametrize("when", ["at once", "while it runs", "once it was answered", "with an error"])
 async def test_of_equal_calls_that_cannot_be_undone_a_grant_lets_one_through(when: str) -> None:
     """Whether a client has what it was sent is known to nobody: one that has not sends the same call again."""
