@@ -224,6 +224,7 @@ class CallRecord(BaseModel):
 
 _NEW = {name: field.default for name, field in CallRecord.model_fields.items()}
 _OF_NEW = frozenset({"proposed", "call", "step_id"})
+_AGAIN, _BEFORE = "asked again, because ", ". Before: "
 _VOUCHED = frozenset({CallPhase.CLEARED, CallPhase.STARTED})
 
 
@@ -317,8 +318,12 @@ def asked_again(
     if old is not None:
         doubt = replace(_doubt(old, old.reason), confidence=old.confidence)
     if reason is not None:
-        first = doubt.reason.removeprefix("asked again, because ").split(". Before: ")[-1]
-        why = f"asked again, because {reason}. Before: {first}" if first else f"asked again, because {reason}"
+        first = doubt.reason
+        if first.startswith(_AGAIN):
+            rest = first.removeprefix(_AGAIN)
+            first = rest.partition(_BEFORE)[2] or rest
+        reason = reason.replace(_BEFORE, _BEFORE.lower())  # words of strangers may stand in both
+        why = f"{_AGAIN}{reason}{_BEFORE}{first}" if first else f"{_AGAIN}{reason}"
         doubt = replace(doubt, reason=why)
     return asked(record, terms, approvals, doubt, now_s)
 

@@ -15,8 +15,8 @@ from grampus_uq.runtime.run_state import AgentState
 
 _MAX_RESULTS: Final = 4_000_000
 _MOST_SENT: Final = 1_000
-_UNANSWERED: Final = "s"
 _FAILED: Final = "e"
+_NAMES: Final = ("sent", "going", "lost", "rejected")
 _DIGEST: Final = 24  # characters that tell calls of one session apart
 
 
@@ -86,11 +86,11 @@ class CallNotes:
         found = self.sends_not(call_id)
         if found is not None:
             same, _, began = found.partition(" ")
-            self._note(same, f"{began}{_UNANSWERED}")
+            self._note(same, began, "lost")
 
     def remember(self, old: AgentState) -> None:
         """What went to servers under a process before this one, or in the session that this one replaces."""
-        self._state.metadata |= {name: dict(CallNotes(old)._believed(name)) for name in ("sent", "going", "rejected")}
+        self._state.metadata |= {name: dict(CallNotes(old)._believed(name)) for name in _NAMES}
         for call_id in self._believed("going"):
             self.lost(call_id)
         for record in old.turn:
@@ -116,13 +116,13 @@ class CallNotes:
     def known_of(self, same: str) -> str | None:
         """What became of the latest call of this likeness that started, and whether a human rejected one; or None."""
         going = [text.partition(" ")[2] for text in self._believed("going").values() if text.partition(" ")[0] == same]
-        said = f"{going[-1]}{_UNANSWERED}" if going else self._believed("sent").get(same)
-        found = []
-        if said is not None and said.endswith(_UNANSWERED):
-            found.append(f"was started {_when(said)}, and whether its server ran it is not known")
-        elif said is not None:
-            error = " with an error" if said.endswith(_FAILED) else ""
-            found.append(f"was sent to its server {_when(said)}, and answered{error}")
+        found, sent, lost = [], self._believed("sent").get(same), self._believed("lost").get(same)
+        if sent is not None:
+            error = " with an error" if sent.endswith(_FAILED) else ""
+            found.append(f"was sent to its server {_when(sent)}, and answered{error}")
+        if going or lost is not None:
+            when = _when(going[-1] if going else str(lost))
+            found.append(f"was started {when}, and whether its server ran it is not known")
         if (rejected := self._believed("rejected").get(same)) is not None:
             found.append(f"was rejected by a human {_when(rejected)}")
         return ", and ".join(found) or None
@@ -130,7 +130,7 @@ class CallNotes:
 
 def _when(said: str) -> str:
     with suppress(ValueError, OverflowError, OSError):  # whoever writes the store writes what he likes
-        time = datetime.fromtimestamp(float(said.rstrip(_UNANSWERED + _FAILED)), UTC)
+        time = datetime.fromtimestamp(float(said.rstrip(_FAILED)), UTC)
         return f"in this session at {time:%Y-%m-%d %H:%M:%S} UTC"
     return "before"
 

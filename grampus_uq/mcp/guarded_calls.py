@@ -299,7 +299,7 @@ class GuardedCalls:
         try:
             announced = reads or bool(await turn.announce(started))
         finally:
-            if not announced:
+            if not announced and turn.lease.state.record(record).phase is not CallPhase.STARTED:  # by another request
                 self._notes.sends_not(call.id)
         if not announced:
             return await self.next(call)

@@ -426,6 +426,17 @@ async def test_a_precondition_that_fails_voids_the_approval_for_good(anyio_backe
     assert not runs(decided(after, record.decisions)), "the old approval does not answer the new request"
 
 
+@given(st.lists(st.text(alphabet="ab.: ", max_size=3).map(lambda s: f"x{s}. Before: {s}y"), min_size=1, max_size=4))
+def test_a_request_that_is_asked_again_keeps_its_first_reason_and_the_last_whatever_both_say(whys: list[str]) -> None:
+    """A tool's own words are in a reason: they must not cut off what stands before them."""
+    first = "asked about. Before: nothing changed. Before: really"
+    record = asked(CallRecord(proposed=PAY, step_id="llm_1"), TERMS, SIGNED, replace(UNVOUCHED, reason=first), NOW)
+    for why in whys:
+        record = asked_again(record, TERMS, SIGNED, NOW, why)
+    last = whys[-1].replace(". Before: ", ". before: ")
+    assert record.requests[0].reason == f"asked again, because {last}. Before: {first}"
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_decisions_start_a_call_once_and_once_more_only_where_they_are_given_back(anyio_backend: str) -> None:
     gate, record, kept = Gate(approvals=SIGNED), approved(), list[CallRecord]()
