@@ -225,7 +225,7 @@ class Gate:
             waiting: records of the session's other calls.
             standing: who approved all calls of the tool in the framework: permits are not asked beside it.
         """
-        if rejected and record.proposed.likeness() in rejected:
+        if record.proposed.is_among(rejected):
             return settled(record, REJECTED_BEFORE, is_error=True), UncertaintyAction.PROCEED
         effect = self.effects.resolve(record.proposed, declared)
         why, action = await _asked_by_monitor(record, session, unwatched, effect)

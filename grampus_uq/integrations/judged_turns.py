@@ -138,7 +138,7 @@ class TurnJudge:
                 carried.session,
                 carried.terms,
                 rejected=belief["rejected"],
-                repeated=bool(belief["repeats"]) and call.likeness() in belief["repeats"],
+                repeated=call.is_among(belief["repeats"]),
                 doubt=doubt or (undecided.get(call.likeness()) if undecided else None),
                 waiting=[*carried.records, *records],
             )
@@ -164,13 +164,13 @@ class TurnJudge:
         record = record.change(effect=self.gate.effect(call, None, carried.session.profile.policy))
         verdict = carried.session.would_allow(call, effect=record.effect)
         doubt = None
-        if call.likeness() in belief["repeats"]:
+        if call.is_among(belief["repeats"]):
             doubt = REPEATED
         elif not verdict.allowed:
             doubt = doubt_of(verdict)
         elif not self.gate.believes(False) and record.effect not in HARMLESS:
             doubt = UNVOUCHED  # that another hook changed it, and not the checkpoint's owner, nobody can tell
-        if call.likeness() in belief["rejected"]:
+        if call.is_among(belief["rejected"]):
             record = settled(record, REJECTED_BEFORE, is_error=True)
         elif doubt is None:
             record = cleared(record)

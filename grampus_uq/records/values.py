@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import unicodedata
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, SupportsFloat
@@ -110,6 +111,10 @@ class ToolCall(BaseModel):
         hold a call back because of an equal one; what lets a call run is bound to `digest`.
         """
         return ToolCall.trusted(self.id, self.name, _as_read(self.arguments)).digest()
+
+    def is_among(self, known: Collection[str]) -> bool:
+        """True where one of these is the likeness of this call, or its digest, as earlier releases stored."""
+        return bool(known) and (self.likeness() in known or self.digest() in known)
 
 
 class ToolResult(BaseModel):

@@ -177,7 +177,8 @@ class Records:
             if permit is None:
                 return "that is not here, or whose signature does not hold"
             wrong = self._not_lifted(permit, start, permit.covers(call, agent_id, start.time_s - GRACE_S))
-            wrong = wrong or self._without_ticket(permit, closed_s, start, same_call(agent_id, call.likeness()))
+            same = same_call(agent_id, call.likeness()), same_call(agent_id, call.digest())  # of earlier releases
+            wrong = wrong or self._without_ticket(permit, closed_s, start, same)
             if wrong is not None:
                 return wrong
         return None
@@ -195,7 +196,7 @@ class Records:
             return "that was made after it ran"
         return None if in_scope else "that does not cover it: another tool, agent or session, its limits, or its end"
 
-    def _without_ticket(self, permit: Permit, closed_s: float | None, start: Start, same: str) -> str | None:
+    def _without_ticket(self, permit: Permit, closed_s: float | None, start: Start, names: Sequence[str]) -> str | None:
         """Whether the permit's log let this call ahead, on a ticket of its own, before it was closed."""
         released = self._released.get(permit.id)
         if released is None:
@@ -205,6 +206,7 @@ class Records:
         closings = [released.closed_s] + ([] if closed_s is None else [closed_s])
         if min(closings) < start.time_s - GRACE_S:
             return "that was closed before"
+        same = next((name for name in names if name in released.tickets), names[0])
         tickets = bisect_right(released.tickets.get(same, ()), start.time_s + GRACE_S)
         without = self._more_than(tickets, f"permit {permit.id} {same}")
         return "whose log lets no such call ahead, or not so often" if without else None

@@ -253,8 +253,7 @@ class Loop:
     def _fruitless(self) -> bool:
         """True when the model proposed only rejected calls for several turns: it would loop for ever."""
         if all(
-            record.cleared_by is None and record.proposed.likeness() in self._state.rejected
-            for record in self._state.turn
+            record.cleared_by is None and record.proposed.is_among(self._state.rejected) for record in self._state.turn
         ):
             self._state.rejected_turns += 1
         else:

@@ -158,7 +158,7 @@ class AgentState(BaseModel):
         """True for a call that cannot be undone and that a discarded branch executed, or one that is read as equal."""
         done = [one for one in self.discarded if one.irreversible]
         likely = {one.call.likeness() for one in done if one.arguments_known} | {one.digest for one in done}
-        return bool(done) and not likely.isdisjoint((call.likeness(), call.digest()))
+        return call.is_among(likely)
 
     def child_session(self, record: CallRecord) -> str:
         """The session of the sub-agent that serves this call: the same whoever asks, also after a crash."""

@@ -201,7 +201,7 @@ class Turn:
         """Make every new call wait because of the step that proposes it, except calls that were rejected before."""
         terms = self.terms()
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
-            if record.proposed.likeness() in self._state.rejected:
+            if record.proposed.is_among(self._state.rejected):
                 continue  # `judge` answers for it
             effect = self.gate.effect(record.proposed, self._declared(record.proposed.name), self.policy())
             self._state.keep(asked(record.change(effect=effect), terms, self.gate.approvals, doubt, self.lease.now_s()))

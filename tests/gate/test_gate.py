@@ -178,6 +178,7 @@ def test_a_call_that_was_rejected_in_this_run_is_settled_and_not_asked_again() -
     for written in ({"to": "A", "amount": 5.0}, {"amount": 5, "to": "A"}):
         same = PAY.model_copy(update={"arguments": written})
         assert judged(same, rejected={PAY.likeness()})[0].phase is CallPhase.SETTLED
+        assert judged(same, rejected={same.digest()})[0].phase is CallPhase.SETTLED  # as earlier releases stored it
     other = PAY.model_copy(update={"arguments": {"to": "B", "amount": 5}})
     assert judged(other, rejected={PAY.likeness()})[0].phase is CallPhase.CLEARED
 
