@@ -299,7 +299,8 @@ class GuardedCalls:
         try:
             announced = reads or bool(await turn.announce(started))
         finally:
-            if not announced and turn.lease.state.record(record).phase is not CallPhase.STARTED:  # by another request
+            now = (one.phase for one in turn.lease.state.turn if one.proposed.id == call.id)
+            if not announced and CallPhase.STARTED not in now:  # another request may have started it meanwhile
                 self._notes.sends_not(call.id)
         if not announced:
             return await self.next(call)
