@@ -415,6 +415,20 @@ def test_what_expires_while_it_is_open_is_refused(house: House, open_page: Calla
     assert house.world.sent == []
 
 
+def test_the_button_that_signs_in_takes_no_click_before_its_script_is_there(
+    house: House, open_page: Callable[..., Any]
+) -> None:
+    page = open_page()
+    page.route("**/inbox.js*", lambda route: route.fulfill(body="", content_type="text/javascript"))
+    page.goto(f"{house.origin}/sign-in")
+    button = page.get_by_role("button", name="Sign in with a passkey")
+    assert button.is_disabled()
+    page.unroute_all()
+    page.reload()
+    assert button.is_enabled()
+    assert button.evaluate("one => one === document.activeElement")
+
+
 def test_a_call_that_changes_while_it_is_open_is_refused(house: House, open_page: Callable[..., Any]) -> None:
     page = open_page()
     enter(page, house)

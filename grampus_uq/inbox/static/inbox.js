@@ -61,6 +61,8 @@ function signIn(button) {
       const answer = await post("/sign-in", { text, ...(await assertion(text, rp, [])) });
       location.assign(answer.next);
     }));
+  button.disabled = false;  // before, a click would have done nothing
+  button.focus();
 }
 
 async function register(button) {
