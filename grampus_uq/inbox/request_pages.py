@@ -192,12 +192,13 @@ def _argument(shown: Card, name: str, value: Any) -> Argument:
         value if block else json.dumps(value, ensure_ascii=False, indent=1 if isinstance(value, dict | list) else None)
     )
     edges = [where for where, text in (("begins", value[:1]), ("ends", value[-1:])) if text.isspace()] if block else []
-    number = type(value) in (int, float) and 10_000 <= abs(value) < 1e15
+    large = type(value) in (int, float) and 10_000 <= abs(value) < 1e15
+    number = f"number, {value:,}" if large else "number"
     kinds = {
         str: f"text that {' and '.join(edges)} with blank space" if edges else "text",
         bool: "yes or no",
-        int: f"number, {value:,}" if number else "number",
-        float: f"number, {value:,}" if number else "number",
+        int: number,
+        float: number,
         list: "list",
         dict: "object",
     }

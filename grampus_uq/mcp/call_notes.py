@@ -77,10 +77,6 @@ class CallNotes:
         self.sends_not(call_id)
         self._note(same, f"{now_s:.0f}{_FAILED if is_error else ''}")
 
-    def rejected(self, same: str, now_s: float) -> None:
-        """A human rejected it. What is known of one that was sent stays beside that."""
-        self._note(same, f"{now_s:.0f}", "rejected")
-
     def lost(self, call_id: str) -> None:
         """It may have gone there, and nothing more will be known."""
         found = self.sends_not(call_id)
@@ -90,17 +86,17 @@ class CallNotes:
 
     def remember(self, old: AgentState) -> None:
         """What went to servers under a process before this one, or in the session that this one replaces."""
-        self._state.metadata |= {name: dict(CallNotes(old)._believed(name)) for name in _NAMES}
+        self._state.metadata |= {name: CallNotes(old)._believed(name) for name in _NAMES}
         for call_id in self._believed("going"):
             self.lost(call_id)
         for record in old.turn:
             self.keep_rejection(record)
 
     def keep_rejection(self, record: CallRecord) -> None:
-        """The record of a call is kept no longer: what a human said against it is."""
+        """The record of a call is kept no longer: what a human said against it is, beside what went."""
         against = [one.decided_s for one in record.decisions if one.kind is ApprovalKind.REJECT]
         if against and record.phase is CallPhase.SETTLED:
-            self.rejected(likeness(record.proposed), against[0])
+            self._note(likeness(record.proposed), f"{against[0]:.0f}", "rejected")
 
     def _note(self, same: str, said: str, name: str = "sent") -> None:
         """Note it as the latest of the last 1,000. Calls on their way are not among them, and push out none."""
