@@ -109,8 +109,8 @@ REPEATED = Doubt(
 UNKNOWN_OUTCOME = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="unknown_outcome",
-    reason="The process died while this call was running: whether it took effect is unknown. Approving runs it again "
-    "with the same idempotency key; respond says what became of it.",
+    reason="This call was started, and whether it took effect is unknown: its process died, or no answer came. "
+    "Approving runs it again with the same idempotency key; respond says what became of it.",
 )
 UNVOUCHED = Doubt(
     level=UncertaintyLevel.HIGH,
@@ -225,6 +225,7 @@ class CallRecord(BaseModel):
 _NEW = {name: field.default for name, field in CallRecord.model_fields.items()}
 _OF_NEW = frozenset({"proposed", "call", "step_id"})
 _AGAIN, _BEFORE = "asked again, because ", ". Before: "
+_MAX_EDITED = 2_000
 _VOUCHED = frozenset({CallPhase.CLEARED, CallPhase.STARTED})
 
 
@@ -289,6 +290,8 @@ def request_for(
 def asked(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, doubt: Doubt, now_s: float) -> CallRecord:
     """Make a call wait under a new request; earlier decisions lapse. One of unknown outcome never expires."""
     unknown = doubt.rule == UNKNOWN_OUTCOME.rule
+    if unknown and record.edited:
+        doubt = replace(doubt, reason=_started_as_edited(record))
     request = request_for(
         record,
         terms,
@@ -306,6 +309,17 @@ def asked(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, doubt: Do
         cleared_by=None,
         text=None,
         is_error=False,
+    )
+
+
+def _started_as_edited(record: CallRecord) -> str:
+    """Why a call of unknown outcome waits that a human had changed: it is asked about as it was proposed."""
+    arguments = canonical_json(record.call.arguments)
+    more = len(arguments) - _MAX_EDITED
+    return (
+        "A human changed this call, and it was started as they changed it: whether that took effect is unknown. "
+        "Approving runs it as it was proposed; respond says what became of the changed one. Its arguments: "
+        f"{arguments[:_MAX_EDITED]}" + (f"…(+{more} characters)" if more > 0 else "")
     )
 
 

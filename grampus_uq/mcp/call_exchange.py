@@ -62,8 +62,8 @@ _AGAIN: Final = (
 )
 _UNKNOWN: Final = (
     "This call was started, and nobody knows whether it took effect: it waits for a human's decision (request "
-    "{request}). It is not run again. Call this tool again with exactly the same arguments later: that says what "
-    "became of it."
+    "{request}). It is not run again. {before}Call this tool again with exactly the same arguments later: that says "
+    "what became of it."
 )
 _RUNNING: Final = (
     "This call was let through and is still running. Call this tool again with exactly the same arguments later: that "
@@ -230,9 +230,10 @@ class CallExchange:
                 params = {"mode": "form", **self.elicitation.form(wait.request)}
                 asked["inputRequests"] = {QUESTION: {"method": CREATE, "params": params}}
             return asked
-        said = self.calls.known_of(call)
+        said = self.calls.known_of(call, ended=wait.request.unknown_outcome)
         text = _UNKNOWN if wait.request.unknown_outcome else _PENDING if said is None else _AGAIN
-        text = text.format(request=wait.request.id[:8], said=said)
+        before = "" if said is None else f"The same call {said}. "
+        text = text.format(request=wait.request.id[:8], said=said, before=before)
         return text_result(text, is_error=True, modern=modern, request=wait.request.id, **_why(wait.request))
 
     def _shows_form(self, message: Message, request: ApprovalRequest, round_: int) -> bool:

@@ -87,10 +87,21 @@ class CallNotes:
     def remember(self, old: AgentState) -> None:
         """What went to servers under a process before this one, or in the session that this one replaces."""
         self._state.metadata |= {name: CallNotes(old)._believed(name) for name in _NAMES}
-        for call_id in self._believed("going"):
-            self.lost(call_id)
         for record in old.turn:
             self.keep_rejection(record)
+
+    def lose(self) -> None:
+        """Nothing will be known of the calls that a process before this one let go."""
+        for call_id in self._believed("going"):
+            self.lost(call_id)
+
+    def told(self, record: CallRecord) -> CallRecord:
+        """A call that waits, whose request says what became of the same one before, in this session."""
+        said = self.known_of(likeness(record.proposed), but=record.proposed.id)
+        if said is None:
+            return record
+        requests = [one.model_copy(update={"reason": f"the same call {said}; {one.reason}"}) for one in record.requests]
+        return record.change(requests=tuple(requests))
 
     def keep_rejection(self, record: CallRecord) -> None:
         """The record of a call is kept no longer: what a human said against it is, beside what went."""
@@ -109,10 +120,14 @@ class CallNotes:
         found = self._state.metadata.get(name)
         return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) else {}
 
-    def known_of(self, same: str) -> str | None:
-        """What became of the latest call of this likeness that started, and whether a human rejected one; or None."""
-        going = [text.partition(" ")[2] for text in self._believed("going").values() if text.partition(" ")[0] == same]
-        found, sent, lost = [], self._believed("sent").get(same), self._believed("lost").get(same)
+    def known_of(self, same: str, *, but: str = "", ended: bool = False) -> str | None:
+        """What became of the latest call of this likeness that started, and whether a human rejected one; or None.
+
+        `but`: the call of this id is left out while it goes; `ended`: so is each of which it is not known.
+        """
+        on_the_way = {} if ended else {name: text for name, text in self._believed("going").items() if name != but}
+        going = [text.partition(" ")[2] for text in on_the_way.values() if text.partition(" ")[0] == same]
+        found, sent, lost = [], self._believed("sent").get(same), None if ended else self._believed("lost").get(same)
         if sent is not None:
             error = " with an error" if sent.endswith(_FAILED) else ""
             found.append(f"was sent to its server {_when(sent)}, and answered{error}")

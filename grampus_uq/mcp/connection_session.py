@@ -98,7 +98,11 @@ class ConnectionSession:
             )
             turn.restore()
             lease.state.turn = [one for one in lease.state.turn if _is_owed(one)]
-            lost = [("outcome_unknown", turn.facts(record)) for record in turn.recover()]
+            unknown, notes = turn.recover(), CallNotes(lease.state)
+            for record in unknown:
+                lease.state.keep(notes.told(lease.state.record(record)))
+            notes.lose()
+            lost = [("outcome_unknown", turn.facts(record)) for record in unknown]
             if lost:
                 await lease.save(*lost)  # at once: humans are asked about these
             self._turn = turn

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.mcp.json_rpc import Message, written
+from grampus_uq.mcp.pins import quoted
 from grampus_uq.mcp.tool_pins import UNSHOWN
 from grampus_uq.records.visible_text import short, visible
 from grampus_uq.runtime.ledger import Ledger
@@ -124,7 +125,7 @@ def _whole_call(request: ApprovalRequest) -> str | None:
     if request.call is None:
         return None
     arguments = json.dumps(request.call.arguments, sort_keys=True, ensure_ascii=False)
-    text = f"{visible(request.call.name)} {visible(arguments)}"
+    text = f"{visible(quoted(request.call.name))} {visible(arguments)}"
     return text if len(text) <= _MOST_CHARACTERS else None
 
 

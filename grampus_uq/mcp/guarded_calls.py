@@ -137,7 +137,7 @@ class GuardedCalls:
                 return opened
             record = next(one for one in state.turn if one.proposed.id == call.id)
             if record.waiting:
-                record = state.keep(self._asked_under(self._says_known(record), opened.shown))
+                record = state.keep(self._asked_under(self._notes.told(record), opened.shown))
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened
@@ -202,23 +202,18 @@ class GuardedCalls:
     def _notes(self) -> CallNotes:
         return CallNotes(self.session.current().lease.state)
 
-    def _says_known(self, record: CallRecord) -> CallRecord:
-        """A call that waits, and whose request says what became of the same one before, in this session."""
-        said = self.known_of(record.proposed)
-        if said is None:
-            return record
-        requests = [one.model_copy(update={"reason": f"the same call {said}; {one.reason}"}) for one in record.requests]
-        return record.change(requests=tuple(requests))
+    def known_of(self, call: ToolCall, *, ended: bool = False) -> str | None:
+        """What became of the same call (tool, arguments) before, in this session; None where that is not known.
 
-    def known_of(self, call: ToolCall) -> str | None:
-        """What became of the same call (tool, arguments) before, in this session; None where that is not known."""
-        return self._notes.known_of(likeness(call))
+        `ended`: without those of which it is not known whether they took effect.
+        """
+        return self._notes.known_of(likeness(call), ended=ended)
 
     def _tell_waiting(self, started: CallRecord) -> None:
         """Ask anew about calls that wait while the same one starts: what was said of them does not hold any more."""
         turn = self.session.current()
         for one in list(self._equal_to(likeness(started.call))):
-            if one.waiting and not one.requests[0].unknown_outcome:
+            if one.waiting:
                 why = f"the same call {self.known_of(one.proposed)}"
                 turn.lease.state.keep(asked_again(one, turn.terms(), self.gate.approvals, self._ledger.now_s(), why))
         self.session.wake()
@@ -277,7 +272,7 @@ class GuardedCalls:
             if doubt is not None:
                 self._notes.sends_not(call.id)
                 again = asked(record, turn.terms(), self.gate.approvals, doubt, self._ledger.now_s())
-                record = turn.lease.state.keep(self._asked_under(self._says_known(again), shown))
+                record = turn.lease.state.keep(self._asked_under(self._notes.told(again), shown))
                 await turn.lease.save()
             if record.phase is CallPhase.CLEARED:
                 self._sends(record)
@@ -387,15 +382,15 @@ class GuardedCalls:
             turn = self.session.current()
             state = turn.lease.state
             self._awaited.discard(record.proposed.id)
-            self._notes.lost(record.proposed.id)
             if any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 now_s = self._ledger.now_s()
                 after = recovered(state.record(record), turn.terms(), self.gate.approvals, record.effect, now_s)
                 if after.waiting:
-                    state.keep(after)
+                    state.keep(self._notes.told(after))
                     notes.append(("outcome_unknown", turn.facts(record)))
                 else:
                     state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
+            self._notes.lost(record.proposed.id)
         if notes:
             with contextlib.suppress(SessionConflictError):
                 await turn.lease.try_save(*notes)
@@ -423,7 +418,7 @@ class GuardedCalls:
             started = [r for r in state.turn if r.proposed.id == record.proposed.id and r.phase is CallPhase.STARTED]
             for one in started:
                 void = self.gate.void(one, turn.terms(), why)
-                state.keep(self._asked_under(self._says_known(void), self._tools.shown(one.proposed.name)))
+                state.keep(self._asked_under(self._notes.told(void), self._tools.shown(one.proposed.name)))
         notes: list[Note] = [("execution_withdrawn", turn.facts(one)) for one in started]
         with contextlib.suppress(SessionConflictError):
             await turn.lease.try_save(*notes)

@@ -10,19 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from grampus_uq.records.values import canonical_json
 
-__all__ = ["Pin", "differences", "pinned"]
+__all__ = ["Pin", "differences", "pinned", "quoted"]
 
 _UNPINNED = frozenset({"_meta", "icons"})
 _MAX_KEPT = 65_536
 _READ_FIRST = ("description", "title", "annotations", "inputSchema", "outputSchema")  # by models and clients
 _MAX_PATH, _MAX_VALUE, _MAX_CHANGES = 160, 1_000, 6_000
 _MAX_DEPTH, _BETWEEN = 64, "; "
+_WORD = re.compile(r"[A-Za-z0-9_$-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,11 @@ def pinned(tool: Mapping[str, Any]) -> Pin:
     return Pin(name=name, digest=digest, definition=text if len(text) <= _MAX_KEPT else None)
 
 
+def quoted(name: str) -> str:
+    """A name that a stranger gave: as it is where it is one plain word, else as JSON, so that it ends where it ends."""
+    return name if _WORD.fullmatch(name) else canonical_json(name)
+
+
 @dataclass(frozen=True, slots=True)
 class Differences:
     """What changed from one pin of a tool to the next, in words; `whole`: nothing of it is cut."""
@@ -61,8 +68,9 @@ class Differences:
 def differences(old: Pin, new: Pin) -> Differences:
     """What changed: a part each, with both values where they are short enough; 6,000 characters at most.
 
-    First what models and clients read, then the rest; of each, what was added comes last. The values are the server's
-    and may hold anything: whoever shows them escapes them, as with arguments.
+    First what models and clients read, then the rest; of each, what was added comes last. Names and values are the
+    server's and may hold anything: they are quoted, but for names of one plain word, and whoever shows them escapes
+    them, as with arguments.
     """
     if old.digest == new.digest:
         return Differences("")
@@ -109,7 +117,7 @@ def _changes(path: str, old: Any, new: Any, depth: int, said: _Said) -> Iterator
     """Whether something was added, and the line that says it."""
     if isinstance(old, dict) and isinstance(new, dict) and depth < _MAX_DEPTH:
         for key in sorted({*old, *new}):
-            place = f"{path}.{key}" if path else str(key)
+            place = f"{path}.{quoted(key)}" if path else quoted(key)
             if key not in new:
                 was = said.cut(canonical_json(old[key]), _MAX_VALUE)
                 yield False, f"{said.cut(place, _MAX_PATH)}: removed, was {was}"
@@ -127,5 +135,6 @@ def _from_where_they_differ(old: str, new: str, said: _Said) -> str:
     """Both values, long ones from a little before their first difference: what was added at their end is shown."""
     same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     start = max(0, same - 20) if max(len(old), len(new)) > _MAX_VALUE else 0
-    shown = [("…" if start else "") + said.cut(text[start:], _MAX_VALUE) for text in (old, new)]
+    cut = ['"…' if start and text.startswith('"') else "…" if start else "" for text in (old, new)]
+    shown = [lead + said.cut(text[start:], _MAX_VALUE) for lead, text in zip(cut, (old, new), strict=True)]
     return f"{shown[0]} is now {shown[1]}"

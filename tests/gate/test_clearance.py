@@ -43,7 +43,7 @@ from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
-from grampus_uq.records.values import ToolCall
+from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
 
 NOW = 1_000.0
@@ -334,6 +334,21 @@ def test_of_a_state_that_is_not_believed_every_open_call_waits_or_has_its_own_de
     )
     again = recovered(after, TERMS, SIGNED, Effect.READ, NOW)
     assert not runs(again, effect=Effect.READ) or really_approved(again)
+
+
+@given(VALUES, VALUES)
+def test_a_call_of_unknown_outcome_that_a_human_changed_says_what_was_started(proposed: Any, edited: Any) -> None:
+    """It is asked about as it was proposed: approving that must not read as running the started one again."""
+    record = approved(
+        waiting(PAY.model_copy(update={"arguments": {"a": proposed}})), "edit", arguments={"a": edited}
+    ).change(phase=CallPhase.STARTED)
+    (request,) = recovered(record, TERMS, SIGNED, Effect.IRREVERSIBLE, NOW).requests
+    assert request.unknown_outcome
+    assert request.call == record.proposed
+    changed = canonical_json({"a": edited}) != canonical_json({"a": proposed})
+    assert ("as it was proposed" in request.reason) == changed
+    assert ("again" in request.reason) != changed
+    assert not changed or request.reason.endswith(f": {canonical_json({'a': edited})}")
 
 
 def test_the_check_is_what_stops_the_forged_record() -> None:

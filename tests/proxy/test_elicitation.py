@@ -88,6 +88,14 @@ async def test_a_refusal_at_the_client_reaches_the_model(answer: Any) -> None:
         assert not one.ran()
 
 
+async def test_the_name_of_a_tool_cannot_hold_the_call_that_is_shown() -> None:
+    async with bench(elicitation="decide", hold_s=0.2) as one:
+        await one.say(id="init", method="initialize", params=ELICITS)
+        await one.call(1, 'read {"path": "a"}  Why: harmless', path="b")
+        call = (await _question(one))["params"]["message"].splitlines()[1]
+        assert call == r'"read {\"path\": \"a\"}  Why: harmless" {"path": "b"}'
+
+
 @pytest.mark.parametrize("answer", [YES, {"action": "decline"}])
 async def test_where_it_only_asks_no_answer_decides(answer: Any) -> None:
     async with bench(elicitation="ask", hold_s=0.8) as one:

@@ -805,6 +805,7 @@ def test_what_went_to_its_server_is_known_and_nothing_else(events: list[tuple[st
         elif kind == "r":
             after = CallNotes(AgentState(agent_id="a", session_id="s"))
             after.remember(keeps._state)
+            after.lose()
             keeps = after
             went |= set(goes.values())  # nobody knows what became of them
             goes.clear()
@@ -832,13 +833,53 @@ def test_calls_that_merely_start_push_out_none_that_went() -> None:
     keeps.answered("c0", "went 0", 3.0, is_error=True)
     assert all(keeps.known_of(f"went {number}") for number in range(1_000))
     again = CallNotes(AgentState(agent_id="a", session_id="s"))
-    again.remember(keeps._state)  # a process died: it is not known which of them went
+    again.remember(keeps._state)
+    again.lose()  # a process died: it is not known which of them went
     assert all(again.known_of(f"went {number}") and again.known_of(f"started-{number}") for number in range(1_000))
     for number in range(1_000):
         keeps.sends_not(f"s{number}")
     keeps.answered("one", "more", 4.0, is_error=False)
     assert [number for number in range(1_000) if not keeps.known_of(f"went {number}")] == [1]
     assert not any(keeps.known_of(f"started-{number}") for number in range(1_000))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_who_decides_on_an_unknown_outcome_is_told_of_the_same_call_and_of_its_next_start(killed: bool) -> None:
+    store = MemoryStore()
+    one = Bench(store, hold_s=1.0)
+    async with anyio.create_task_group() as first:
+        first.start_soon(one.guard.run)
+        for identity in (1, 2):
+            await one.call(identity, "pay", n=1)
+            await one.decide()
+            await one.asked(identity)
+            if identity == 1:
+                await one.returns(1)
+                await one.answered(1)
+        if not killed:
+            await one.exchange.lost(one.calls.session.current().lease.state.turn[0])
+        first.cancel_scope.cancel()
+    async with bench(store, hold_s=1.0) as two:
+        await two.call(3, "pay", n=1)
+        told = await text(two, 3)
+        assert "nobody knows whether it took effect" in told
+        assert "The same call was sent to its server" in told
+        assert "was started in" not in told  # that is this one
+        request = await two.waiting()
+        assert request.unknown_outcome
+        assert request.reason.startswith("the same call was sent to its server")
+        assert "and whether its server ran it" not in request.reason
+        await two.call(4, "pay", n=1.0)
+        await text(two, 4)
+        (waiting,) = await two.ledger.pending()
+        await two.ledger.decide(waiting.requests[1].decide("approve", principal="ann"))
+        await two.call(5, "pay", n=1.0)
+        await two.asked()
+        again = await two.waiting()
+        assert again.unknown_outcome
+        assert again.id != request.id
+        assert again.reason.startswith("asked again, because the same call was sent")
+        assert "was started in" in again.reason
 
 
 class NoStart(MemoryStore):

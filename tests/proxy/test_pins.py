@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,31 @@ def test_what_changed_is_shown_whole_or_is_said_not_to_be(one, other):
             if was.get(name) != value:
                 assert not said.whole or json.dumps(value, ensure_ascii=False) in said.text
     assert "the end" in said.text or not said.whole
+
+
+_changes = st.dictionaries(st.text(max_size=6) | st.sampled_from(["a", "; b: added, 1"]), st.integers(0, 1), max_size=3)
+
+
+@given(_changes, _changes)
+def test_no_name_in_a_definition_reads_as_the_proxys_words(one, other):
+    """What is said can be read back: names and values end where they end, whatever a server wrote in them."""
+    old, new = ({"name": "t", "inputSchema": {"x": names}} for names in (one, other))
+    said, read = differences(pinned(old), pinned(new)).text, {}
+    while said:
+        said = said.removeprefix("inputSchema.x.")
+        word = re.match(r"[A-Za-z0-9_$-]+", said)
+        name, end = (word[0], word.end()) if word else json.JSONDecoder().raw_decode(said)
+        found = re.match(r": (?:removed, was (\d)|added, (\d)|(\d) is now (\d))(?:; |$)", said[end:])
+        assert found is not None, said
+        read[name] = [None if value is None else int(value) for value in (found[1] or found[3], found[2] or found[4])]
+        said = said[end + found.end() :]
+    assert read == {n: [one.get(n), other.get(n)] for n in {*one, *other} if one.get(n) != other.get(n)}
+
+
+def test_what_is_shown_of_a_long_text_from_its_middle_begins_with_a_quote():
+    old, new = ({**TOOL, "description": "A" * 1_100 + end} for end in ("", "B; nothing else changed"))
+    said = differences(pinned(old), pinned(new)).text
+    assert said == f'description: "…{"A" * 20}" is now "…{"A" * 20}B; nothing else changed"'
 
 
 @pytest.mark.parametrize("field", ["_meta", "icons"])
