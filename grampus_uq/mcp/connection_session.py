@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,9 +23,10 @@ from grampus_uq.mcp.call_outcomes import matters
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
+from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
-from grampus_uq.runtime.ledger import Ledger, session_key
+from grampus_uq.runtime.ledger import Ledger, Note, session_key
 from grampus_uq.runtime.run_state import ATTENDED, AgentState
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StopOrders, StoppedError
@@ -188,7 +189,7 @@ class ConnectionSession:
                 await lease.release()
                 return
             with contextlib.suppress(SessionConflictError):
-                await self._endings.end(lease, StopReason.CLEAN, unrun=_UNDECIDED)
+                await self._over(StopReason.CLEAN, _UNDECIDED)
 
     @property
     def is_open(self) -> bool:
@@ -211,7 +212,7 @@ class ConnectionSession:
         async with self.lock:
             with contextlib.suppress(SessionConflictError):
                 notes = [("stopped", {"why": detail})]
-                await self._endings.end(self.current().lease, StopReason.CANCELLED, unrun=why, notes=notes)
+                await self._over(StopReason.CANCELLED, why, notes)
 
     def wake(self) -> None:
         """Tell those that wait on `changed`."""
@@ -221,7 +222,15 @@ class ConnectionSession:
     async def abort(self, why: str) -> None:
         """End the session as the policy says; the caller holds the lock."""
         self._refuse(why)
-        await self._endings.end(self.current().lease, StopReason.MONITOR_STOP, unrun=why)
+        await self._over(StopReason.MONITOR_STOP, why)
+
+    async def _over(self, reason: StopReason, unrun: str, notes: Sequence[Note] = ()) -> None:
+        """End the session, once what humans decided is taken up: where it begins anew, a rejection holds back."""
+        for _ in range(2):
+            with contextlib.suppress(StoreError):
+                await apply_response(self.current(), self._ledger, None)
+                break
+        await self._endings.end(self.current().lease, reason, unrun=unrun, notes=notes)
 
 
 def _is_owed(record: CallRecord) -> bool:

@@ -21,6 +21,7 @@ from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked, asked_again
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
+from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.mcp.call_notes import CallNotes, likeness
 from grampus_uq.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
 from grampus_uq.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
@@ -76,7 +77,7 @@ class GuardedCalls:
         self.gate = gate
         self._monitor, self._ledger, self._tools, self._say = monitor, ledger, tools, say
         self._pins, self._only_listed = ToolPins(ledger.store, names.agent_id), only_listed
-        self._seen: dict[str, int] = {}
+        self._seen, self._watched = dict[str, int](), dict[str, ApprovalRequest]()  # by the id of a request
         self._storing: set[str] = set()
         self._delivered, self._unsaved = DeliveredResults(), anyio.Event()
         self._likenesses = dict[str, tuple[ToolCall, str]]()  # by the id of an open call
@@ -493,19 +494,22 @@ class GuardedCalls:
         """Look for decisions and expired requests while calls wait; never ends."""
         while True:
             await anyio.sleep(_POLL_S)
-            waiting = [record for record in self.session.current().lease.state.turn if record.waiting]
+            waiting = {one.proposed.id: one for one in self.session.current().lease.state.turn if one.waiting}
             if not waiting:
                 continue
             try:
-                requests = [request for record in waiting for request in record.requests]
-                arrived = await self._ledger.decisions([request.id for request in requests])
+                requests = [request for record in waiting.values() for request in record.requests]
+                still = {i: one for i, one in self._watched.items() if one.call is not None and one.call.id in waiting}
+                self._watched = still | {request.id: request for request in requests}
+                arrived = await self._ledger.decisions(list(self._watched))
                 counts = {request: len(found) for request, found in arrived.items() if found}
                 late = any(
                     request.expired(self._ledger.now_s()) and not request.unknown_outcome for request in requests
                 )
                 if late or any(self._seen.get(request) != count for request, count in counts.items()):
                     async with self.session.lock:
-                        await apply_response(self.session.current(), self._ledger, None)
+                        earlier = list(self._watched.values())
+                        await apply_response(self.session.current(), self._ledger, None, earlier=earlier)
                         await self.session.current().lease.save()
                     self._seen = counts
                     self.session.wake()

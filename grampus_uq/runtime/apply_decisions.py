@@ -7,7 +7,7 @@ effect, and blocks no other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, ChangedToolsError
@@ -58,8 +58,13 @@ def _open_requests(turn: Turn) -> list[_Open]:
     return [*((request, None) for request in state.review), *((record.requests[0], record) for record in calls)]
 
 
-async def apply_response(turn: Turn, ledger: Ledger, response: HumanResponse) -> None:
-    """Take a human's response to a session that waits; raises ApprovalError when a decision is refused."""
+async def apply_response(
+    turn: Turn, ledger: Ledger, response: HumanResponse, *, earlier: Iterable[ApprovalRequest] = ()
+) -> None:
+    """Take a human's response to a session that waits; raises ApprovalError when a decision is refused.
+
+    `earlier`: requests that its calls waited under before they were asked anew: a rejection of one still counts.
+    """
     state = turn.lease.state
     delegated = [r for r in state.turn if r.waiting and r.child_session is not None and r.call.name in turn.delegates]
     for record in delegated:
@@ -71,13 +76,15 @@ async def apply_response(turn: Turn, ledger: Ledger, response: HumanResponse) ->
         return
     given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
     children = {request.id for request in state.pending() if request.child_session is not None}
-    await _take_decisions(turn, ledger, [d for d in given if d.request_id not in children])
+    await _take_decisions(turn, ledger, [d for d in given if d.request_id not in children], earlier)
     await _apply_expiry(turn)
     for record in delegated:  # let through to look again at what was decided: a child asks for its own calls
         state.keep(cleared(record, record.cleared_by or "monitor"))
 
 
-async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDecision]) -> None:
+async def _take_decisions(
+    turn: Turn, ledger: Ledger, given: Sequence[ApprovalDecision], earlier: Iterable[ApprovalRequest]
+) -> None:
     """Store the given decisions, and carry out those that hold, with those that other processes stored.
 
     Raises ApprovalError when a given one does not hold or comes too late; then nothing is carried out. Stored ones that
@@ -102,13 +109,17 @@ async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDe
         shown = card(waiting[decision.request_id][0])
         await ledger.decide(decision, shown=shown, wake=False)  # it is being resumed
     outcomes: list[tuple[_Open, tuple[ApprovalDecision, ...]]] = []
+    before = _asked_before(waiting, earlier)
+    waiting = before | waiting
     arrived = await ledger.decisions(list(waiting))
     standing = await standing_in(ledger.store, [one for several in arrived.values() for one, _ in several])
     for request, record in waiting.values():
         deciding, refused = approvals.holding(request, arrived[request.id], turn.gate.problem, standing)
         for decision, why in refused:
             await lease.note("decision_refused", {"request": request.id, "of": decision.principal, "why": why})
-        if deciding:
+        if request.id in before and not (deciding and deciding[0].kind is ApprovalKind.REJECT):
+            continue
+        if deciding and not any(record is not None and record is one for (_, one), _ in outcomes):
             now = [decision for decision in given if decision.request_id == request.id]
             if any((d.kind, d.arguments) != (deciding[0].kind, deciding[0].arguments) for d in now):
                 raise ApprovalError("This request was already decided: the decision is refused.")
@@ -118,6 +129,18 @@ async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDe
     for (request, record), deciding in outcomes:
         await _carry_out(turn, request, record, deciding)
     await lease.save()
+
+
+def _asked_before(waiting: Mapping[str, _Open], earlier: Iterable[ApprovalRequest]) -> dict[str, _Open]:
+    """The earlier requests on what waits, by their ids; not where it started since, and "no" means another thing."""
+    calls = {record.proposed.id: (now, record) for now, record in waiting.values() if record is not None}
+    found = dict[str, _Open]()
+    for request in earlier:
+        now, record = calls.get("" if request.call is None else request.call.id) or (request, None)
+        same = record is not None and request.call == record.proposed
+        if same and request.id not in waiting and request.unknown_outcome == now.unknown_outcome:
+            found[request.id] = request, record
+    return found
 
 
 def refuse_changes(state: AgentState, schemas: Schemas) -> None:

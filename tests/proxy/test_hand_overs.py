@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stopping import order_stop
+from grampus_uq.runtime.store import Document
 from tests.proxy.guarded import Bench, SlowStore, bench, granted
 from tests.sampling import crossed, sampled
 
@@ -508,6 +510,76 @@ async def test_a_session_that_begins_anew_knows_what_a_human_rejected_and_what_w
         assert "was rejected by a human in this session at 20" in told
         assert ("was sent to its server in this session at 20" in told) == (before == "sent")
         assert two.ran() == []
+
+
+@pytest.mark.parametrize("kind", ["reject", "approve"])
+async def test_a_rejection_that_arrives_while_its_request_is_asked_anew_counts_and_an_approval_does_not(
+    kind: str,
+) -> None:
+    async with bench(hold_s=30.0) as one:
+        await one.call(1, "pay", n=1)
+        first = await one.waiting()
+        await one.call(2, "pay", n=1.0)
+        with anyio.fail_after(60):
+            while len(requests := (await one.ledger.pending())[0].requests) < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        await anyio.sleep(1.0)
+        tell = one.calls._tell_waiting
+
+        async def decided(same: Any) -> None:
+            await one.ledger.decide(requests[1].decide(kind, principal="ann", message="once is enough"))
+
+        def starts(started: CallRecord) -> None:
+            group.start_soon(decided, started)  # before the request that takes its place is in the store
+            tell(started)
+
+        one.calls._tell_waiting = starts  # type: ignore[method-assign]
+        async with anyio.create_task_group() as group:
+            await one.ledger.decide(first.decide("approve", principal="ann"))
+            await one.asked()
+        if kind == "reject":
+            assert "They said: once is enough" in await text(one, 2)
+        else:
+            await anyio.sleep(1.0)
+            assert (await one.waiting()).reason.startswith("asked again, because the same call was started")
+        assert len(one.ran()) == 1
+
+
+class FailsOnce(MemoryStore):
+    """Reads no decisions, once."""
+
+    failed = True
+
+    async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
+        if not self.failed and kind == "decision":
+            self.failed = True
+            raise StoreError("down")
+        return await super().children(kind, parents)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_rejection_that_nobody_served_the_session_to_hear_holds_where_it_was_stopped_and_begins_anew(
+    fails: bool,
+) -> None:
+    store = FailsOnce()
+    dead = Bench(store, hold_s=0.3)
+    async with anyio.create_task_group() as first:
+        first.start_soon(dead.guard.run)
+        await dead.call(1, "pay", n=1)
+        await text(dead, 1)
+        first.cancel_scope.cancel()
+    await dead.decide("reject")
+    await order_stop(dead.ledger, "mcp", "s", principal="ann")
+    store.failed = not fails
+    async with bench(store, hold_s=0.3) as two:
+        await two.call(2, "pay", n=2)
+        while two.calls.session.refusal is None:  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+    async with await granted(store, hold_s=0.3) as three:
+        await three.lists(pay={"annotations": {"destructiveHint": True}})
+        await three.call(3, "pay", n=1.0)
+        assert "was rejected by a human in this session at 20" in await text(three, 3)
+        assert three.ran() == []
 
 
 @pytest.mark.parametrize("when", ["at once", "while it runs", "once it was answered", "with an error"])
