@@ -102,6 +102,8 @@ class SensingPlan:
     slow: SemanticEntropy | None
     unasked: tuple[InstantSignal, ...] = ()
     """Those of `fast` that can also read by themselves: what is left of them while the model may not be asked."""
+    own: tuple[Signal, ...] = ()
+    """The user's signals that only sense: awaited on every step, since they need not ask the model."""
     brings_model: bool = False
     """Some signal asks a model of its own, so that it can be asked on a step that comes without one."""
     asks_of_calls: bool = True
@@ -171,6 +173,7 @@ class SensingPlan:
             fast=tuple(fast),
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
+            own=tuple(s for s in sensing.signals if isinstance(s, Signal) and not isinstance(s, InstantSignal)),
             reader=sensing.reader,
             brings_model=sensing.reader is not None
             or any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
@@ -196,10 +199,13 @@ class SensingPlan:
             readings = [*(read_instant(signal, step) for signal in self.instant), *tokens]
         else:
             readings = self.read(step, given.messages, problem)
-        if (given.client is None and not self.brings_model) or not self.asks:
-            return readings + self.read_unasked(step)
+        asked = self.asks and (given.client is not None or self.brings_model)
+        if not asked:
+            readings += self.read_unasked(step)
+            if not self.own:
+                return readings
         requests = cancel_requests()
-        readings += await self.ask(profile, step, readings, given)
+        readings += await (self.ask(profile, step, readings, given) if asked else self._fast(step, given, self.own))
         await stop_if_cancelled(requests)  # a client may have made another exception of it
         return readings
 

@@ -221,7 +221,7 @@ class Session:
             )
             plan = self._plan
             if (
-                model_client is None and step.logprobs is None and not plan.brings_model
+                model_client is None and step.logprobs is None and not plan.brings_model and not plan.own
             ):  # the usual case, without waiting
                 readings = plan.read(step, prompt_messages, stream.problem)
                 if plan.unasked:

@@ -60,14 +60,18 @@ class SenseContext(Protocol):
     async def ask(self, messages: Sequence[Message], **options: Any) -> ModelResponse:
         """Ask the model within the signal's budget of calls, tokens and time.
 
-        Raises `ModelError` and its subclasses (the driver turns them into a missing reading with the right reason).
+        Raises `ModelError` and its subclasses, also on a step without a model (the driver turns them into a missing
+        reading with the right reason).
         """
         ...
 
 
 @runtime_checkable
 class InstantSignal(Protocol):
-    """A signal that needs no model and no waiting: arithmetic on the step. Called on the event loop; microseconds."""
+    """A signal that needs no model and no waiting: arithmetic on the step. Called on the event loop; microseconds.
+
+    One object serves all sessions of a monitor at once, and a step names no session: keep nothing of one in it.
+    """
 
     @property
     def source(self) -> str:
@@ -81,7 +85,10 @@ class InstantSignal(Protocol):
 
 @runtime_checkable
 class Signal(Protocol):
-    """A signal that may ask a model. Awaited inside a task group beside other signals; bounded by the driver."""
+    """A signal that may ask a model, or read the prompt. Awaited beside other signals; bounded by the driver.
+
+    One object serves all sessions of a monitor at once, and a step names no session: keep nothing of one in it.
+    """
 
     @property
     def source(self) -> str:

@@ -17,6 +17,7 @@ from grampus_uq import (
     Role,
     Sensing,
     Step,
+    StepEvent,
     TokenLogprob,
     ToolCall,
     UncertaintyEstimator,
@@ -217,6 +218,17 @@ def test_a_plan_that_asks_nobody_says_so():
     assert not SensingPlan.of(Profile(policy=UncertaintyPolicy(enable_p_true=False))).asks
 
 
+SWITCHED = {str(signal.source): signal.switch for signal in registry.BUILT_IN if signal.switch}
+
+
+@pytest.mark.parametrize("source", SWITCHED)
+def test_what_was_fitted_on_a_signal_switches_it_on_and_no_other(source):
+    off = UncertaintyPolicy.model_validate(dict.fromkeys(SWITCHED.values(), False))
+    on = off.model_copy(update=registry.switches_of({source, "verbalized", "of_ones_own"}))
+    assert names(SensingPlan.of(Profile(policy=off))).isdisjoint(SWITCHED)
+    assert names(SensingPlan.of(Profile(policy=on))) & SWITCHED.keys() == {source}
+
+
 class Instant:
     source = "length"
 
@@ -237,6 +249,41 @@ async def test_signals_of_ones_own_are_read_beside_the_others():
     assert found["length"].value == 0.15
     assert found["asking"].value == 0.25
     assert found["p_true"].value == 0.25
+
+
+class Repeating:
+    """Reads the prompt alone: it asks no model."""
+
+    source = "repeating"
+
+    async def sense(self, step, context):
+        return Reading(source=self.source, value=float(all(step.text != said.content for said in context.messages)))
+
+
+class Keeping:
+    """Keeps the readings of the latest step."""
+
+    def on_event(self, event):
+        if isinstance(event, StepEvent):
+            self.readings = {reading.source: reading for reading in event.readings}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("logprobs", [None, (TokenLogprob(token="Paris.", logprob=-0.1),)])
+async def test_a_signal_of_ones_own_is_awaited_on_a_step_without_a_model_too(logprobs):
+    keeping = Keeping()
+    weighed = UncertaintyEstimator(extra_weights={"asking": 2.0})
+    sensing = Sensing(signals=[Asking(), Repeating()])
+    with_it = UncertaintyMonitor(estimator=weighed, sensing=sensing, processors=[keeping]).session("a")
+    without = UncertaintyMonitor(estimator=weighed).session("a")
+    prompt = [*PROMPT, Message(role=Role.ASSISTANT, content="Paris.")]
+    for text, new in (("Paris.", 0.0), ("Rome.", 1.0)):
+        alone, _ = await without.observe_llm_response(text, text, prompt_messages=prompt, logprobs=logprobs)
+        found, _ = await with_it.observe_llm_response(text, text, prompt_messages=prompt, logprobs=logprobs)
+        asking, repeating = keeping.readings["asking"], keeping.readings["repeating"]
+        assert (repeating.value, asking.value, asking.reason) == (new, None, MissingReason.NO_MODEL)
+        assert "asking: no_model" in found.missing_reason
+        assert (found.action, found.fused_confidence) == (alone.action, alone.fused_confidence)
 
 
 @pytest.mark.parametrize("extra", [[Instant(), Instant()], [type("V", (Instant,), {"source": "p_true"})()]])
