@@ -29,13 +29,16 @@ _Run = TypeVar("_Run", bound=_Named)
 def each_run(
     found: Iterable[Element | DataError], read: Callable[[Element], _Run], on_refused: Refused | None, *, id_field: str
 ) -> Iterator[_Run]:
-    """Read a run of each element; one that is wrong, or whose id came before, is given to `on_refused` or raises."""
+    """Read a run of each element; one that is wrong, or whose id came before, is given to `on_refused` or raises.
+
+    `read` may walk nested values by recursion: a record too deep for it is refused like any other.
+    """
     seen: set[str] = set()
     for element in found:
         try:
             if isinstance(element, DataError):
                 raise element
-            run = read(element)
+            run = _read(read, element)
             if run.run_id in seen:
                 raise element.error(id_field, f"{run.run_id!r:.80} is a duplicate: an earlier run of this file has it.")
         except DataError as error:
@@ -43,6 +46,13 @@ def each_run(
             continue
         seen.add(run.run_id)
         yield run
+
+
+def _read(read: Callable[[Element], _Run], element: Element) -> _Run:
+    try:
+        return read(element)
+    except RecursionError as error:
+        raise element.error("", "is nested too deeply.") from error
 
 
 def records(path: str | os.PathLike[str], on_refused: Refused | None = None) -> Iterator[Element]:

@@ -12,6 +12,7 @@ from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, Ses
 from grampus_uq.records.protocols import InstantSignal
 from grampus_uq.records.values import Message, Outcome, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import Role
+from grampus_uq.signals.driver import read_instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +112,10 @@ def events(
     """Yield the recording that a monitor with this profile and these signals would have made of the run.
 
     Signals that ask a model cannot be run on a finished run; readings that the format holds are taken, and those of
-    `signals` where it has none of their name. A step without readings is recorded as one without evidence. What the
-    profile would have stopped is recorded as stopped only if `profile.advisory` is not set: set it, since the run
-    really went on. The default is the default tiers, advisory. The session's metadata names the task (`task_id`);
-    what TRACER reads is added by `trajectory_watch.filled_in`.
+    `signals` where it has none of their name; one that raises gives a missing reading, as it does live. A step without
+    readings is recorded as one without evidence. What the profile would have stopped is recorded as stopped only if
+    `profile.advisory` is not set: set it, since the run really went on. The default is the default tiers, advisory. The
+    session's metadata names the task (`task_id`); what TRACER reads is added by `trajectory_watch.filled_in`.
     """
     profile = profile if profile is not None else Profile(advisory=True)
     agent_id, model = agent_id or run.agent_id, model or run.model
@@ -139,7 +140,7 @@ def events(
         if turn.kind != "tool_call":
             readings = run.facts.get(int(turn.step_id), _NO_FACTS).readings
             known = {reading.source for reading in readings}
-            new = [signal.read(turn) for signal in signals]
+            new = [read_instant(signal, turn) for signal in signals]
             readings += tuple(reading for reading in new if reading.source not in known)
         state, assessment = advance(profile, state, turn, readings)
         yield StepEvent(

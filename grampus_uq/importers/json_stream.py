@@ -36,9 +36,9 @@ class Element:
     prefix: str = ""
 
     def error(self, field: str, reason: str) -> DataError:
-        """The error that names a field of this element."""
+        """The error that names a field of this element, "" for the element itself."""
         place = f"{self.prefix}[{self.index}].{field}" if self.in_array else f"{self.prefix}{field}"
-        return DataError(reason, path=self.path, line=self.line, field=place)
+        return DataError(reason, path=self.path, line=self.line, field=place.removesuffix("."))
 
 
 def elements(

@@ -319,3 +319,15 @@ FILES: dict[str, bytes] = {
     "failure-log": json_lines(FAILURE_LOG),
 }
 """A file of each format that `detect_format` knows."""
+
+RECORDS: dict[str, Callable[[bytes], bytes]] = {
+    "tau2": lambda name: json.dumps({**TAU2["simulations"][0], "trial": int(name)}).encode(),
+    "langsmith": lambda name: FILES["langsmith"].replace(b"a1b2c3d4", name),
+    "chat-log": lambda name: FILES["chat-log"].splitlines(keepends=True)[0].replace(b"chatcmpl-1", b"c" + name),
+    "otlp": lambda name: FILES["otlp"].replace(b"5b8efff7", name).replace(b"conv-9", b"conv-" + name),
+    "tau-bench": lambda name: json.dumps({**TAU_BENCH[0], "trial": int(name)}).encode(),
+    "failure-log": lambda name: FILES["failure-log"].replace(b'"q1"', b'"q' + name + b'"'),
+}
+"""A run of each format, its ids made of a number of eight digits: records of a long file."""
+AROUND: dict[str, tuple[bytes, bytes]] = {"tau2": (b'{"info": {}, "simulations": [', b"]}"), "tau-bench": (b"[", b"]")}
+"""What stands before and behind the records of a long file, where that is no JSON lines."""

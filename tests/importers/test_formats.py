@@ -60,9 +60,18 @@ def test_each_format_is_told_from_the_others_and_gives_runs(tmp_path: Path, form
 
 
 def test_each_format_has_a_sample_to_attack_and_a_row_in_the_docs() -> None:
-    assert set(samples.FILES) == set(FORMATS)
+    assert set(samples.FILES) == set(samples.RECORDS) == set(FORMATS)
     page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
-    assert [form for form in FORMATS if f"\n| `{form}` |" not in page] == []
+    assert [f"{form}: no row in docs/scale.md" for form in FORMATS if f"\n| `{form}` |" not in page] == []
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_records_of_a_long_file_are_runs_of_their_own(tmp_path: Path, form: str) -> None:
+    head, tail = samples.AROUND.get(form, (b"", b""))
+    names = [b"00000000", b"00000001", b"00000002"]
+    path = written(tmp_path, head + (b"," if head else b"").join(map(samples.RECORDS[form], names)) + tail)
+    found = [run.run_id for run in read_runs(path, form)]
+    assert len(set(found)) == len(found) == 3
 
 
 def test_a_file_of_no_known_format_is_refused_with_its_fields(tmp_path: Path) -> None:

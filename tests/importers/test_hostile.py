@@ -20,9 +20,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers import FORMATS, events, read_runs
+from grampus_uq.importers import FORMATS, ImportedRun, events, read_runs
+from grampus_uq.importers.imported_records import each_run, records
+from grampus_uq.importers.json_stream import Element
 from grampus_uq.recording import encode, runs
 from grampus_uq.recording.kept_content import redact, unicode_only
+from grampus_uq.records.values import Outcome
 from tests.importers import samples
 from tests.importers.test_own_spans import recorded  # noqa: F401 (a fixture)
 from tests.sampling import sampled
@@ -275,6 +278,32 @@ def test_json_inside_texts_is_as_bounded_as_outside(tmp_path: Path, form: str, c
     assert refused[0].field
 
 
+@pytest.mark.parametrize("head", [b"", b"[\n"])
+def test_a_record_that_is_too_deep_for_its_reader_is_refused_alone(tmp_path: Path, head: bytes) -> None:
+    """JSON may be as deep as the interpreter's stack has frames; a reader that takes three a level overflows it."""
+
+    def depth(value: Any) -> int:
+        return 1 + deepest(value)
+
+    def deepest(values: Any) -> int:
+        return max((depth(one) for one in values), default=0)
+
+    def read(element: Element) -> ImportedRun:
+        found = depth(element.value["nodes"])
+        return ImportedRun(run_id=f"{found}", path="", line=1, messages=(), outcome=Outcome(success=None))
+
+    path, deep = tmp_path / "x", sys.getrecursionlimit() // 2
+    texts = ["[" * levels + "]" * levels for levels in (2, deep, 3)]
+    path.write_bytes(head + (b",\n" if head else b"\n").join(b'{"nodes": %s}' % text.encode() for text in texts))
+    if head:
+        path.write_bytes(path.read_bytes() + b"\n]")
+    refused: list[DataError] = []
+    found = [run.run_id for run in each_run(records(path, refused.append), read, refused.append, id_field="nodes")]
+    assert (found, len(refused)) == (["2", "3"], 1)
+    assert "nested too deeply" in str(refused[0])
+    assert (refused[0].line, refused[0].field) == ((3, "[1]") if head else (2, ""))
+
+
 def test_a_small_gzip_of_endless_zeros_is_refused_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     with gzip.open(path, "wb", compresslevel=9) as stream:
@@ -306,42 +335,21 @@ print(count, steps, len(refused), peak // 1024)
 """
 
 
-def _renamed(number: int, form: str) -> bytes:
-    """The sample as one more record of a long file: its ids are new."""
-    new = f"{number:08d}".encode()
-    if form == "tau2":
-        simulations = samples.TAU2["simulations"]
-        assert isinstance(simulations, list)
-        return json.dumps({**simulations[0], "trial": number}).encode()
-    if form == "langsmith":
-        return samples.FILES[form].replace(b"a1b2c3d4", new)
-    if form == "otlp":
-        return samples.FILES[form].replace(b"5b8efff7", new).replace(b"conv-9", b"conv-" + new)
-    if form == "chat-log":
-        line = samples.FILES[form].splitlines(keepends=True)[0]
-        return line.replace(b"chatcmpl-1", b"c" + new)
-    if form == "tau-bench":
-        return json.dumps({**samples.TAU_BENCH[0], "trial": number}).encode()
-    return samples.FILES[form].replace(b'"q1"', b'"q' + new + b'"')
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_gigabyte_is_read_in_bounded_memory(tmp_path: Path, form: str) -> None:
     """A file of 2^30 bytes through each streaming importer, in a process whose resident set is then looked at."""
     path = tmp_path / "x"
-    arrays = {"tau2": (b'{"info": {}, "simulations": [', b"]}"), "tau-bench": (b"[", b"]")}
-    head, tail = arrays.get(form, (b"", b""))
+    head, tail = samples.AROUND.get(form, (b"", b""))
     written = number = 0
     with path.open("wb") as stream:
         stream.write(head)
         while written < 2**30:
             comma = b"," if head and number else b""
             # Texts of some size, as agents have them: the point is bytes, not the number of records.
-            record = (
-                _renamed(number, form).replace(b"Be brief.", b"Be brief. " * 400).replace(b"Done.", b"Done. " * 900)
-            )
+            record = samples.RECORDS[form](f"{number:08d}".encode())
+            record = record.replace(b"Be brief.", b"Be brief. " * 400).replace(b"Done.", b"Done. " * 900)
             for word in (b"It is 4.", b"Hi! How can I help?", b"Capital of France?", b"2+2=5"):
                 record = record.replace(word, word * 600)
             stream.write(comma + record)

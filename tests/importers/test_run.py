@@ -102,3 +102,18 @@ def test_every_measured_run_becomes_a_sound_recording(tmp_path: Path) -> None:
             steps += isinstance(event, StepEvent)
             json.dumps(getattr(event, "text", ""))
     assert steps == 2454 + 1099
+
+
+def test_a_signal_that_raises_gives_a_missing_reading_as_it_does_live(tmp_path: Path) -> None:
+    class Raising:
+        source = "raising"
+
+        def read(self, step: Step) -> Reading:
+            raise KeyError(step.text)
+
+    (run,) = read(tmp_path, row())
+    steps = [event for event in events(run, signals=[Raising(), Length()]) if isinstance(event, StepEvent)]
+    assert [(one.source, one.reason) for one in steps[1].readings] == [
+        ("raising", "signal_error"),
+        ("verbalized", None),
+    ]
