@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.store import Append, Change, Delete, Document, Put, Result, SessionStore, chained
 from grampus_uq.runtime.stores.conformance import check_session_store
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -308,6 +309,13 @@ class TriesAgain(MemoryStore):
         return await work()
 
 
+class ErrorsOfItsOwn(MemoryStore):
+    """Lets the errors of its storage through."""
+
+    async def read(self, log: str, *, start: int = 0) -> list[str]:
+        return self._logs[log][start:]
+
+
 def _fields(document: Document) -> dict[str, Any]:
     return {name: getattr(document, name) for name in Document.__slots__}
 
@@ -331,6 +339,7 @@ SABOTAGED = [
     (ForgetsOnClose, "opens again"),
     (DropsAll, "only that"),
     (TriesAgain, "done once"),
+    (ErrorsOfItsOwn, r"raises StoreError or SessionConflictError\. \(KeyError: 'log'\)"),
 ]
 
 
@@ -341,3 +350,20 @@ async def test_the_checks_fail_a_store_that_is_right_but_for_one_thing(
     store = broken()
     with pytest.raises(AssertionError, match=sentence):
         await check(lambda: store)
+
+
+async def test_errors_of_another_kind_break_the_rule_where_the_store_is_absent_too() -> None:
+    async def absent() -> SessionStore:
+        raise FileNotFoundError("no such folder")
+
+    async def present() -> SessionStore:
+        return MemoryStore()
+
+    with pytest.raises(AssertionError, match=r"raises StoreError .*FileNotFoundError: no such folder"):
+        await check_session_store(present, absent=absent)
+
+
+@pytest.mark.parametrize("opened", [MemoryStore, MemoryStore()], ids=["no coroutine", "no function"])
+async def test_what_gives_no_store_is_refused_with_the_way_out(opened: Any) -> None:
+    with pytest.raises(ConfigurationError, match="async def open_store"):
+        await check_session_store(opened)

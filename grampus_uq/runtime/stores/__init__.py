@@ -24,7 +24,7 @@ def open_store(url: str, *, create: bool = True) -> SessionStore:
     """A store by URL: "memory:", "sqlite:///path/to/file.db" (or a bare path), "postgresql://…", "redis://…".
 
     Other schemes come from packages with an entry point of the group `grampus_uq.stores`: its name is the scheme, its
-    object is called as `open(url, create=…)`. With `create=False` a store that is not there is never made: every
+    object is called as `opened(url, create=…)`. With `create=False` a store that is not there is never made: every
     operation on it raises StoreError. Raises ConfigurationError for an unknown scheme.
     """
     scheme = urlsplit(url).scheme

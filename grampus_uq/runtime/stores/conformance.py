@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import pairwise
@@ -9,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from grampus_uq.errors import SessionConflictError, StoreError
+from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import GENESIS, Append, Delete, Drop, Put, SessionStore, link
 
 HOSTILE = ["", "a/b", "%2F", "ключ\u2028\U0001f511", "'; DROP TABLE documents; --", "x" * 500, ":doc:", "*?[a]"]
@@ -29,16 +30,39 @@ async def check_session_store(
     `open_store` is awaited several times and each time gives a new handle on the same, initially empty storage. Every
     primitive is raced by eight tasks over three handles. `absent`, for a store that `open_store(url, create=False)`
     opens, is awaited several times and each time gives a handle opened so, on storage that was never made.
+
+    StoreError passes through: the backend could not be reached, or refused. Not tried is what a process cannot do to
+    itself: its death in a write, a full disk, a clock that is set back, an operation that blocks the loop.
     """
-    if absent is not None:
-        await _absent(absent)
-    stores = [await open_store() for _ in range(3)]
+    try:
+        if absent is not None:
+            await _absent(absent)
+        await _present(open_store)
+    except SessionConflictError as error:
+        raise AssertionError(f"The store breaks this rule: no conflict without another writer. ({error})") from error
+    except (AssertionError, ConfigurationError, StoreError):
+        raise
+    except Exception as error:
+        rule = "an operation that fails raises StoreError or SessionConflictError"
+        raise AssertionError(f"The store breaks this rule: {rule}. ({type(error).__name__}: {error})") from error
+
+
+async def _handle(opened: Callable[[], Awaitable[SessionStore]]) -> SessionStore:
+    made: object = opened() if callable(opened) else opened
+    if not inspect.isawaitable(made):
+        rule = "an async function without arguments"
+        way_out = "async def open_store(): return MyStore(...)"
+        raise ConfigurationError.of("open_store", "check_session_store", rule, opened, way_out)
+    store: SessionStore = await made
+    return store
+
+
+async def _present(open_store: Callable[[], Awaitable[SessionStore]]) -> None:
+    stores = [await _handle(open_store) for _ in range(3)]
     try:
         for check in _CHECKS:
             await check(stores)
         await _reopens(stores[0])
-    except SessionConflictError as error:
-        raise AssertionError(f"The store breaks this rule: no conflict without another writer. ({error})") from error
     finally:
         for store in stores:
             await store.aclose()
@@ -80,7 +104,7 @@ async def _absent(open_store: Callable[[], Awaitable[SessionStore]]) -> None:
         lambda store: store.write(put),
     )
     for work in (*works, *works):  # a second time: none of them made it
-        store = await open_store()
+        store = await _handle(open_store)
         try:
             await work(store)
         except StoreError:
