@@ -27,6 +27,7 @@ from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact
 from grampus_uq.recording.runs import beginnings, recording_files
 from grampus_uq.records.tool_names import refusal_of
 from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.signals.registry import switches_of
 
 
 @click.command()
@@ -204,12 +205,9 @@ def _fit_alone(
 
 
 def _policy(streams: Sequence[str], irreversible: Sequence[str]) -> UncertaintyPolicy:
-    """The default policy with the signals switched on that the detector reads: without them it would never ring."""
-    return UncertaintyPolicy(
-        irreversible_tool_names=list(irreversible),
-        enable_prefix_verifier=UncertaintySource.PREFIX_VERIFIER in streams,
-        enable_semantic_sampling=UncertaintySource.SEMANTIC_ENTROPY in streams,
-    )
+    """The default policy with the signals switched on that the detector reads: without them it would never alarm."""
+    policy = UncertaintyPolicy(irreversible_tool_names=list(irreversible))
+    return policy.model_copy(update=switches_of(streams))
 
 
 def _fitted_for(paths: tuple[str, ...]) -> FittedFor:

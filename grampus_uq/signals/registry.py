@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from grampus_uq.records.protocols import InstantSignal, Signal
@@ -44,7 +44,12 @@ BUILT_IN: Final = (
     _Signal(Source.P_TRUE, "P(True)", "the model's own check of its answer or proposed call", PTrue, "enable_p_true"),
     _Signal(Source.PREFIX_VERIFIER, "prefix verifier", "", PrefixVerifier, "enable_prefix_verifier", replaceable=True),
     _Signal(Source.READER_CALL_PROBABILITY, "reader's call probability"),
-    _Signal(Source.SEMANTIC_ENTROPY, "semantic entropy", "whether the model says the same when asked again"),
+    _Signal(
+        Source.SEMANTIC_ENTROPY,
+        "semantic entropy",
+        "whether the model says the same when asked again",
+        switch="enable_semantic_sampling",
+    ),
     _Signal(Source.CALL_AGREEMENT, "call agreement"),
     _Signal(Source.ORIGIN_PROBABILITY, "origin probability"),
     _Signal(Source.TRAJECTORY_RISK, "trajectory risk"),
@@ -52,3 +57,8 @@ BUILT_IN: Final = (
 
 BUILT_IN_NAMES: Final = frozenset(str(signal.source) for signal in BUILT_IN)
 LABELS: Final[dict[str, str]] = {str(signal.source): signal.label for signal in BUILT_IN}
+
+
+def switches_of(sources: Collection[str]) -> dict[str, bool]:
+    """The policy's switches of the built-in signals among these, each True: what was fitted on them reads them."""
+    return {signal.switch: True for signal in BUILT_IN if signal.switch and signal.source in sources}

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from grampus_uq import UncertaintyAction as Action
 from grampus_uq import UncertaintyLevel as Level
 from grampus_uq import UncertaintyPolicy
+from grampus_uq.core.policy import _LATER
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.tool_names import normal_form, refusal_of
 
@@ -165,9 +166,13 @@ FIRST_FIELDS = [
 ]
 
 
+OTHER = {list: ["wire"], float: None, bool: True}
+"""A value that is no default, by the type of the default."""
+
+
 def test_a_field_that_came_later_is_stored_only_where_it_says_something_so_that_fingerprints_stay():
     assert list(UncertaintyPolicy().model_dump()) == FIRST_FIELDS
-    told = UncertaintyPolicy(always_ask_tool_names=["wire"], call_floor=None)
+    told = UncertaintyPolicy.model_validate({name: OTHER[type(value)] for name, value in _LATER.items()})
     assert {*told.model_dump()} == {*UncertaintyPolicy.model_fields}
     assert UncertaintyPolicy.model_validate_json(told.model_dump_json()) == told
     assert UncertaintyPolicy.model_validate_json(UncertaintyPolicy().model_dump_json()) == UncertaintyPolicy()

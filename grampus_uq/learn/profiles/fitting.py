@@ -44,6 +44,7 @@ from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files
 from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.signals.registry import switches_of
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 
 BoolArray = npt.NDArray[np.bool_]
@@ -301,12 +302,9 @@ def _sensing(bare: Profile, runs: LabelledRuns, fitted: FittedPSuccess | None, d
     """The profile with those signals on that what was fitted reads, as they were on in the recordings."""
     used = set() if fitted is None else {name for name, one in fitted.fusion.readings.items() if one.slope != 0.0}
     used |= set() if detector is None else set(detector.detector.streams)
-    policy, estimator = bare.policy, bare.estimator
-    if UncertaintySource.PREFIX_VERIFIER in used and not policy.enable_prefix_verifier:
-        policy = policy.model_copy(update={"enable_prefix_verifier": True})
+    policy, estimator = bare.policy.model_copy(update=switches_of(used)), bare.estimator
     slow = UncertaintySource.SEMANTIC_ENTROPY
     if slow in used:
-        policy = policy.model_copy(update={"enable_semantic_sampling": True})
         always = float((~np.isnan(runs.streams[slow])).mean()) >= _ALWAYS_READ
         if always:  # a profile that was fitted on it at every step has to see it at every step
             estimator = estimator.model_copy(update={"semantic_trigger_low": 0.0, "semantic_trigger_high": 1.0})
