@@ -109,6 +109,11 @@ class CallNotes:
         if against and record.phase is CallPhase.SETTLED:
             self._note(likeness(record.proposed), f"{against[0]:.0f}", "rejected")
 
+    def renew_rejection(self, same: str) -> None:
+        """A call of this likeness is proposed: that a human rejected one is forgotten last."""
+        if (said := self._believed("rejected").get(same)) is not None:
+            self._note(same, said, "rejected")
+
     def _note(self, same: str, said: str, name: str = "sent") -> None:
         """Note it as the latest of the last 1,000. Calls on their way are not among them, and push out none."""
         notes = self._believed(name)

@@ -159,6 +159,7 @@ class GuardedCalls:
         if self.gate.effect(call, None, self._monitor.profile.policy) is not Effect.IRREVERSIBLE:
             return False
         same = likeness(call)
+        self._notes.renew_rejection(same)
         return self._notes.known_of(same) is not None or any(self._equal_to(same))
 
     def _equal_to(self, same: str) -> Iterator[CallRecord]:

@@ -954,6 +954,28 @@ async def test_who_decides_on_an_unknown_outcome_is_told_of_the_same_call_and_of
         assert "was started in" in again.reason
 
 
+async def test_a_rejection_is_not_forgotten_while_the_same_call_is_proposed() -> None:
+    async with bench(hold_s=0.1) as one:
+        await one.call(1, "pay", n=1)
+        await text(one, 1)
+        await one.decide("reject")
+        while await one.ledger.pending():  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+        await one.call(2, "pay", n=1)
+        await text(one, 2)
+        await one.guard.rest()
+        notes = one.calls._notes
+        for number in range(1_500):
+            for name in ("sent", "lost", "rejected"):
+                notes._note(str(number), "7", name)
+            if number % 500 == 0:
+                await one.call(10 + number, "pay", n=1.0)
+                await text(one, 10 + number)
+        known = str(one.calls.known_of(ToolCall(name="pay", arguments={"n": 1})))
+        assert known.startswith("was rejected by a human")
+        assert one.calls._notes.known_of("499") is None
+
+
 class NoStart(MemoryStore):
     """Takes no write that starts a call, while it is `full`."""
 
