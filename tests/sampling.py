@@ -9,15 +9,22 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import is_hypothesis_test
 
+TESTS = Path(__file__).parent
 Test = TypeVar("Test", bound=Callable[..., object])
 
 #: Set by `tests/conftest.py` before any test is imported.
 FULL = False
+
+#: Rooms whose tests the default run tries on asyncio, but for those in which tasks wait (`jumping_clocks`).
+ONE_LOOP = frozenset(
+    ("benchmarks", "demo", "integrations", "learn", "models", "proxy", "recording", "runtime", "telemetry")
+)
 
 
 def asks_for_slow(selection: str) -> bool:
@@ -52,10 +59,12 @@ def in_slow_stage(item: pytest.Item, asked: bool) -> bool:
     """Return True for a test that belongs to the slow stage for what it tries.
 
     Where that stage is asked for, these are all tests that try less by default; at any time, on its second event loop,
-    a test marked `one_loop`.
+    a test marked `one_loop` and, unless tasks wait in it, one of the rooms `ONE_LOOP`.
     """
     loop = item.callspec.params.get("anyio_backend") if hasattr(item, "callspec") else None
-    if loop == "trio" and item.get_closest_marker("one_loop"):
-        return True
+    if loop == "trio":
+        waits = item.get_closest_marker("jumping_clocks") is not None
+        if item.get_closest_marker("one_loop") or (item.path.relative_to(TESTS).parts[0] in ONE_LOOP and not waits):
+            return True
     law = is_hypothesis_test(getattr(item, "obj", None))
     return asked and (law or item.get_closest_marker("sampled") is not None)

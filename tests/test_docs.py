@@ -242,8 +242,8 @@ WITH_CODE = [
 
 
 LONG = ("detector.md", "fitting.md", "reviewers.md", "inbox.md", "langgraph.md", "mcp.md", "openai-agents.md")
-LONG += ("quickstart.md", "runtime.md")
-"""More than three seconds of a processor each."""
+LONG += ("quickstart.md", "runtime.md", "litellm.md", "langchain.md", "evaluation.md", "pydantic-ai.md")
+"""More than two seconds of a processor each."""
 
 
 @pytest.mark.parametrize(

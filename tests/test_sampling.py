@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -44,3 +46,29 @@ def test_a_sample_is_a_quarter_and_no_fewer_than_twenty_five(
     for everything, expected in ((False, sample), (True, full)):
         monkeypatch.setattr(sampling, "FULL", everything)
         assert sampling.examples(full) == expected
+
+
+@pytest.mark.parametrize(
+    ("room", "marks", "loop", "slow"),
+    [
+        ("runtime", (), "trio", True),
+        ("runtime", (), "asyncio", False),
+        ("runtime", ("jumping_clocks",), "trio", False),
+        ("runtime", ("jumping_clocks", "one_loop"), "trio", True),
+        ("core", (), "trio", False),
+        ("core", ("one_loop",), "trio", True),
+    ],
+)
+def test_trio_is_tried_by_default_in_the_rooms_below_and_wherever_tasks_wait(
+    room: str, marks: tuple[str, ...], loop: str, slow: bool
+) -> None:
+    item: Any = SimpleNamespace(
+        callspec=SimpleNamespace(params={"anyio_backend": loop}),
+        path=sampling.TESTS / room / "test_x.py",
+        get_closest_marker=lambda name: name if name in marks else None,
+    )
+    assert sampling.in_slow_stage(item, asked=False) is slow
+
+
+def test_every_room_that_leaves_trio_to_the_slow_stage_is_there() -> None:
+    assert {room for room in sampling.ONE_LOOP if not (sampling.TESTS / room).is_dir()} == set()

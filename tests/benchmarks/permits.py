@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri
 from scipy.stats import norm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -88,7 +89,7 @@ class World:
     @property
     def shift(self) -> float:
         """Distance between the mean scores of right and wrong calls."""
-        return float(np.sqrt(2.0) * norm.ppf(self.auroc))
+        return float(np.sqrt(2.0) * ndtri(self.auroc))
 
     def wrong_share(self, call: int) -> float:
         """Share of wrong calls at this call."""

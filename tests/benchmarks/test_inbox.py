@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SMALL = ("--waiting", "70", "--pages", "6", "--decisions", "10", "--rate", "20")
 
 
+@pytest.mark.slow
 def test_every_decision_is_measured_and_stored_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.benchmarks.inbox", *SMALL, "--json"]
     done = subprocess.run(

@@ -33,6 +33,7 @@ def table(path: Path, seed: int = 0, runs: int = 60) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_it_prints_one_object_with_every_row_of_the_transparency_table(tmp_path):
     file = table(tmp_path / "toy.csv.gz")
     command = [sys.executable, "tests/benchmarks/proper_scores.py", str(file), "--json", "--draws", "50"]

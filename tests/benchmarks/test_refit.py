@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import refit
-from tests.sampling import sampled
 
 pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
 
@@ -23,10 +22,10 @@ def mean_false_alarms(method: str, histories: int = 4) -> float:
     return float(np.mean(rows))
 
 
-@sampled("histories", [2], full=[4])
-def test_a_naive_refit_lifts_false_alarms_and_the_repaired_one_keeps_them_at_alpha(histories: int) -> None:
-    assert mean_false_alarms("repaired", histories) <= SETTING.alpha + 0.02
-    assert mean_false_alarms("naive", histories) > SETTING.alpha + 0.02
+@pytest.mark.slow
+def test_a_naive_refit_lifts_false_alarms_and_the_repaired_one_keeps_them_at_alpha() -> None:
+    assert mean_false_alarms("repaired") <= SETTING.alpha + 0.02
+    assert mean_false_alarms("naive") > SETTING.alpha + 0.02
 
 
 @pytest.mark.slow

@@ -102,6 +102,7 @@ def test_a_run_that_is_refused_is_named_and_the_others_are_measured(
     assert str(absent) in printed.err
 
 
+@pytest.mark.slow
 def test_what_an_agent_did_is_scored_by_regressions_that_never_saw_its_task(tmp_path: Path) -> None:
     """Outcomes are drawn by task alone: whoever had seen a task would know them, and nobody else can."""
     rng = np.random.default_rng(3)

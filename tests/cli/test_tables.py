@@ -15,6 +15,7 @@ import pytest
 from grampus_uq import Reading
 from grampus_uq.recording import encode
 from grampus_uq.records.events import StepEvent
+from tests.cli.test_bad_files import called
 from tests.learn.evaluate.recorded import many, write
 from tests.recording.events import session
 from tests.sampling import sampled
@@ -70,17 +71,12 @@ def test_a_step_of_many_readings_shows_the_lowest_on_a_terminal_and_every_one_in
     assert "0.17" in shown
     assert "higher" in shown
     assert "0.67" not in shown
-    command = [sys.executable, "-m", "grampus_uq.cli", "runs", "show", str(tmp_path), "s2"]
-    assert "own 5 0.67" in subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "own 5 0.67" in called("runs", "show", str(tmp_path), "s2").stdout
 
 
 def test_evaluate_shows_a_row_a_signal_and_with_all_every_score(tmp_path: Path) -> None:
     write(tmp_path / "runs.jsonl", *many(50, np.random.default_rng(0)))
-    command = [sys.executable, "-m", "grampus_uq.cli", "evaluate", str(tmp_path), "--draws", "20"]
-    short, whole = (
-        subprocess.run([*command, *more], capture_output=True, text=True, timeout=120, check=True)
-        for more in ([], ["--all"])
-    )
+    short, whole = (called("evaluate", str(tmp_path), "--draws", "20", *more) for more in ([], ["--all"]))
     rows = [line.split("\t") for line in short.stdout.splitlines()]
     assert rows[0] == ["signal", "runs", "skipped", "auroc", "auroc_at_the_call", "gain", "t_ece"]
     assert {row[0] for row in rows[1:]} >= {"verbalized", "p_true", "fused"}

@@ -109,9 +109,8 @@ async def test_a_request_given_up_before_anything_is_written_to_it_was_told_noth
 
 
 @pytest.mark.one_loop
-@sampled("meanwhile", [True], full=[True, False])
-async def test_two_hundred_results_are_kept_for_a_client_that_gave_all_of_them_up(meanwhile: bool) -> None:
-    number = 200
+@sampled("meanwhile,number", [(True, 60)], full=[(True, 200), (False, 200)])
+async def test_two_hundred_results_are_kept_for_a_client_that_gave_all_of_them_up(meanwhile: bool, number: int) -> None:
     async with bench(hold_s=60) as one:
         for n in range(number):
             await one.call(n, n=n)
@@ -675,7 +674,8 @@ async def test_a_call_that_begins_to_run_while_somebody_looks_is_not_said_to_wai
 
 
 @pytest.mark.one_loop
-async def test_two_hundred_calls_that_end_together_look_once() -> None:
+@sampled("number", [80], full=[200])
+async def test_two_hundred_calls_that_end_together_look_once(number: int) -> None:
     class Counting(MemoryStore):
         looks = 0
 
@@ -685,13 +685,13 @@ async def test_two_hundred_calls_that_end_together_look_once() -> None:
 
     store = Counting()
     async with bench(store, hold_s=1.0) as one:
-        for n in range(200):
+        for n in range(number):
             await one.call(n, n=n)
         one.guard._exchange._hold_s = 3.0
         before = store.looks
-        for n in range(200):
+        for n in range(number):
             await one.call(1_000 + n, n=n)
-        for n in range(200):
+        for n in range(number):
             assert "Nothing has happened" in await text(one, 1_000 + n)
         assert store.looks - before < 40
 

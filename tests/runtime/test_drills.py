@@ -40,7 +40,7 @@ from tests.binomial import binomial_ceiling
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner
 from tests.runtime.drill_worlds import RULES, made, past, plan, request
 from tests.runtime.test_approvals_cli import Desk
-from tests.sampling import sampled
+from tests.sampling import examples, sampled
 
 NOW = 4_000_000_000.0  # later than whatever a store writes today
 
@@ -74,7 +74,7 @@ EXECUTABLE: tuple[type[BaseModel], ...] = (
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20, few=8))
 @given(st.integers(0, 10_000), st.sampled_from(list(ApprovalKind)))
 def test_no_record_that_leads_to_an_execution_can_be_read_from_a_drill_or_its_answer(
     seed: int, kind: ApprovalKind
@@ -96,7 +96,7 @@ def test_no_record_that_leads_to_an_execution_can_be_read_from_a_drill_or_its_an
                 model.model_validate_json(request(random.Random(seed), NOW)[0].model_dump_json())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20, few=8))
 @given(st.integers(0, 10_000))
 def test_no_digest_and_no_signature_of_a_drill_is_that_of_any_request_or_decision(seed: int) -> None:
     signer = HmacSigner("a key of sixteen bytes")
@@ -161,7 +161,7 @@ async def test_a_drill_that_somebody_puts_where_sessions_are_kept_is_not_read() 
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20, few=8))
 @given(st.integers(0, 10_000))
 def test_a_drill_is_wrong_and_what_is_shown_of_its_run_says_so(seed: int) -> None:
     for drill, source, asked in drills(seed, 10):

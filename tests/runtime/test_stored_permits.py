@@ -361,8 +361,8 @@ async def test_a_log_whose_last_entry_is_broken_lets_nothing_ahead_and_ends_no_r
     assert "said never" in str((await office.standing()).state.closed)
 
 
-@pytest.mark.parametrize("damaged", ["0" * 32, "f" * 32])  # the order in which they are read
-@pytest.mark.parametrize("closed", ["revoked", "never", None])
+@pytest.mark.one_loop
+@crossed("damaged,closed", ["0" * 32, "f" * 32], ["revoked", "never", None])  # the order in which they are read
 async def test_beside_a_permit_whose_log_is_damaged_others_learn_and_stand_alone_once_it_is_closed(
     damaged: str, closed: str | None
 ) -> None:

@@ -267,8 +267,9 @@ def test_rules_of_thumb_break_it_in_the_same_world() -> None:
         assert permits.row(permits.WORLDS[2], rule, 50)["exceeded"] > 0.5
 
 
-def test_a_rise_to_five_times_epsilon_is_withdrawn_within_a_hundred_answers() -> None:
-    found = permits.row(permits.CHANGES[1], "earned", 100)
+@sampled("populations", [40], full=[100])
+def test_a_rise_to_five_times_epsilon_is_withdrawn_within_a_hundred_answers(populations: int) -> None:
+    found = permits.row(permits.CHANGES[1], "earned", populations)
     assert found["revoked_within_100"] > 0.9
 
 
