@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,18 @@ def test_a_docstrings_examples_print_what_they_say(name: str) -> None:
     for test in tests:
         doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS).run(test, out=printed.append)
     assert not printed, "".join(printed)
+
+
+_CLAUSE = re.compile(r"(What|Whether|Who|Which|Where|How|Why|That)\b")
+
+
+def test_a_public_functions_first_words_are_a_noun_or_a_verb_and_no_clause() -> None:
+    """Not "What a call does" but "The effect of a call": a reader of a list of names looks for nouns."""
+    found = []
+    for path in sorted((ROOT / "grampus_uq").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                text = ast.get_docstring(node) or ""
+                if _CLAUSE.match(text):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {text[:60]}")
+    assert found == []

@@ -24,9 +24,9 @@ from grampus_uq.records.values import Reading
 from grampus_uq.records.visible_text import arguments_in_short, legend_of, short, visible, whole_arguments
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.dead_letters import dead_letters
-from grampus_uq.runtime.deciding import check_shown, open_request, store_decision
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stored_decisions import check_shown, open_request, store_decision
 from grampus_uq.runtime.stored_delegations import standing_for
 from grampus_uq.runtime.stored_drills import StoredDrills
 

@@ -17,7 +17,7 @@ MOST_TIERS: Final = 4
 
 
 def as_reading(agrees: bool) -> float:
-    """Whether an answer agrees as a reading, which has log-odds; the fit finds what it is worth."""
+    """The agreement of an answer as a reading, which has log-odds; the fit finds what it is worth."""
     return 0.9 if agrees else 0.1
 
 

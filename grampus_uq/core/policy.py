@@ -82,8 +82,8 @@ class UncertaintyPolicy(Configuration):
     call_floor: Probability | None = _CALL_FLOOR
     """An irreversible call pauses where the model gave the call itself, its tool and arguments, a lower probability.
 
-    Only where its tokens' probabilities are known, and no fitted detector or release decides. None: the guide's rule,
-    by which confident steps before a doubtful call outweigh it.
+    Only where its tokens' probabilities are known, and no fitted detector or release decides. None: the default
+    tiers alone, by which confident steps before a doubtful call outweigh it.
     """
     on_alarm: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
     """What an alarm of a fitted detector does."""

@@ -111,7 +111,7 @@ class Profile(Configuration):
         )
 
     def standing_in(self, why: str) -> Profile:
-        """What guards a session that this profile does not fit: its policy's tiers and rules, without what was fitted.
+        """The stand-in for a session that this profile does not fit: its tiers and rules, without what was fitted.
 
         Nothing learned elsewhere decides here, and nothing is less guarded than without a profile. Every pause
         gives `why`.

@@ -87,5 +87,5 @@ def tally_of(readings: Sequence[Reading]) -> Tally:
 
 @functools.lru_cache(maxsize=256)
 def missing_text(source: str, reason: str | None) -> str:
-    """What a record says of a missing reading."""
+    """The words of a record on a missing reading."""
     return f"{source}: {reason}"

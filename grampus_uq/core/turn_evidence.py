@@ -165,7 +165,7 @@ def _digest(call: ToolCall) -> str:
 
 
 def doubts(step: Step, readings: Sequence[Reading], before: Turns = ()) -> tuple[CallDoubt, ...]:
-    """How sure the model was of each call that a step proposes, where the readings say so.
+    """The model's sureness of each call that a step proposes, where the readings say so.
 
     Of a step without calls, of its least likely new word: whoever acts on it without naming a turn acts on that.
     Calls beyond those that are read are as sure as all that the turn wrote: none of them is less likely than that.
@@ -203,7 +203,7 @@ def _were_due(readings: Sequence[Reading], before: Turns) -> bool:
 
 
 def doubt_about(turns: Turns, turn: TurnEvidence, call: ToolCall) -> CallDoubt | None:
-    """How sure the model was of a call of this turn; the least sure of all where nothing says which of them it is.
+    """The model's sureness of a call of this turn; of the least sure of all where nothing says which of them it is.
 
     A call that no kept turn lists by its arguments may also be one of those that are not told apart any more.
     """

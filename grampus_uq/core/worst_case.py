@@ -32,7 +32,7 @@ def streams_of(
     propagated: float,
     risk_confidence: float | None,
 ) -> Streams:
-    """What detector and calibration may read, by name: in [0, 1], higher is better, the risk as 1/(1 + risk)."""
+    """The streams for detector and calibration, by name: in [0, 1], higher is better, the risk as 1/(1 + risk)."""
     streams: Streams = {**values, "semantic_entropy": semantic, "fused": fused}
     streams["propagated"] = None if fused is None else propagated
     streams["trajectory_risk"] = risk_confidence
@@ -103,7 +103,7 @@ def worst_case_step(
 
 
 def alarm_at_call(profile: Profile, state: SessionState, turn: TurnEvidence) -> tuple[SessionState, float | None]:
-    """What a detector that looks at calls makes of an irreversible one by the turn that proposes it, at its worst too.
+    """The alarm of a detector of calls on an irreversible one, by the turn that proposes it; at its worst too.
 
     Returns the new state, and log M.
     """

@@ -57,7 +57,7 @@ __all__ = [
 
 REJECTED = "Not executed: a human rejected this call.{message} Do not propose it again."
 REJECTED_BEFORE = "Not executed: a human already rejected exactly this call. Do something else."
-RAN_BEFORE = "Not executed again: this approved call was already let through once."
+RAN_BEFORE = "Not executed again: this approved call was already started once."
 NOT_EXECUTED = "Not executed: instead of deciding, a human gave guidance (see below)."
 EXPIRED = "Not executed: the approval expired before anybody decided. Do not assume that it was refused or granted."
 MAX_REJECTED = 256
@@ -374,7 +374,7 @@ def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRe
 
 
 def authority(record: CallRecord) -> str | None:
-    """Who cleared a call: its decisions, else its grant, else `cleared_by`."""
+    """The authority that cleared a call: its decisions, else its grant, else `cleared_by`."""
     if record.decisions:
         who = " and ".join(decision.by for decision in record.decisions)
         return f"{record.decisions[0].kind.value} of {who}"
@@ -386,7 +386,7 @@ def _with_arguments(call: ToolCall, decision: ApprovalDecision) -> ToolCall:
 
 
 def answer_text(decision: ApprovalDecision) -> str:
-    """What the model reads in place of a result when a human rejected the call, or answered for it."""
+    """The text for the model in place of a result, when a human rejected the call, or answered for it."""
     if decision.kind is ApprovalKind.RESPOND:
         return decision.message or ""
     return REJECTED.format(message=f" They said: {decision.message}" if decision.message else "")

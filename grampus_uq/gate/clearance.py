@@ -21,11 +21,11 @@ HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
 """Effects that may run with an unvouched belief. An unclassified tool may well be irreversible."""
 
 Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
-"""Why a call that a human or a grant let through must not run now, or None where it may; may be awaited."""
+"""Why a call that a human or a grant cleared must not run now, or None where it may; may be awaited."""
 
 
 async def refusal_of(precondition: Precondition | None, call: ToolCall) -> str | None:
-    """Why the call must not run now; None where nothing speaks against it. What cannot be checked does not hold."""
+    """The reason not to run the call now, or None. What cannot be checked does not hold."""
     if precondition is None:
         return None
     try:
@@ -65,7 +65,7 @@ def check_clearance(
     if not record.cleared_here_for(call):
         same = call == record.call
         whose = "nobody whose word counts here let the call through"
-        raise ApprovalError(whose if same else "another call is about to run than the one that was let through")
+        raise ApprovalError(whose if same else "another call is about to run than the one that was cleared")
 
 
 def _check_decisions(record: CallRecord, call: ToolCall, terms: Terms, approvals: ApprovalPolicy, now_s: float) -> None:

@@ -1,8 +1,8 @@
 """What a tool does to the world: read, reversible, irreversible, or unknown until somebody says.
 
 Sources, strongest first: what the tool's own definition or the user says by name, a predicate on the arguments, glob
-patterns, MCP annotations. Whatever raises the danger wins: a predicate, an annotation or the guide's name rule may make
-a call irreversible, none of them makes an irreversible tool harmless. MCP annotations come from the server, which is
+patterns, MCP annotations. Whatever raises the danger wins: a predicate, an annotation or the policy's names may make a
+call irreversible, none of them makes an irreversible tool harmless. MCP annotations come from the server, which is
 not trusted: they may raise danger, never lower it, except for tools of a server that the user marks as trusted
 (`annotated`): those they classify where nobody else said anything.
 

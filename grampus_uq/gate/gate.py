@@ -111,12 +111,14 @@ class Permits(Protocol):
     """What a gate asks about calls that would wait because of their tool alone; `runtime.stored_permits` is one."""
 
     async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | Held:
-        """How a waiting call goes ahead, or why it does not; `alike`: an equal call waits. A store that is down is no
-        error."""
+        """The release of a waiting call, or the reason against it; `alike`: an equal call waits.
+
+        A store that is down is no error.
+        """
         ...
 
     async def standing(self, released_by: str) -> str | None:
-        """Why a call that was let ahead so must not run now after all, or None."""
+        """The reason not to run a call now that was let ahead so, or None."""
         ...
 
     async def answered(self, record: CallRecord, terms: Terms) -> None:
@@ -186,7 +188,7 @@ class Gate:
         return Effect.IRREVERSIBLE if policy is not None and policy.is_irreversible(call.name) else effect
 
     def believes(self, holds: bool) -> bool:
-        """Whether carried state is believed: its seal is valid, or decisions are not signed here at all."""
+        """True if carried state is believed: its seal is valid, or decisions are not signed here at all."""
         return holds or self.approvals.signer is None
 
     # -- judging --------------------------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ class Gate:
         }
 
     def problem(self, call: ToolCall) -> str | None:
-        """Why edited arguments cannot run (no store can hold them, or they do not fit the tool's schema), or None."""
+        """The fault of edited arguments (no store can hold them, or they do not fit the tool's schema), or None."""
         unreadable = read_arguments(call.arguments).problem
         if unreadable is not None:
             return f"the arguments {unreadable}"
@@ -393,7 +395,7 @@ class Gate:
         return True
 
     async def hindrance(self, record: CallRecord) -> str | None:
-        """Why a call must not run now that a human, grant, look or permit cleared; the precondition is the user's."""
+        """The reason not to run a cleared call now after all; the precondition is the user's."""
         by = record.cleared_by or ""
         if not record.decisions and record.grant is None and not by.startswith((CHAINED, PERMITTED)):
             return None
@@ -401,7 +403,7 @@ class Gate:
         return why or await self.lapsed(record)
 
     async def lapsed(self, record: CallRecord) -> str | None:
-        """Why what cleared a call holds no more: a delegation that was revoked or is over, or a permit's end."""
+        """The end of what cleared a call, in words: a delegation that was revoked or is over, or a permit's end."""
         if not permitted(record):
             return await self._revoked(record)
         if self.permits is None:

@@ -211,7 +211,7 @@ class Ticket(BaseModel):
 
     @property
     def asked(self) -> bool:
-        """Whether a human is asked about it."""
+        """True if a human is asked about it."""
         return self.at >= self.in_force or self.draw < self.audit
 
 
@@ -286,11 +286,11 @@ class PermitState(BaseModel):
         return self.counted + len(self.open)
 
     def spent(self, permit: Permit) -> bool:
-        """Whether the permission is withdrawn for good."""
+        """True if the permission is withdrawn for good."""
         return bool(spent(self.of(permit)))
 
     def in_force(self, permit: Permit) -> int:
-        """How many thresholds are in force; 0: everything is asked about."""
+        """The number of thresholds in force; 0: everything is asked about."""
         return 0 if self.closed else int(level(permit.target, self.of(permit)))
 
     def threshold(self, permit: Permit) -> float | None:
@@ -338,7 +338,7 @@ _ENTRY: Final = TypeAdapter(Entry)
 
 
 def refusal(state: PermitState, judge: str) -> str | None:
-    """Why a call in scope takes no ticket and is asked about; None where it takes one. Looks at no score."""
+    """The reason for no ticket, so that a call in scope is asked about; None where it takes one. Looks at no score."""
     if state.closed is not None:
         return f"the permit is closed: {state.closed}"
     if state.judge not in (None, judge):
@@ -447,7 +447,7 @@ _TALLIED: Final = {"answers", "audits", "released", "wrong", "overdue", "correct
 
 
 def identity_of(record: CallRecord, terms: Terms) -> str:
-    """Which call a ticket is of: the same however often the call is judged or asked about again."""
+    """The identity of a ticket's call: the same however often the call is judged or asked about again."""
     place_ = [terms.agent_id, terms.session_id, terms.run_id, record.step_id]
     return _short(canonical_json([*place_, record.proposed.id, record.proposed.digest()]), 32)
 
@@ -463,7 +463,7 @@ def same_call(agent_id: str, digest: str) -> str:
 
 
 def label_of(record: CallRecord) -> bool | None:
-    """Whether a call was wrong, as its answer says: approved as it was is right, all else wrong. None: no answer yet.
+    """True if a call was wrong by its answer: approved as it was is right, all else wrong. None: no answer yet.
 
     What became of a call that a dead process had started says nothing of the call, nor does a standing approval.
     """
@@ -501,7 +501,7 @@ def _short(text: str, length: int) -> str:
 
 
 def promise_of(permit: Permit) -> str:
-    """What a permit promises once it is earned, and with which assurance; one sentence wherever it is printed."""
+    """The promise of a permit once it is earned, and its assurance; one sentence wherever it is printed."""
     which = f"{permit.scope()} that may go out" if permit.of_released else permit.scope()
     share, sure = _percent(permit.stated_share(), 3, ROUND_CEILING), _percent(permit.assurance(), 6, ROUND_FLOOR)
     why = ", as judged by the reviewers"

@@ -34,8 +34,8 @@ def restored(
     for its own calls.
     """
     if believed:
-        let_through = record.phase in (CallPhase.CLEARED, CallPhase.STARTED)
-        by_monitor = let_through and not record.decisions and record.grant is None
+        cleared = record.phase in (CallPhase.CLEARED, CallPhase.STARTED)
+        by_monitor = cleared and not record.decisions and record.grant is None
         return record.clear_here() if by_monitor else record.change()
     if record.phase is CallPhase.SETTLED:
         return record

@@ -157,7 +157,7 @@ class ApprovalDecision(BaseModel):
 
     @property
     def by(self) -> str:
-        """Who decided, in words."""
+        """The decider, in words."""
         return self.principal if self.delegation is None else f"{self.principal} for {self.delegation.principal}"
 
     def signed_text(self) -> bytes:

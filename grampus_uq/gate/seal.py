@@ -25,7 +25,7 @@ SEAL = "seal"
 
 @functools.lru_cache(maxsize=1_024)
 def session_place(agent_id: str, session_id: str, *, errors: str = "surrogatepass") -> str:
-    """What the seal of a session's state is bound to; ids may hold any character, and no two sessions share a place.
+    """The place that a session's seal is bound to; ids may hold any character, and no two sessions share a place.
 
     With `errors="strict"` raises UnicodeEncodeError on half a character.
     """

@@ -252,7 +252,7 @@ class PublicKeys:
 
     @property
     def principals(self) -> frozenset[str]:
-        """Who has a key."""
+        """The principals with a key."""
         return frozenset(self._keys)
 
     @property
@@ -279,7 +279,7 @@ def write_key(path: str | Path) -> Ed25519Signer:
 
 
 def signer_from_environment() -> Ed25519Signer | HmacSigner | None:
-    """What an approver's command line signs with: the file in GRAMPUS_UQ_APPROVAL_KEY_FILE, or the shared key in
+    """The signer of an approver's command line: the file in GRAMPUS_UQ_APPROVAL_KEY_FILE, or the shared key in
     GRAMPUS_UQ_APPROVAL_KEY; None without either."""
     path = os.environ.get("GRAMPUS_UQ_APPROVAL_KEY_FILE")
     return Ed25519Signer.from_file(path) if path else HmacSigner.from_environment()

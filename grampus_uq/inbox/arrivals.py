@@ -34,7 +34,7 @@ class Arrivals:
         self._drills: set[str] = set()
 
     async def look(self, store: SessionStore) -> bool:
-        """Whether something began to wait since the last look; raises StoreError."""
+        """True if something began to wait since the last look; raises StoreError."""
         now_s, before = await store.now(), self._rows
         rows = await store.scan(ASKED, after=stamp(now_s - _LATE_S), limit=_MOST)
         new = [row for row in rows if row.key not in (before or {})]

@@ -30,8 +30,8 @@ from grampus_uq.inbox.decision_pages import (
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.request_pages import call_parts, found, is_own, listed, said
 from grampus_uq.inbox.visits import Assertion, Visit, for_role
-from grampus_uq.runtime.deciding import OpenRequest
 from grampus_uq.runtime.drills import Drill
+from grampus_uq.runtime.stored_decisions import OpenRequest
 
 _PAGES: Final = 4
 _Text = Annotated[str, Field(max_length=200_000)]

@@ -26,8 +26,8 @@ from grampus_uq.inbox.visits import Assertion, Visit, at_once, for_role, past, s
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import canonical_json
 from grampus_uq.records.visible_text import visible
-from grampus_uq.runtime.deciding import OpenRequest, check_shown, store_decision
 from grampus_uq.runtime.drills import Drill, DrillAnswer
+from grampus_uq.runtime.stored_decisions import OpenRequest, check_shown, store_decision
 from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.stored_drills import StoredDrills
 
@@ -221,7 +221,7 @@ def _alike(one: OpenRequest, mine: ApprovalDecision) -> list[ApprovalDecision]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    """What an edit changes, argument by argument, as JSON texts; "" for none."""
+    """The changes of an edit, argument by argument, as JSON texts; "" for none."""
     if after is None:
         return []
     differing = [n for n in sorted({*before, *after}) if _json(before, n) != _json(after, n)]

@@ -83,7 +83,7 @@ async def sign_in_text(people: People, settings: InboxSettings, now_s: float) ->
 
 
 async def signed_in(said: SignIn, people: People, now_s: float) -> tuple[Person, Passkey]:
-    """Who signed a text of `sign_in_text`, with which passkey; raises ApprovalError, the same for every fault."""
+    """The signer of a text of `sign_in_text`, and the passkey; raises ApprovalError, the same for every fault."""
     head, _, mac = said.text.rpartition("\n")
     parts = head.split("\n")
     fresh = len(parts) == 4 and parts[2].isdecimal() and -5.0 <= now_s - float(parts[2]) < CHALLENGE_S

@@ -109,7 +109,7 @@ class People:
         return None if found is None else _person(found)
 
     async def with_passkey(self, credential: str) -> tuple[Person, Passkey] | None:
-        """Who registered this credential."""
+        """The person who registered this credential."""
         return next(((p, key) for p in await self.all() for key in p.passkeys if key.id == credential), None)
 
     async def remove(self, name: str) -> bool:

@@ -27,9 +27,9 @@ from grampus_uq.records.values import Reading, canonical_json
 from grampus_uq.records.visible_text import legend_of, name_form
 from grampus_uq.runtime.asked_rows import ASKED, asked_in, row_key
 from grampus_uq.runtime.cards import Card, card
-from grampus_uq.runtime.deciding import OpenRequest, open_request
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.pending_approvals import count_pending, oldest_pending
+from grampus_uq.runtime.stored_decisions import OpenRequest, open_request
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 _PAGE: Final = 25
@@ -89,21 +89,21 @@ async def listed(inbox: Inbox, after: str | None = None) -> tuple[list[ListedRow
 
 
 async def how_many(inbox: Inbox) -> int:
-    """How many are listed, up to one more than are counted."""
+    """The number listed, up to one more than are counted."""
     store = inbox.ledger.store
     drills = await StoredDrills(store).mixed([], await store.now())
     return await count_pending(store, MOST_COUNTED + 1) + len(drills)
 
 
 def said(inbox: Inbox, shown: Card) -> str:
-    """What will happen, in one sentence."""
+    """The effect, in one sentence."""
     if shown.tool is None:
         return "Releases the answer of the run."
     return sentence_of(shown.tool, shown.arguments, inbox.sentences)
 
 
 async def found(visit: Visit, request_id: str) -> OpenRequest | Drill:
-    """What is shown under exactly this id; raises SessionError when nothing is, in one sentence for whatever is asked.
+    """The entry under exactly this id; raises SessionError when nothing is, in one sentence for whatever is asked.
 
     For a drill a request is read all the same, the oldest that waits, and thrown away: the card takes as long.
     """
@@ -160,7 +160,7 @@ def is_own(visit: Visit, shown: Card) -> bool:
 
 
 async def call_parts(visit: Visit, shown: Card) -> dict[str, Any]:
-    """What `call.html` shows of a call, the whole of it, and the token in its last part."""
+    """The parts of a call for `call.html`, the whole of it, and the token in its last part."""
     (shown,) = await StoredDrills(visit.inbox.ledger.store).as_shown(shown)
     return {
         "card": shown,
@@ -182,7 +182,7 @@ def _agreed(standing: Sequence[ApprovalDecision]) -> int:
 
 
 async def seen_token(visit: Visit, shown: Card) -> str:
-    """What the last part of a card carries: that this session was given all of this very card."""
+    """The proof in the last part of a card: that this session was given all of this very card."""
     return await visit.token("seen", shown.id, shown.digest)
 
 

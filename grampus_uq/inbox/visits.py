@@ -92,7 +92,7 @@ class Visit:
         return await body_as(self.request, model)
 
     async def token(self, what: str, *parts: str) -> str:
-        """What only this server can say: that this very session was given these texts."""
+        """A proof that only this server can make: that this very session was given these texts."""
         return await self.inbox.people.mac(what, self.request.cookies[self.inbox.settings.cookie], *parts)
 
     def signed(self, text: bytes, said: Assertion) -> bool:
@@ -160,7 +160,7 @@ def failed(request: Request, error: GrampusError) -> Response:
 
 
 def refusal(request: Request, status: int, why: str) -> Response:
-    """Why something was not done, as a page or as JSON."""
+    """The reason for a refusal, as a page or as JSON."""
     if request.headers.get("content-type", "").startswith("application/json"):
         return JSONResponse({"error": visible(why[:2_000])}, status)
     return HTMLResponse(rendered("refused.html", why=why[:2_000], person=None), status)
@@ -175,7 +175,7 @@ async def body_as(request: Request, model: type[_Body]) -> _Body:
 
 
 async def signed_in_as(request: Request) -> tuple[Person, float] | None:
-    """Who sent this request, and the time by the store's clock."""
+    """The sender of this request, and the time by the store's clock."""
     inbox: Inbox = request.app.state.inbox
     cookie = request.cookies.get(inbox.settings.cookie)
     device = request.headers.get("user-agent", "")
@@ -248,7 +248,7 @@ _PAST: Final = {
 
 
 def past(kind: ApprovalKind) -> str:
-    """What somebody did, who decided so."""
+    """The past tense of a decision."""
     return _PAST[kind]
 
 

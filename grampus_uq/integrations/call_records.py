@@ -27,7 +27,7 @@ class CallRecords(dict[int, CallRecord]):
         self._next_slot = 0
 
     def key(self, call: ToolCall) -> Key:
-        """What identifies a call; of one and the same object it is worked out once."""
+        """The identity of a call; of one and the same object it is worked out once."""
         known = self._digests.get(call.id)
         if known is None or known[0] is not call:
             if len(self._digests) >= _MAX_SETTLED:
@@ -109,7 +109,7 @@ class CallRecords(dict[int, CallRecord]):
         return [record for record in self.values() if record.edited and record.phase is CallPhase.CLEARED]
 
     def notes(self, call_ids: Iterable[str]) -> list[str]:
-        """What the model is told beside the results of these calls: which arguments a human changed."""
+        """Notes for the model beside the results of these calls: which arguments a human changed."""
         ids = set(call_ids) if self._as_edited else ()
         records = (r for r in self.values() if r.edited and r.proposed.id in ids)
         return [note for record in records if (note := edit_note(record)) is not None]

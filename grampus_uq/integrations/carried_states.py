@@ -210,11 +210,11 @@ class CarriedStates:
             raise DataError(f"not what a task wrote: {error!r:.200}") from error
 
     def write_decided(self, place: str, record: CallRecord) -> dict[str, Any]:
-        """What humans decided on one call, beside the turn until the next one."""
+        """The decisions of humans on one call, beside the turn until the next one."""
         return self.sealed(place, {"record": write_record(record)})
 
     def read_decided(self, place: str, state: Mapping[str, Any]) -> list[CallRecord]:
-        """What humans decided beside the latest turn, as far as it is believed; raises DataError."""
+        """The decisions of humans beside the latest turn, as far as it is believed; raises DataError."""
         try:
             items = [item for item in state.get("decided", ()) if self.believes(place, item, *_item_keys(item))]
             return [read_decided(item) for item in items]

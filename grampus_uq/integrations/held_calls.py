@@ -75,7 +75,7 @@ class Release:
 
     @property
     def request(self) -> ApprovalRequest | None:
-        """What it waits for."""
+        """The request under which it waits."""
         return next(iter(self.record.requests), None) if self.record.waiting else None
 
 
@@ -201,7 +201,7 @@ class HeldCalls:
         return slot
 
     def effect(self, call: ToolCall) -> Effect:
-        """What a call does, by this session's policy."""
+        """The effect of a call, by this session's policy."""
         return self.gate.effect(call, None, self.session.profile.policy)
 
     # -- deciding -------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class HeldCalls:
         return record
 
     def requests(self) -> tuple[ApprovalRequest, ...]:
-        """What waits, in order; a request that expired is replaced by a new one."""
+        """The pending requests, in order; one that expired is replaced by a new one."""
         records = [self._renew(slot) for slot in self.records]
         return tuple(request for record in records if record.waiting for request in record.requests)
 
@@ -340,7 +340,7 @@ class HeldCalls:
         principal: str | None = None,
         standing: bool = False,
     ) -> Release:
-        """Say what becomes of a call that is about to run; an approved one is let through once, and never again.
+        """Say what becomes of a call that is about to run; an approved one runs once, and never again.
 
         `running` is what the framework would execute, where that is not what the record says. `principal` is for a
         framework that comes here only with calls that it holds for approved: one that still waits is first taken as
@@ -422,7 +422,7 @@ class HeldCalls:
             self.records.keep(release.slot, record.change(child_session=self.session.session_id))
 
     def would_allow(self, call: ToolCall) -> bool:
-        """What would be said of this call now. Changes nothing."""
+        """True if this call would be allowed now. Changes nothing."""
         return self.session.would_allow(call, effect=self.gate.effects.resolve(call)).allowed
 
 

@@ -285,7 +285,7 @@ class TurnJudge:
             yield None if first else RAN_BEFORE
 
     def look(self, record: CallRecord | None) -> Callable[[], Coroutine[Any, Any, str | None]] | None:
-        """What to await before a call runs that permits let ahead: the answer in its place, or None. None for others.
+        """A check to await before a call let ahead by permits runs: the answer in its place, or None. None for others.
 
         A permit may have been closed or withdrawn since the turn was judged.
         """

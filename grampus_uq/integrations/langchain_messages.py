@@ -20,7 +20,7 @@ except ImportError as error:
 
 
 def last_answer(messages: Sequence[Any]) -> int | None:
-    """Where the model's latest message stands; None when it has said nothing."""
+    """The place of the model's latest message; None when it has said nothing."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].type == "ai":
             return index
@@ -126,7 +126,7 @@ def messages_beside(judge: TurnJudge, carried: Carried) -> list[Any]:
 
 
 def shown(carried: Carried) -> dict[str, Any]:
-    """What is streamed of a judged turn; no content, only names and numbers."""
+    """The streamed part of a judged turn; no content, only names and numbers."""
     turn = carried.turn or {}
     calls = [{"id": r.proposed.id, "name": r.proposed.name, "phase": r.phase.value} for r in carried.records]
     keys = ("step_id", "action", "level", "confidence", "rule", "reason", "guarantee", "stopped")
@@ -134,7 +134,7 @@ def shown(carried: Carried) -> dict[str, Any]:
 
 
 def answer_of(review: Mapping[str, Any]) -> str | None:
-    """What the agent reads when a human did not accept its answer; None for an approval."""
+    """The text for the agent when a human did not accept its answer; None for an approval."""
     kind, message = review["kind"], review.get("message")
     if kind == "approve":
         return None

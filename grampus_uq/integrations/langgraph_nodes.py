@@ -215,7 +215,7 @@ class GuardNodes:
 
     @contextmanager
     def fence(self, given: Any, config: RunnableConfig) -> Iterator[Any]:
-        """What answers calls when one of them may not run: for a tools' node that may have no fence of its own."""
+        """The answers to calls when one of them may not run: for a tools' node that may have no fence of its own."""
         key, judge = self.messages_key, self.judge
         calls = _calls(given, key) if judge.acts else []
         if not calls:
@@ -233,7 +233,7 @@ class GuardNodes:
             yield {key: answers} if any(refused) else None
 
     def look(self, given: Any, config: RunnableConfig) -> _Look | None:
-        """What to await before the tools' node runs, where permits let one of its calls ahead: what answers instead."""
+        """A check to await before the tools' node runs calls let ahead by permits: the answers instead."""
         key, judge = self.messages_key, self.judge
         calls = _calls(given, key) if judge.acts and judge.gate.permits is not None else []
         if not calls:
@@ -250,7 +250,7 @@ class GuardNodes:
         return answers if any(looks) else None
 
     async def behind_tools(self, state: Any, result: Any, config: RunnableConfig) -> Any:
-        """What the tools' node returned, and where it leads."""
+        """The result of the tools' node, and the next node."""
         return _leading(result, self.after_tools(state, config)) if self.commands else result
 
     def after_tools(self, state: Any, config: RunnableConfig) -> str:

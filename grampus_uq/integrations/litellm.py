@@ -268,12 +268,12 @@ class UncertaintyCallback(CustomLogger):
         return None if watched is None else watched.session
 
     def belief(self, session_id: str) -> AgentBeliefState | None:
-        """What is believed of a session, None when there is none any more or yet."""
+        """The belief about a session, None when there is none any more or yet."""
         session = self.session(session_id)
         return None if session is None else session.belief()
 
     def would_allow(self, session_id: str, call: ToolCall | str) -> Verdict | None:
-        """What would be said of a tool call now; None, which is no leave, for a session that nothing is known of."""
+        """The decision on a tool call as it would be now; None, which is no leave, for an unknown session."""
         session = self.session(session_id)
         return None if session is None else session.would_allow(call)
 

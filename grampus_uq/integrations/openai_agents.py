@@ -255,7 +255,7 @@ class UncertaintyGuard:
     async def pause(
         self, result: RunResult | RunResultStreaming, *, run: WatchedRun | None = None, **serializing: Any
     ) -> PausedRun | None:
-        """What a run waits for, None when it waits for nothing. `serializing` goes to `RunState.to_json`.
+        """The pause of a run, None when it waits for nothing. `serializing` goes to `RunState.to_json`.
 
         `run` is what `session` gave, for results that did not come from this guard's own `run`.
         """
@@ -283,7 +283,7 @@ class UncertaintyGuard:
 
     @staticmethod
     def waiting(text: str) -> tuple[ApprovalRequest, ...]:
-        """What a paused run waits for, read from its text alone; raises DataError for another text."""
+        """The requests of a paused run, read from its text alone; raises DataError for another text."""
         return waiting_in(read_paused(text)["calls"])
 
     async def resume(

@@ -83,7 +83,7 @@ class WatchedModel(Model):
         await self.inner.close()
 
     def get_retry_advice(self, request: Any) -> Any:
-        """What the model inside advises."""
+        """The advice of the model inside."""
         return self.inner.get_retry_advice(request)
 
     async def get_response(
@@ -164,7 +164,7 @@ def item_call(item: Any) -> ToolCall | None:
 
 
 def form_of(given: Any) -> dict[str, Any]:
-    """What a shell, apply-patch or custom tool is given, or the model's call of it, in the one form that both have.
+    """The input of a shell, apply-patch or custom tool, or the model's call of it, in the one form that both have.
 
     The SDK reads two spellings of a shell's limits, and takes none and zero for none.
     """
@@ -177,7 +177,7 @@ def form_of(given: Any) -> dict[str, Any]:
 
 
 def with_arguments(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """What such a tool is given once a human changed its arguments; raises TypeError on names that it does not have."""
+    """The input of such a tool once a human changed its arguments; raises TypeError on names that it does not have."""
     if isinstance(given, str):
         return str(arguments["input"])
     kept = {name: getattr(given, name) for name in _NOT_MEANT if hasattr(given, name)}
@@ -192,7 +192,7 @@ def answered_ids(items: Any) -> Iterator[str]:
 
 
 def answered_calls(items: Any) -> Iterator[tuple[str, ToolCall | None, Any]]:
-    """What answers a call in the input of a model: the call's id, the call where it stands before it, and the item."""
+    """The answers to calls in the input of a model: the call's id, the call where it stands before it, and the item."""
     known: dict[str, ToolCall] = {}
     for item in () if isinstance(items, str) else items:
         kind = text_field(item, "type")

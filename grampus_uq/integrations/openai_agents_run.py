@@ -117,7 +117,7 @@ class WatchedRun:
 
     @property
     def belief(self) -> AgentBeliefState:
-        """What is believed now."""
+        """The belief now."""
         return self.calls.session.belief()
 
 
@@ -154,7 +154,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 def read_paused(text: str) -> dict[str, Any]:
-    """What `pause` wrote; raises DataError, naming the field."""
+    """The content that `pause` wrote; raises DataError, naming the field."""
     try:
         envelope = json.loads(text)
     except ValueError as failure:

@@ -150,7 +150,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             model=str(getattr(ctx.model, "model_name", "")),
             vouched=vouched,
         )
-        # Histories of sub-agents count only in a state that does: what runs in them was let through there.
+        # Histories of sub-agents count only in a state that does: what runs in them was cleared there.
         run = WatchedRun(calls, self._schemas, _mapping(carried, "children") if calls.terms.vouched else None)
         if calls.terms.vouched:
             for name, schema in _mapping(carried, "schemas").items():

@@ -38,7 +38,7 @@ def as_messages(history: bytes | str | Sequence[ModelMessage]) -> list[ModelMess
 
 
 def carried_by(messages: Sequence[ModelMessage]) -> dict[str, Any]:
-    """What a history carries; raises DataError when it carries nothing."""
+    """The state in a history; raises DataError when it carries nothing."""
     carried = carried_in(messages)
     if carried is None:
         raise DataError("no run of an UncertaintyCapability", field="metadata")
@@ -46,7 +46,7 @@ def carried_by(messages: Sequence[ModelMessage]) -> dict[str, Any]:
 
 
 def carried_in(messages: Sequence[ModelMessage]) -> dict[str, Any] | None:
-    """What the latest answer of the model that carries anything carries."""
+    """The state in the latest answer of the model that has one."""
     for message in reversed(messages):
         if isinstance(message, ModelResponse) and KEY in (message.metadata or {}):
             carried = (message.metadata or {})[KEY]

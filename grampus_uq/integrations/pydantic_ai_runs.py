@@ -140,7 +140,7 @@ def results_for(call_ids: Iterable[str]) -> DeferredToolResults:
 
 
 def metadata_of(record: CallRecord) -> dict[str, Any]:
-    """What the framework's deferred request carries of a call that waits."""
+    """The metadata of a waiting call in the framework's deferred request."""
     return {KEY: [dump(request) for request in record.requests] if record.waiting else []}
 
 

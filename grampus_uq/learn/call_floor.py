@@ -62,7 +62,7 @@ def floor_for_share(probabilities: Iterable[float], share: float, *, least: floa
 
 
 def first_call(run: Run, policy: UncertaintyPolicy) -> float | None:
-    """How likely all tokens of a run's first irreversible call were; None without one, or where they were not read."""
+    """The probability of all tokens of a run's first irreversible call; None without one, or where unread."""
     for at, event in enumerate(run.steps):
         name = event.step.tool_name
         if event.step.kind != "tool_call" or not is_irreversible(policy, name, event.step.effect):

@@ -55,7 +55,7 @@ class RecordedAnswers:
     left_out: Counter[str]
 
     def entries(self) -> list[Entry]:
-        """What a permit's log would hold of them, each asked for certain and answered at once."""
+        """The entries of a permit's log on them, each asked for certain and answered at once."""
         found = []
         for number, call in enumerate(self.calls):
             found.append(

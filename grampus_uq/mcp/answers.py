@@ -64,7 +64,7 @@ class Answers:
         return True
 
     def take(self, line: bytes | TooLong) -> Taken | None:
-        """What the client is sent for a message of the server; None where it is sent nothing."""
+        """The message to the client for one of the server; None where it is sent nothing."""
         if isinstance(line, TooLong):
             return self._unread(id_in(line.head, line.tail), "is longer than a message may be")
         message = read_server_message(line)

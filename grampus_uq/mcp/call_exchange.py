@@ -66,7 +66,7 @@ _UNKNOWN: Final = (
     "what became of it."
 )
 _RUNNING: Final = (
-    "This call was let through and is still running. Call this tool again with exactly the same arguments later: that "
+    "This call was cleared and is still running. Call this tool again with exactly the same arguments later: that "
     "gives its result, and does not run it again."
 )
 
@@ -110,9 +110,9 @@ class CallExchange:
         """Set by a transport whose client answers questions while its call waits."""
 
     async def outcome(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:
-        """What becomes of a call; None where its client gave it up. Whatever is wrong with it is its own: never raises.
+        """The outcome of a call; None where its client gave it up. Whatever is wrong with it is its own: never raises.
 
-        `message` is a call that `read_message` let through.
+        `message` is a call that `read_message` passed on.
         """
         if self._spans is None:
             return await self._judged(message, cancelled)

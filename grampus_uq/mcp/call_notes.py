@@ -85,7 +85,7 @@ class CallNotes:
             self._note(same, began, "lost")
 
     def remember(self, old: AgentState) -> None:
-        """What went to servers under a process before this one, or in the session that this one replaces."""
+        """Remember calls sent to servers by a process before this one, or in the session that this one replaces."""
         self._state.metadata |= {name: CallNotes(old)._believed(name) for name in _NAMES}
         for record in old.turn:
             self.keep_rejection(record)
@@ -126,7 +126,7 @@ class CallNotes:
         return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) else {}
 
     def known_of(self, same: str, *, but: str = "", ended: bool = False) -> str | None:
-        """What became of the latest call of this likeness that started, and whether a human rejected one; or None.
+        """The outcome of the latest call of this likeness that started, and a human's rejection of one; or None.
 
         `but`: the call of this id is left out while it goes; `ended`: so is each of which it is not known.
         """

@@ -205,7 +205,7 @@ class GuardedCalls:
         return CallNotes(self.session.current().lease.state)
 
     def known_of(self, call: ToolCall, *, ended: bool = False) -> str | None:
-        """What became of the same call (tool, arguments) before, in this session; None where that is not known.
+        """The outcome of the same call (tool, arguments) before, in this session; None where that is not known.
 
         `ended`: without those of which it is not known whether they took effect.
         """
@@ -257,7 +257,7 @@ class GuardedCalls:
     # -- what becomes of it ---------------------------------------------------------------------------------------
 
     async def next(self, call: OpenCall) -> Run | Wait | Answer:
-        """What becomes of a call now. A cleared one is started: exactly one task is told to run it."""
+        """The next act on a call. A cleared one is started: exactly one task is told to run it."""
         async with self.session.lock:
             if call.id in self._storing:
                 return Wait(request=None)
@@ -302,7 +302,7 @@ class GuardedCalls:
         if not announced:
             return await self.next(call)
         await self._pins.keep(shown)
-        self._tools.let_through(shown)
+        self._tools.note_cleared(shown)
         return Run(record=record)
 
     def _asked_under(self, record: CallRecord, shown: tuple[Pin, ...]) -> CallRecord:

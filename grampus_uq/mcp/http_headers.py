@@ -76,7 +76,7 @@ def content_kind(headers: Mapping[str, str]) -> str:
 
 
 def origin_problem(headers: Mapping[str, str], hosts: frozenset[str]) -> tuple[int, str] | None:
-    """Why a request is not served, with its status: it may be another site's page that asks."""
+    """The reason not to serve a request, with its status: it may be another site's page that asks."""
     host, origin = headers.get("host", ""), headers.get("origin")
     if host not in hosts:
         return 421, f"this proxy does not serve the host {host!r:.80}"
@@ -86,7 +86,7 @@ def origin_problem(headers: Mapping[str, str], hosts: frozenset[str]) -> tuple[i
 
 
 def reading_problem(headers: Mapping[str, str], names: Iterable[str], *, has_body: bool) -> tuple[int, str] | None:
-    """Why a request is not judged, with its status: it could be read in two ways."""
+    """The reason not to judge a request, with its status: it could be read in two ways."""
     given = [name.lower() for name in names]
     once = [name for name in given if name in _ONCE]
     if len(set(once)) < len(once):
@@ -136,13 +136,13 @@ def is_page(status: int, kind: str) -> bool:
 
 
 def page_text(status: int, body: bytes) -> bytes:
-    """What a client is shown of an error's page: one line of plain text that nobody reads as a message."""
+    """The text of an error's page for a client: one line of plain text that nobody reads as a message."""
     shown = " ".join(without_controls(body[:LONGEST_PAGE].decode("utf-8", "replace")).split())
     return f"the server answered {status}: {shown}".encode()
 
 
 def answer_problem(status: int, headers: Mapping[str, str]) -> str | None:
-    """Why an answer is not passed on: a client could read in it what was not read here, or be led elsewhere."""
+    """The reason not to pass an answer on: a client could read in it what was not read here, or be led elsewhere."""
     if status in NO_BODY:
         return None
     if 300 <= status < 400:

@@ -91,7 +91,7 @@ class HttpSession:
             self._streams.popitem(last=False)
 
     def after(self, event_id: bytes) -> Owed | None:
-        """What is owed in a stream that goes on after this event."""
+        """The messages owed in a stream that goes on after this event."""
         return self._streams.get(event_id)
 
 

@@ -247,7 +247,7 @@ def text_result(text: str, *, is_error: bool, modern: bool = False, **meta: Any)
 
 
 def request_in(params: Mapping[str, Any]) -> str | None:
-    """What the user asked for, where the client passes it with a call: at most 8,000 characters of it."""
+    """The user's request, where the client passes it with a call: at most 8,000 characters of it."""
     meta = params.get("_meta")
     text = meta.get(_REQUEST) if isinstance(meta, dict) else None
     return text[:_MAX_REQUEST] if isinstance(text, str) and text.strip() else None

@@ -2,7 +2,7 @@
 
 An annotation is the server's word. It may raise the danger of a tool; it lowers it only for a server that the user
 marked as trusted. Which of several lists a client took to its model is not known here: a client may refuse one that is
-read here. So every definition counts that was shown since a call of the tool was let through.
+read here. So every definition counts that was shown since a call of the tool was cleared.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ class ListedTools:
         return self._tools[name].pin if name in self._tools else None
 
     def shown(self, name: str) -> tuple[Pin, ...]:
-        """Each definition of a tool that was shown since a call of it was let through, the latest last; at most four.
+        """Each definition of a tool that was shown since a call of it was cleared, the latest last; at most four.
 
         Of more, those between are one pin without a text, which no definition has.
         """
         return self._shown.get(name, ())
 
-    def let_through(self, shown: tuple[Pin, ...]) -> None:
-        """A call was let through that was judged by these definitions: only the latest of them counts from now on."""
+    def note_cleared(self, shown: tuple[Pin, ...]) -> None:
+        """A call was cleared that was judged by these definitions: only the latest of them counts from now on."""
         if len(shown) > 1:
             *before, latest = self._shown[shown[-1].name]
             settled = {pin.digest for pin in shown[:-1]}
             self._shown[latest.name] = (*(pin for pin in before if pin.digest not in settled), latest)
 
     def version(self, name: str) -> str:
-        """What a permit on calls of a tool is bound to: its definition; "" for a tool that no list named."""
+        """The version that permits on a tool's calls are bound to: its definition; "" for a tool that no list named."""
         pin = self.pin(name)
         return "" if pin is None else pin.digest
 
@@ -101,7 +101,7 @@ class ListedTools:
         return found if isinstance(found, dict) else None
 
     def effects(self) -> ToolEffects:
-        """What is configured of effects, with the annotations of the listed tools."""
+        """The configured effects, with the annotations of the listed tools."""
         annotated = {name: tool.definition.get("annotations") for name, tool in self._tools.items() if name.strip()}
         notes = {name: given for name, given in annotated.items() if isinstance(given, dict)}
         return self._effects.annotated(notes, trusted=notes if self._trusted else ())

@@ -62,7 +62,7 @@ def _add(part: bytes, held: bytearray, head: bytes | None, limit: int) -> bytes 
 
 
 async def read_descriptor(descriptor: int) -> bytes:
-    """What can be read from a pipe now; nothing at its end."""
+    """Read the bytes in a pipe now; none at its end."""
     with contextlib.suppress(PermissionError):  # a plain file is always ready, and cannot be waited for
         await anyio.wait_readable(descriptor)
     try:

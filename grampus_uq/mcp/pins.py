@@ -66,7 +66,7 @@ class Differences:
 
 
 def differences(old: Pin, new: Pin) -> Differences:
-    """What changed: a part each, with both values where they are short enough; 6,000 characters at most.
+    """The changes: a part each, with both values where they are short enough; 6,000 characters at most.
 
     First what models and clients read, then the rest; of each, what was added comes last. Names and values are the
     server's and may hold anything: they are quoted, but for names of one plain word, and whoever shows them escapes

@@ -138,7 +138,7 @@ class ProxySettings(_Table):
     servers: dict[Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")], ServerSettings] = Field(default_factory=dict)
 
     def tool_effects(self) -> ToolEffects:
-        """What the tools do by these settings: exact names, and patterns with a star."""
+        """The effects of the tools by these settings: exact names, and patterns with a star."""
         exact = {name: effect for name, effect in self.effects.items() if not set(name) & set("*?[")}
         patterns = {name: effect for name, effect in self.effects.items() if name not in exact}
         return ToolEffects(exact, patterns=patterns, unknown_is_irreversible=self.unclassified == "ask")

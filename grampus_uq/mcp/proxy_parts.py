@@ -87,7 +87,7 @@ class ProxyParts:
         )
 
     def shadow(self, tool: str) -> str | None:
-        """Why a tool must not be called: servers of this proxy share its name, and a model cannot tell them apart."""
+        """The reason not to call a tool: servers of this proxy share its name, and a model cannot tell them apart."""
         servers = self._names.servers(tool)
         if self._settings.shadowing == "allow" or len(servers) < 2:
             return None

@@ -80,7 +80,7 @@ class RequestStates:
         return f"{head}.{self._mac(binding, head)}"
 
     def read(self, text: object, binding: StateBinding, *, now_s: float) -> RequestState:
-        """What a state says, if it was issued under this key for exactly this binding and has not expired.
+        """The content of a state, if it was issued under this key for exactly this binding and has not expired.
 
         The text is a stranger's: it is bounded before it is read, parsed in linear time, and compared in constant time.
         Nothing in it is looked at before its MAC holds. Raises RequestStateError.

@@ -1,4 +1,4 @@
-"""The pins of an agent's tools in the store: the definition under which a tool was first let through, and since."""
+"""The pins of an agent's tools in the store: the definition under which a tool was first cleared, and since."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNLISTED: Final = Doubt(
 
 
 def changed(since: str, before: Pin, others: Sequence[Pin]) -> Doubt:
-    """Why a call waits whose tool has had other definitions than before."""
+    """The doubt about a call whose tool has had other definitions than before."""
     changes = [differences(before, one) for one in others]
     what = "; at another time ".join(one.text for one in changes)
     shown = replace_lone_surrogates(what)
@@ -37,7 +37,7 @@ def changed(since: str, before: Pin, others: Sequence[Pin]) -> Doubt:
 
 
 class ToolPins:
-    """What was let through of each tool, by its definition. Trusted on first use; a change is asked about once."""
+    """The definitions under which each tool was cleared. The first is trusted; a change is asked about once."""
 
     def __init__(self, store: SessionStore, agent_id: str) -> None:
         self._store, self._agent_id = store, agent_id
@@ -61,17 +61,17 @@ class ToolPins:
         return self._known[name]
 
     async def doubt(self, shown: Sequence[Pin]) -> Doubt | None:
-        """Why a call of this tool waits: a definition that was shown is another one than before; None where none is."""
+        """The doubt about a call of this tool, if a definition that was shown is another one than before."""
         if not shown:
             return None
         pin = (await self._stored(shown[-1].name))[0]
         before = pin or shown[0]
         others = [one for one in shown if one.digest != before.digest]
-        since = "since it was first listed" if pin is None else "since a call of it was let through"
+        since = "since it was first listed" if pin is None else "since a call of it was cleared"
         return changed(since, before, others) if others else None
 
     async def keep(self, shown: Sequence[Pin]) -> None:
-        """Pin the latest of the definitions by which a call was judged that is let through now."""
+        """Pin the latest of the definitions by which a call was judged that is cleared now."""
         if not shown:
             return
         now = shown[-1]

@@ -62,7 +62,7 @@ class Capabilities:
         )
 
     def after(self, refusal: UnsupportedByModelError, options: CallOptions) -> Capabilities | None:
-        """What to assume when `options` were refused; None when there is nothing left to leave out."""
+        """The support to assume when `options` were refused; None when there is nothing left to leave out."""
         words = str(refusal)[:300]
         if refusal.parameter == "logprobs" and (options.top_logprobs or 0) > _MODEST_LOGPROBS:
             return replace(self, most_logprobs=_MODEST_LOGPROBS)

@@ -229,7 +229,7 @@ class SensingPlan:
         return spent >= self.max_overhead * agent_tokens if spent else self.max_overhead == 0.0
 
     def read_unasked(self, step: Step) -> list[Reading]:
-        """What the asking signals read when there is no model to ask: those that can read by themselves."""
+        """The readings of asking signals when there is no model to ask: those that can read by themselves."""
         return [read_instant(signal, step) for signal in self.unasked]
 
     async def ask(self, profile: Profile, step: Step, instant: Sequence[Reading], given: StepInput) -> list[Reading]:

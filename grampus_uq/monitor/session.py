@@ -147,11 +147,11 @@ class Session:
         return self._profile
 
     def judge(self, agent_version: str = "") -> str:
-        """Which profile, model, prompt and tools judge this run, and what their owner calls them: a fingerprint."""
+        """The profile, model, prompt and tools that judge this run, with their owner's name for them: a fingerprint."""
         return judge_of(None if self._fingerprint is None else self._fingerprint(), *self._agent, agent_version)
 
     def call_score(self, stream: str, call: ToolCall, step_id: str) -> float | None:
-        """What is believed of a proposed call, in [0, 1], higher is better; None where nothing was read."""
+        """The belief about a proposed call, in [0, 1], higher is better; None where nothing was read."""
         return score_of(self._state, stream, call, step_id)
 
     # -- observing ------------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class Session:
         effect: Effect | str | None = None,
         step_id: str | None = None,
     ) -> Verdict:
-        """What would be decided on this call now. Changes nothing, records nothing, asks no model.
+        """The decision on this call as it would be now. Changes nothing, records nothing, asks no model.
 
         A call is judged on what was read of the turn that proposed it: found by the call's id, by `step_id` (that
         turn's), or by its name. Where several turns may have proposed it, the least of what was read of them counts.
@@ -562,7 +562,7 @@ class Session:
     # -- belief ---------------------------------------------------------------------------------------------------
 
     def belief(self) -> AgentBeliefState:
-        """What is believed now, with a window of the latest steps."""
+        """The belief now, with a window of the latest steps."""
         with self._lock:
             return self._history.belief(self._state)
 
@@ -635,7 +635,7 @@ def judge_of(
 
 
 def score_of(state: SessionState, stream: str, call: ToolCall, step_id: str) -> float | None:
-    """What a state believes of a proposed call, in [0, 1], higher is better; None where nothing was read.
+    """A state's belief about a proposed call, in [0, 1], higher is better; None where nothing was read.
 
     "confidence": the run's, or that of the turn that proposes the call where it is less; "p_success": the calibrated
     chance of that turn; "call_probability": that of the call itself.

@@ -100,7 +100,7 @@ class Wiring:
         return StructureState() if stored is None else StructureState.from_json(stored)
 
     def origins(self, state: SessionState, snapshot: Mapping[str, Any] | None) -> OriginState | None:
-        """Where the values of a session come from, as for `structure`."""
+        """The origins of a session's values, as for `structure`."""
         stored = None if snapshot is None else snapshot.get("origins")
         if not self.plan.origins or (stored is None and state.n_steps):
             return None

@@ -83,7 +83,7 @@ def _step_row(event: StepEvent, most: int | None) -> EventRow:
 
 
 def doubts_in_words(event: StepEvent) -> list[str | None]:
-    """What the model was least sure of in each call of a turn, None where that is unknown; content, made visible."""
+    """The least sure part of each call of a turn, None where that is unknown; content, made visible."""
     parts = next((r.parts for r in event.readings if r.source == UncertaintySource.CALL_PROBABILITY), ())
     found = [doubt_of(parts, number) if parts else None for number in range(len(event.step.tool_calls))]
     return [None if doubt is None else doubt_with_values(doubt) for doubt in found]

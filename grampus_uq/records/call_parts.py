@@ -164,7 +164,7 @@ def doubt_in_words(doubt: CallDoubt) -> str:
 
 
 def call_probability(parts: Sequence[CallPart], call: int) -> float | None:
-    """How likely the model was to write this very call: the product over its parts, in [0, 1]; None where unknown.
+    """The probability that the model writes this very call: the product over its parts, in [0, 1]; None where unknown.
 
     Each token belongs to one part, so this is the product over all tokens of the call but those of prose.
     """
@@ -185,12 +185,12 @@ def weakest_part(parts: Sequence[CallPart], call: int) -> CallPart | None:
 
 
 def sureness(part: CallPart) -> float:
-    """How likely a part's value was, apart from keys and marks where that is known; 0 where nothing is."""
+    """The probability of a part's value, apart from keys and marks where that is known; 0 where nothing is."""
     return (part.probability if part.value is None else part.value) or 0.0
 
 
 def doubt_of(parts: Sequence[CallPart], call: int, key: str = "") -> CallDoubt | None:
-    """How sure its writer was of one call, and of its weakest part; None where no part of it is known.
+    """The writer's sureness of one call, and of its weakest part; None where no part of it is known.
 
     `key` is the name that the doubt bears.
     """

@@ -45,7 +45,7 @@ def _as_configuration_error(error: ValidationError, owner: type[BaseModel]) -> C
 
 
 def nearest(name: str, known: Any) -> str:
-    """Which of the known names was probably meant.
+    """The known name that was probably meant.
 
     >>> nearest("p_ture", ["p_true", "verbalized"])
     "Did you mean 'p_true'?"

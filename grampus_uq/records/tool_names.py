@@ -220,7 +220,7 @@ def patterns_of(patterns: tuple[str, ...]) -> NamePatterns:
 
 
 def refusal_of(pattern: object) -> tuple[str, str] | None:
-    """Why a pattern protects nothing, as the rule that it breaks and the way out; None for one that can match."""
+    """The fault of a pattern that protects nothing, as rule and way out; None for one that can match."""
     if not isinstance(pattern, str) or not normal_form(pattern):
         return "a list of names with a letter or digit in each", "An empty pattern would match every tool, or none."
     seen = unicodedata.normalize("NFKC", pattern)
@@ -232,7 +232,7 @@ def refusal_of(pattern: object) -> tuple[str, str] | None:
 
 
 def same_tool_keys(name: str) -> tuple[str, ...]:
-    """What a name shares with every other spelling of the same tool, as a reader reads it and as he mistakes it.
+    """The keys that a name shares with every other spelling of the same tool: as read, and as mistaken.
 
     The first two are of the whole name, the others of its endings that start a word: a namespace or prefix is before.
 

@@ -227,7 +227,7 @@ class Step:
         return self.tool_calls[0].name if self.kind == "tool_call" and self.tool_calls else None
 
     def judged_text(self) -> str:
-        """What a signal judges: the model's own text and its proposed calls, name and canonical arguments."""
+        """The text for a signal to judge: the model's own text and its proposed calls, name and canonical arguments."""
         if not self.tool_calls:
             return self.text
         calls = "\n".join(call.canonical() for call in self.tool_calls)
@@ -303,7 +303,7 @@ class Verdict:
 
     @property
     def doubt_in_words(self) -> str:
-        """What the model was least sure of, with other likely values, made visible; empty where that is unknown."""
+        """The part that the model was least sure of, with other likely values, made visible; empty if unknown."""
         return "" if self.doubt is None else doubt_with_values(self.doubt)
 
     @property

@@ -78,7 +78,7 @@ async def apply_response(
     children = {request.id for request in state.pending() if request.child_session is not None}
     await _take_decisions(turn, ledger, [d for d in given if d.request_id not in children], earlier)
     await _apply_expiry(turn)
-    for record in delegated:  # let through to look again at what was decided: a child asks for its own calls
+    for record in delegated:  # cleared to look again at what was decided: a child asks for its own calls
         state.keep(cleared(record, record.cleared_by or "monitor"))
 
 

@@ -37,14 +37,14 @@ def is_over(row: Document) -> bool:
 
 
 def row_key(request_id: str, created_s: float) -> str:
-    """Where the row of a request is: rows are in the order of asking."""
+    """The key of a request's row: rows are in the order of asking."""
     return f"{stamp(created_s)}/{quote(request_id, safe='')}"
 
 
 async def row_changes(
     store: SessionStore, before: Mapping[str, float], pending: Sequence[ApprovalRequest]
 ) -> list[Change]:
-    """What a write of a session changes in the index: `before` are its requests of before, with when they were made.
+    """The changes of the index by a write of a session: `before` are its requests of before, with when they were made.
 
     A request that is passed on for a sub-agent has its row from the sub-agent's own session.
     """

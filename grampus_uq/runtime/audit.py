@@ -25,7 +25,7 @@ _OF_THE_STORE = ("v", "seq", "time_s", "previous", "hash")
 
 
 def call_facts(run_id: str, record: CallRecord) -> dict[str, Any]:
-    """What the audit says of a call: the digest of its arguments, and who cleared it."""
+    """The facts of a call for the audit: the digest of its arguments, and who cleared it."""
     return {
         "run_id": run_id,
         "step_id": record.step_id,

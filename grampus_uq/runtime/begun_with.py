@@ -63,7 +63,7 @@ class BegunWith(BaseModel):
 
     @classmethod
     def read(cls, state: AgentState) -> BegunWith | None:
-        """What a stored run was begun with; None for a run of a release that did not keep it."""
+        """The configuration that a stored run was begun with; None for a run of a release that did not keep it."""
         try:
             return cls.model_validate(state.metadata[BEGUN_WITH])
         except (KeyError, ValidationError):
@@ -76,7 +76,7 @@ class BegunWith(BaseModel):
         state.metadata[BEGUN_WITH] = self.model_dump()
 
     def differences(self, now: BegunWith) -> list[str]:
-        """What is another thing now, each in a few words; the compatible changes of tools too."""
+        """The differences from now, each in a few words; the compatible changes of tools too."""
         tools = [name for name in self.tools if name in now.tools and self.tools[name] != now.tools[name]]
         return [
             *(["the agent's definition changed"] if self.agent != now.agent else []),
@@ -100,7 +100,7 @@ def contracts(schemas: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dic
 
 
 def contract(schema: Any) -> Contract:
-    """What the JSON schema of a tool's arguments demands, as digests: texts for readers do not count.
+    """The demands of the JSON schema of a tool's arguments, as digests: texts for readers do not count.
 
     >>> a = contract({"properties": {"to": {"type": "string", "description": "Who"}}, "required": ["to"]})
     >>> b = contract({"properties": {"to": {"type": "string"}}, "required": ["to"]})

@@ -69,7 +69,7 @@ class Card(BaseModel):
 
 
 def card(request: ApprovalRequest, state: AgentState | None = None) -> Card:
-    """What is shown of a request, with the readings and the transcript of its session where that is given."""
+    """The card of a request, with the readings and the transcript of its session where that is given."""
     call = request.call
     shown = request.model_dump(exclude={"call"})
     if call is not None:

@@ -150,7 +150,7 @@ class Drill(BaseModel):
 
     @property
     def caught(self) -> bool | None:
-        """Whether the reviewer noticed; None without an answer.
+        """True if the reviewer noticed; None without an answer.
 
         A rejection and a response noticed; an edit where it takes out what was made wrong.
         """

@@ -86,7 +86,7 @@ class Records:
     _released: dict[str, _LetAhead | str] = field(default_factory=dict)
 
     def check(self, start: Start) -> tuple[str, str | None]:
-        """What a call ran on ("decision", "permit", "monitor" or GOES_ON), and what is wrong with it, or None.
+        """The ground of a call ("decision", "permit", "monitor" or GOES_ON), and the fault in it, or None.
 
         Every start that is no GOES_ON is one use of what let it run: to be asked in the order of time.
         """

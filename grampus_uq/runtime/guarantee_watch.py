@@ -67,7 +67,7 @@ class FinishedRun:
 
 
 def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -> FinishedRun | None:
-    """What the watch takes of a session that has ended, also of one that was paused and resumed in another process.
+    """The run of a session that has ended, for the watch; also of one that was resumed in another process.
 
     None for a run that is none of those the detector was calibrated on: it looks at irreversible calls, and there was
     none.
@@ -134,7 +134,7 @@ class CalibrationWatch:
 
     @property
     def latest(self) -> tuple[WatchStatus, ...]:
-        """What this process saw last, without asking the store: for a gauge that is read on a clock."""
+        """The statuses that this process saw last, without asking the store: for a gauge that is read on a clock."""
         return self._latest
 
     def by_variant(self) -> dict[str, WatchStatus]:
@@ -142,7 +142,7 @@ class CalibrationWatch:
         return {status.variant.value: status for status in self._latest}
 
     async def statuses(self) -> tuple[WatchStatus, ...]:
-        """What is known now, by all workers; StoreError when the store cannot be reached."""
+        """The statuses now, by all workers; StoreError when the store cannot be reached."""
         found = await self._store.get(_WATCH, self._fresh.detector)
         return self._seen(self._fresh if found is None else _read(_Stored, found).state)
 
@@ -167,7 +167,7 @@ class CalibrationWatch:
 
 
 async def stored_statuses(store: SessionStore) -> list[WatchStatus]:
-    """What every watch in a store has found, by detector."""
+    """The findings of every watch in a store, by detector."""
     return [
         status for document in await store.scan(_WATCH) for status in watch_statuses(_read(_Stored, document).state)
     ]

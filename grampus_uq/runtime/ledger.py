@@ -222,7 +222,7 @@ class Ledger:
         return waiting
 
     async def parent_status(self, parent: Any) -> str | None:
-        """How the parent stands that a sub-agent's session names; None without one in this store.
+        """The status of the parent that a sub-agent's session names; None without one in this store.
 
         Nothing of a session runs any more whose parent has ended.
         """
@@ -231,7 +231,7 @@ class Ledger:
         return None if found is None else found.label
 
     async def pending_in(self, document: Document) -> PendingSession | None:
-        """What a stored session waits for; None for one that does not wait, cannot be read, or lost its parent."""
+        """The pending approvals of a stored session; None if it does not wait, cannot be read, or lost its parent."""
         try:
             state, left = self.head(document)
         except StoreError as error:

@@ -92,7 +92,7 @@ class Looks:
         object.__setattr__(self, "_by_name", found)
 
     def of(self, name: str) -> Look | None:
-        """Who looks as this tier."""
+        """The look of this tier; None for an unknown one."""
         return self._by_name.get(name)
 
 

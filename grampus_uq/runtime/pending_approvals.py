@@ -100,7 +100,7 @@ async def _still_asked(ledger: Ledger, row: Document) -> ApprovalRequest | None:
 
 
 async def count_pending(store: SessionStore, most: int) -> int:
-    """How many requests the index holds that can be decided, up to `most`."""
+    """The number of requests in the index that can be decided, up to `most`."""
     return sum(not is_over(row) for row in await store.scan(ASKED, limit=most))
 
 

@@ -60,7 +60,7 @@ def narrowed(
 
 
 def stands(standing: Standing) -> str:
-    """What becomes of a call in scope now, in a few words."""
+    """The treatment of a call in scope now, in a few words."""
     permit, state = standing.permit, standing.state
     if state.closed is not None:
         return f"closed: {short(state.closed, 100)}"
@@ -107,13 +107,13 @@ def _in_steps(count: int) -> str:
 
 
 def same_as_logged(standing: Standing, replayed: PermitState) -> bool:
-    """Whether a permit's log gave the very state that is stored, but for a closing that no host saw."""
+    """True if a permit's log gives the very state that is stored, but for a closing that no host saw."""
     unseen = {"closed": None, "revision": standing.state.revision - 1}
     return replayed in (standing.state, standing.state.model_copy(update=unseen))
 
 
 def least_missing(permit: Permit, state: PermitState) -> int:
-    """How many right answers, all at the highest scores, the first permission takes from here; 10,000: or more."""
+    """The number of right answers, all at the highest scores, up to the first permission; 10,000: or more."""
     earned, count = state.of(permit), 0
     while not level(permit.target, earned) and count < _MOST_MISSING:
         earned, count = update(permit.target, earned, 0, 0.0, False, in_force=0, audit=1.0), count + 1

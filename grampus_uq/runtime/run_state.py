@@ -140,7 +140,7 @@ class AgentState(BaseModel):
 
     @property
     def started_by(self) -> str | None:
-        """Who started the run, as far as that is believed: never of a state without the seal that it needs."""
+        """The starter of the run, as far as that is believed: never of a state without the seal that it needs."""
         name = self.metadata.get(STARTED_BY)
         return name if self.vouched and isinstance(name, str) and name else None
 
@@ -279,7 +279,7 @@ class SessionHead(BaseModel):
 
     @property
     def deaths(self) -> int:
-        """How many workers in a row died while they ran the session, the latest one included."""
+        """The number of workers in a row that died while they ran the session, the latest one included."""
         return _count(self.metadata.worker_deaths) + (self.status is AgentStatus.RUNNING)
 
     def pending(self) -> list[ApprovalRequest]:

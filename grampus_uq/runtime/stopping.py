@@ -50,7 +50,7 @@ class StopOrders:
         self._locks: RunVar[tuple[anyio.Lock, anyio.Lock] | None] = RunVar(f"grampus_stops_{uuid.uuid4().hex}", None)
 
     async def reached(self, state: AgentState, looked_at: int, *, since: float | None = None) -> tuple[bool, int]:
-        """Whether this session was ordered to stop, and the number of the newest order considered.
+        """A pair: True if this session was ordered to stop; the number of the newest order considered.
 
         `looked_at` is that number as of the last call. An answer of the store up to `_POLL_S` old counts, and an
         unreachable store orders nothing. With `since`, a time of the monotonic clock, every earlier order counts, and

@@ -36,7 +36,7 @@ class StoredDelegation:
 
     @property
     def why_not(self) -> str | None:
-        """Why it does not count now, or None where it stands."""
+        """The reason for not counting it now, or None where it stands."""
         return "was revoked" if self.revoked is not None else self.delegation.over(self.now_s)
 
 
@@ -87,7 +87,7 @@ async def standing_for(store: SessionStore, deputy: str, tool: str | None) -> li
 
 
 async def standing_in(store: SessionStore, decisions: Sequence[ApprovalDecision]) -> Stands:
-    """Which delegations behind these decisions stand in the store at this moment.
+    """The delegations behind these decisions that stand in the store at this moment.
 
     One counts from its begin to its end, where the decision arrived in between and is looked at in between, and it is
     stored and not revoked now.

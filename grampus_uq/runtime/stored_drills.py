@@ -73,7 +73,7 @@ class StoredDrills:
     # -- mixed in -------------------------------------------------------------------------------------------------
 
     async def mixed(self, cards: Sequence[Card], now_s: float, agent_id: str | None = None) -> list[Card]:
-        """What waits with the drills among it, oldest first; without drills where they are off.
+        """The pending requests with the drills among them, oldest first; without drills where they are off.
 
         Makes the drills that are to follow these requests. A drill appears at its time, as a request does.
         """

@@ -164,7 +164,7 @@ class StoredPermits:
         return Released(by=f"permit {ids}", principal=principals, why=why)
 
     async def standing(self, released_by: str) -> str | None:
-        """Why a call that was let ahead must not run now after all: one of its permits is closed or has expired."""
+        """The reason not to run a call now that was let ahead: one of its permits is closed or has expired."""
         for permit_id in released_by.removeprefix("permit ").split(" and "):
             try:
                 document = await self.store.get(_PERMIT, permit_id)
@@ -540,7 +540,7 @@ async def permit_log(store: SessionStore, permit_id: str) -> list[dict[str, Any]
 
 
 def closing_words(decision: ApprovalDecision) -> str:
-    """Why a permit is closed by a rejection that says never."""
+    """The reason for closing a permit by a rejection with `never`."""
     return f"{decision.principal} said never"
 
 

@@ -110,12 +110,12 @@ class FunctionTools:
         return [item.schema() for item in self._tools.values()]
 
     def effect_of(self, name: str) -> Effect | None:
-        """What the tool's definition says it does; None for a tool that is not here."""
+        """The effect by the tool's definition; None for a tool that is not here."""
         found = self._tools.get(name)
         return None if found is None else found.effect
 
     def check(self, call: ToolCall) -> str | None:
-        """Why the call cannot run (unknown tool, invalid arguments), or None."""
+        """The reason against running the call (unknown tool, invalid arguments), or None."""
         found = self._tools.get(call.name)
         if found is None:
             return f"There is no tool named {call.name!r:.80}. Tools: {', '.join(self._tools)}."

@@ -25,7 +25,7 @@ class Text:
         self._numbers = {number_in(found.group()) for found in _NUMBER.finditer(text)}
 
     def says(self, value: JsonValue) -> bool:
-        """Whether it holds the value; False for what is neither an amount nor a text with a letter or sign."""
+        """True if it holds the value; False for what is neither an amount nor a text with a letter or sign."""
         if isinstance(value, str):
             sought = value.strip().casefold()
             return bool(sought) and sought in self._folded

@@ -42,7 +42,7 @@ class Host(Protocol):
     """An engine that keeps runs. Its methods are awaited from one task a run, and may raise."""
 
     async def pending(self, session_id: str) -> list[ApprovalRequest] | None:
-        """What the run asks now; None once it has ended."""
+        """The requests of the run now; None once it has ended."""
         ...
 
     async def mark(self, session_id: str) -> str:

@@ -35,7 +35,7 @@ class Places:
         self._running[member] += 0
 
     def room(self, member: str) -> int:
-        """How many more sessions this member may begin now."""
+        """The number of sessions that this member may still begin now."""
         others = [other for other in self._running if other != member]
         share = max(1, self.at_once // len(self._running))
         kept = sum(not self._running[other] for other in others)

@@ -37,7 +37,7 @@ class Other(NamedTuple):
 
 
 def other_values(text: str, begin: int, end: int, written: Sequence[tuple[int, TokenLogprob]]) -> list[Other]:
-    """What else could stand at `text[begin:end]`, the likeliest first, at most `MOST`.
+    """Other values for `text[begin:end]`, the likeliest first, at most `MOST`.
 
     `written` are the tokens that write the value and the one that ends it, each with where it starts.
     """

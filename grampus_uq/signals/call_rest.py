@@ -85,7 +85,7 @@ class Rest:
         return lowered(without_sentences(self._cased.translate(_BLANKS)))
 
     def spans(self, begin: int) -> Iterator[Span]:
-        """What there is from a place on."""
+        """The spans still there from a place on."""
         for taken, end in self.taken:
             if begin < taken:
                 yield begin, taken
@@ -98,7 +98,7 @@ class Rest:
         return next(self._places(lowered(name)), None) is not None
 
     def mentions(self, name: str) -> list[int]:
-        """Where the name stands outside sentences, but in a closing tag."""
+        """The places of the name outside sentences, but in a closing tag."""
         shown = lowered(name)
         found = [at for at in self._places(shown) if self.code.startswith(shown, at)]
         return [at for at in found if not self.code.endswith("</", 0, at)]
@@ -114,7 +114,7 @@ class Rest:
         return _OPENED.match(self.code, at + len(name)) is not None
 
     def keys(self, key: str) -> list[Span]:
-        """Where a key stands with a place for a value behind it: framed, or behind a colon as Lisp writes it."""
+        """The places of a key with room for a value behind it: framed, or behind a colon as Lisp writes it."""
         found = {(at, at + len(form)) for form in _forms(lowered(key)) if form for at in self._places(form)}
         return sorted(
             (begin, end)
@@ -140,7 +140,7 @@ class Rest:
         return {one[1]: one.end() for one in _VARIABLE.finditer(self.code)}
 
     def values(self, value: str | int | float | bool | None) -> Sequence[Span]:
-        """Where a value stands, in any form, in order."""
+        """The places of a value, in any form, in order."""
         (leaf,) = _leaves(value)
         return self._of_leaf(leaf)
 
@@ -161,12 +161,12 @@ class Rest:
             yield from (one.span() for one in re.finditer(_BROKEN_RUN.pattern.join(parts), self.text))
 
     def long_values(self, call: ToolCall) -> Iterator[int]:
-        """Where values of more than one character stand outside sentences."""
+        """The places of values of more than one character outside sentences."""
         for value in long_leaves(call):
             yield from (at for at, _ in self._of_leaf(value) if not self.code[at].isspace())
 
     def find(self, call: ToolCall) -> Found:
-        """What there is of a call."""
+        """The parts of a call that are there."""
         name = lowered(call.name)
         mentions = [at for at in self._places(name) if self.code.startswith(name, at)]
         wanted = Counter(_leaves(call.arguments))

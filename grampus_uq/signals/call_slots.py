@@ -125,12 +125,12 @@ class Written:
 
     @cached_property
     def opened(self) -> list[Open]:
-        """What is begun and left open beside all that is written."""
+        """The slots begun and left open beside all that is written."""
         return left_open(self._rest, self.all, [call.name for call in self._calls], self._since)
 
     @cached_property
     def opened_beside(self) -> list[Open]:
-        """What is begun and left open beside the places that are read."""
+        """The slots begun and left open beside the places that are read."""
         return left_open(self._rest, (), [call.name for call in self._calls], self._since)
 
     @cached_property

@@ -36,7 +36,7 @@ _ENTRY: Final = re.compile(  # a name, and what stands behind it
 
 
 def support_of(value: JsonValue, messages: Sequence[Message]) -> Support | None:
-    """Where a text or a number of a call occurs; None for any other or an empty value, or where nothing was given.
+    """The support of a text or a number of a call: its places; None for any other or an empty value, or where none is.
 
     Texts are compared as whole words without regard to case, numbers by value: 85, 85.0 and "85.00" are one. A value
     with digits that is the only one of its form, in the results or in what was said, is told from one that was chosen.

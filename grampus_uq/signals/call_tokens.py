@@ -51,7 +51,7 @@ _PLAIN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
 
 def call_reading(step: Step, messages: Sequence[Message] = ()) -> Reading:
-    """How likely the name and the values of a step's least likely call were, in [0, 1], higher is better.
+    """The probability of the name and the values of a step's least likely call, in [0, 1], higher is better.
 
     Its parts hold all tokens of each call (`call_probability`): keys and what ends a value may hide doubt, and say less
     of how likely a call is to be right than the values do. The policy's `call_floor` holds doubt in any of them.
@@ -69,7 +69,7 @@ def call_reading(step: Step, messages: Sequence[Message] = ()) -> Reading:
 
 
 def probability_of_call(reply: ModelResponse) -> float | None:
-    """How likely all tokens of a reply's one call were, in [0, 1]: what a chain compares; None where unknown."""
+    """The probability of all tokens of a reply's one call, in [0, 1]: what a chain compares; None where unknown."""
     calls, text = reply.tool_calls, reply.content
     tokens = stream_of(reply).tokens or ()
     return call_probability(call_parts(tokens, calls, text=text), 0) if len(calls) == 1 else None

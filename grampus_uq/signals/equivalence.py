@@ -188,7 +188,7 @@ class SameWording:
 
 
 class LexicalEquivalence:
-    """The guide's rule: same when the lexical similarity reaches `threshold` (`strict_threshold` for the early stop).
+    """Same when the lexical similarity reaches `threshold` (`strict_threshold` for the early stop).
 
     It forgives a differing name or verb: "I pay Alice now" and "I pay Mallory now" are the same to it.
     """

@@ -1,6 +1,6 @@
 """Semantic entropy: sample the step again, cluster the answers by meaning, and see whether the step is among them.
 
-Adaptive as in the guide (arXiv 2504.03579): two samples at once; when they agree stop, else take the rest at once. One
+Adaptive (arXiv 2504.03579): two samples at once; when they agree stop, else take the rest at once. One
 failed sample is tolerated. Source of the entropy: Farquhar et al., Nature 2024, discrete semantic entropy. Unlike
 there, the step that was taken is clustered with its samples: their agreement on something else does not speak for it.
 """
@@ -70,7 +70,7 @@ class SemanticEntropy:
         return await self._read(first, _Answer.of(step), context)
 
     async def agreement(self, context: SenseContext) -> Reading:
-        """The agreement of the samples among themselves, where no step was taken: the guide's semantic entropy."""
+        """The agreement of the samples among themselves, where no step was taken."""
         return await self._read(await self._sample(self.min_samples, context), None, context)
 
     async def _read(

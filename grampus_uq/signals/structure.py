@@ -5,8 +5,8 @@ repeated calls, calls with unreadable arguments, changes of plan (a call of anot
 tools, apologies, negations and corrections in the agent's own words (English), and characters of agent, tools and user.
 
 A count says nothing by itself: which of them tell failures, and in which direction, differs from agent to agent (one
-that apologises may be one that refuses rightly). A fit learns it, on runs of the same agent. What a count is of no use
-for is fusion by the guide's weights: it is no confidence, and it is no evidence there.
+that apologises may be one that refuses rightly). A fit learns it, on runs of the same agent. Fusion by
+the default weights leaves counts out: one is no confidence, and it is no evidence there.
 """
 
 from __future__ import annotations

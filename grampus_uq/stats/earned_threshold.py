@@ -306,7 +306,7 @@ def update(
 
 
 def broken(target: Target, earned: Earned) -> tuple[BoolArray, BoolArray]:
-    """Whether the threshold in force must be withdrawn: the promise is broken; wrong answers have become frequent.
+    """True if the threshold in force must be withdrawn: the promise is broken; wrong answers have become frequent.
 
     Guarantee of the first: while at most epsilon go out wrong given the past, it becomes True after 50,000 calls at the
     earliest on average, and seldom before (an e-detector). Of the second, each kind of change would withdraw within n
@@ -320,7 +320,7 @@ def broken(target: Target, earned: Earned) -> tuple[BoolArray, BoolArray]:
 
 
 def spent(earned: Earned) -> BoolArray:
-    """Whether the permission is withdrawn for good: over all its time more went out wrong than promised.
+    """True if the permission is withdrawn for good: over all its time more went out wrong than promised.
 
     Guarantee: while it did not given the past, this is ever True with probability at most 1 % (`lasting_evidence`).
     """

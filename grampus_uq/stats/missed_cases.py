@@ -28,7 +28,7 @@ def reported_at(missed: Sequence[bool], *, tolerated: float, level: float = 0.05
     reviewers. What breaks it: cases that reviewers recognise, and answers left out for what they are.
 
     Args:
-        missed: in the order of the answers, True where the case was let through.
+        missed: in the order of the answers, True where the case was missed.
         tolerated: share of misses, in (0, 1).
         level: allowed probability of a false report, ever, in (0, 1).
 

@@ -161,7 +161,7 @@ def semantic_attributes(event: StepEvent, reading: Reading) -> Attributes:
 
 
 def escalate_attributes(event: StepEvent) -> Attributes:
-    """Why a step escalates, with the promise behind it; wanted is what would be done if the monitor may act."""
+    """The attributes of an escalation, with the promise behind it; `wanted`: the action if the monitor may act."""
     step = event.assessment
     attributes = _ids(event, event.assessment.step_id, _GUARDS)
     attributes |= {

@@ -94,7 +94,7 @@ class Scene:
         require(ran == list(wanted), f"{problem}: wanted {list(wanted)}, but ran {ran}")
 
     def model_calls(self) -> Counter[tuple[str, str, int]]:
-        """How often each turn was paid: (whose call, prompt, turn)."""
+        """The number of times that each turn was paid: (whose call, prompt, turn)."""
         lines = self.lines("agent_model") + self.lines("monitor_model")
         return Counter((line["kind"], line["prompt"], line["turn"]) for line in lines)
 
@@ -106,7 +106,7 @@ class Scene:
         return f"{agent} calls of the agent's model, {monitor} of the monitor's"
 
     def beliefs(self) -> dict[str, list[tuple[int, str, float]]]:
-        """What was believed at each step, by the monitor's session."""
+        """The belief at each step, by the monitor's session."""
         found: dict[str, list[tuple[int, str, float]]] = {}
         for line in self.lines("step"):
             found.setdefault(line["session"], []).append((line["index"], line["step"], line["propagated"]))

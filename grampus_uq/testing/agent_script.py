@@ -66,7 +66,7 @@ class AgentSetup:
     """Free for a harness's own tests."""
 
     def turn(self, prompt: str, number: int) -> ScriptedTurn:
-        """What the model answers to a transcript that begins with `prompt` and holds `number` answers; is counted."""
+        """The model's answer to a transcript that begins with `prompt` and holds `number` answers; is counted."""
         self.note("agent_model", prompt=prompt, turn=number)
         turns = self.script[prompt]
         return turns[min(number, len(turns) - 1)]
@@ -107,14 +107,14 @@ class AgentSetup:
         return f"paid {amount} to {to}"
 
     def precondition(self, call: ToolCall) -> str | None:
-        """Why this call must not run now although it was approved; None when it may."""
+        """The reason not to run this call now although it was approved; None when it may."""
         file = self.folder / PRECONDITION
         if call.name == "pay" and file.exists() and file.read_text() == "fails":
             return "the account is closed"
         return None
 
     def approvals(self) -> ApprovalPolicy | None:
-        """Who may decide, as the check wants it; None where anybody may."""
+        """The approval policy that the check wants; None where anybody may."""
         file = self.folder / APPROVALS
         if not file.exists():
             return None
@@ -127,7 +127,7 @@ class AgentSetup:
         )
 
     def started_by(self, session: str) -> str | None:
-        """Who started a session, where the check says so."""
+        """The starter of a session, where the check says so."""
         file = self.folder / STARTED_BY
         return file.read_text() if file.exists() else None
 

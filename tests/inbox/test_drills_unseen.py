@@ -20,11 +20,11 @@ from grampus_uq.inbox.news import News
 from grampus_uq.inbox.request_pages import listed
 from grampus_uq.inbox.reviewer_pages import SECTIONS
 from grampus_uq.runtime.cards import Card, card
-from grampus_uq.runtime.deciding import open_request
 from grampus_uq.runtime.drills import Drill, sealed_card
 from grampus_uq.runtime.health import health_in_words, store_health
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stored_decisions import open_request
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
 from grampus_uq.runtime.stored_permits import stored_permits
 from grampus_uq.testing import answer

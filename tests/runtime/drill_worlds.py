@@ -12,10 +12,10 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role, UncertaintyLevel
 from grampus_uq.runtime.cards import Card, card
-from grampus_uq.runtime.deciding import OpenRequest
 from grampus_uq.runtime.drills import Drill, DrillPlan, drafts
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Put, SessionStore
+from grampus_uq.runtime.stored_decisions import OpenRequest
 
 NAMES: Final = ("ann", "bob", "cleo", "dan", "eve", "finn", "gus", "hal", "ida", "joe", "kim", "lea", "max", "nora")
 GOODS: Final = ("a kettle", "two chairs", "the blue lamp", "a rucksack", "winter tyres", "headphones", "a garden hose")

@@ -19,12 +19,12 @@ from grampus_uq.cli import approvals_command, delegations_command, evidence_comm
 from grampus_uq.errors import ApprovalError, DataError
 from grampus_uq.gate.signatures import Ed25519Signer, write_key
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.deciding import open_request, store_decision
 from grampus_uq.runtime.evidence import evidence, verified
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stored_decisions import open_request, store_decision
 from grampus_uq.runtime.stored_delegations import (
     DELEGATION,
     delegate,

@@ -26,12 +26,12 @@ from grampus_uq.gate.signatures import HmacSigner
 from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.cards import Card, card
-from grampus_uq.runtime.deciding import open_request, store_decision
 from grampus_uq.runtime.drills import Change, Drill, DrillAnswer
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.lent_values import other_recipient
 from grampus_uq.runtime.run_state import AgentState, SessionHead
 from grampus_uq.runtime.store import Delete, SessionStore, parsed
+from grampus_uq.runtime.stored_decisions import open_request, store_decision
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker_jobs import Job

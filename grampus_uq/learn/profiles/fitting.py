@@ -111,7 +111,7 @@ def fit_profile(
             recordings' monitors guarded are guarded too (`guarding_as_recorded`). What the base holds that is fitted
             is replaced, but for its p_success where the labels are too few to learn one, or where the options say so.
             Of an artifact the runs that served its fit then set no threshold; of a bare
-            profile nobody knows them. Default: the guide's.
+            profile nobody knows them. Default: the default tiers.
         options: levels, targets, costs, seed.
         workers: processes that read (`parallel.in_order`); the result does not depend on it.
         on_runs: told how many runs were read, part by part, for a progress line; files are read up to four times.

@@ -10,9 +10,9 @@ import pytest
 from grampus_uq import ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
 from grampus_uq.errors import ApprovalError
 from grampus_uq.runtime.begun_with import parameters_of
-from grampus_uq.runtime.deciding import OpenRequest, check_shown, open_request, store_decision
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.stored_decisions import OpenRequest, check_shown, open_request, store_decision
 from tests.runtime.test_approvals_cli import Desk
 
 
