@@ -226,7 +226,8 @@ class ConnectionSession:
 
     async def _over(self, reason: StopReason, unrun: str, notes: Sequence[Note] = ()) -> None:
         """End the session, once what humans decided is taken up: where it begins anew, a rejection holds back."""
-        for _ in range(2):
+        waits = any(one.waiting for one in self.current().lease.state.turn)
+        for _ in range(2 if waits else 0):
             with contextlib.suppress(StoreError):
                 await apply_response(self.current(), self._ledger, None)
                 break
