@@ -3,8 +3,9 @@
 A run is an agent's turns with one tool call each, and an answer; no model is called and the tool does nothing, so the
 framework's own work is all that the adapter's is compared with: a real run spends seconds in models beside it. The
 kinds of run take turns in random order; printed are the medians over the rounds of the processor's time (all threads),
-per turn of the model, and of the ratios within each round. Each framework has a module of its own beside this one,
-`integrations_NAME`, with a function `pair`.
+per turn of the model, and of the ratios within each round; beside them the ratios of the quickest run of a kind to the
+quickest without any hook, since what else works on a machine only adds. Each framework has a module of its own beside
+this one, `integrations_NAME`, with a function `pair`.
 
     python -m tests.benchmarks.integrations [--rounds 200] [--turns 6] [--only NAME] [--json]
 """
@@ -76,6 +77,8 @@ async def measure(name: str, pair: Pair, rounds: int, turns: int, rng: Random) -
         "ratio_lower_quartile": low,
         "ratio_upper_quartile": high,
         "ratio_to_plain": statistics.median(to_plain),
+        "quickest_to_plain": min(took["watched"]) / min(took["plain"]),
+        "quickest_bare_to_plain": min(took["bare"]) / min(took["plain"]),
         "limit": LIMIT,
         "holds": statistics.median(to_plain) <= LIMIT,
     }
