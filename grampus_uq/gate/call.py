@@ -232,9 +232,9 @@ _VOUCHED = frozenset({CallPhase.CLEARED, CallPhase.STARTED})
 # -- judging ----------------------------------------------------------------------------------------------------------
 
 
-def doubt_of(judged: StepUncertainty | Verdict) -> Doubt:
+def doubt_of(judged: StepUncertainty | Verdict | ApprovalRequest) -> Doubt:
     """The reason of a judgement, as a request shows it."""
-    if isinstance(judged, Verdict):
+    if not isinstance(judged, StepUncertainty):
         return _doubt(judged, judged.reason)
     return replace(_doubt(judged, judged.reasoning), confidence=judged.believed)
 

@@ -131,7 +131,8 @@ class TurnJudge:
     ) -> str | None:
         """Add the record of each call to `records`; why the run stops, if one of them stops it."""
         belief = carried.belief
-        undecided = {r.proposed.likeness(): _doubt(r.requests[0]) for r in carried.records if r.waiting and r.requests}
+        waiting = [record for record in carried.records if record.waiting and record.requests]
+        undecided = {record.proposed.likeness(): doubt_of(record.requests[0]) for record in waiting}
         for call in calls:
             record, action = await self.gate.judge(
                 CallRecord.new(call, step_id),
@@ -207,7 +208,7 @@ class TurnJudge:
             if holding:
                 turn |= {"review": None, "reviewed": [decision.model_dump(mode="json") for decision in holding]}
             elif request.expired(now_s):
-                again = review(carried.terms, self.gate.approvals, _doubt(request), request.step_id, now_s)
+                again = review(carried.terms, self.gate.approvals, doubt_of(request), request.step_id, now_s)
                 turn["review"] = again.model_dump(mode="json")
         after_all = replace(carried, turn=turn, records=tuple(records))
         waiting = {request["id"] for request in requests_of(after_all)}
@@ -310,10 +311,6 @@ def _on(
 ) -> list[tuple[ApprovalDecision, float]]:
     ids = {request.id for request in requests}
     return [entry for entry in arrived if entry[0].request_id in ids]
-
-
-def _doubt(request: ApprovalRequest) -> Doubt:
-    return Doubt(level=request.level, rule=request.rule, reason=request.reason, guarantee=request.guarantee)
 
 
 def _because(level: UncertaintyLevel, reason: str) -> str:

@@ -55,7 +55,7 @@ class ToolPins:
         if found is not None:
             try:
                 pin = Pin(**json.loads(found.body))
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, RecursionError):
                 pin = Pin(name=name, digest="unreadable", definition=None)
         self._known[name] = pin, 0 if found is None else found.version
         return self._known[name]

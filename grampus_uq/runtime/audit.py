@@ -8,7 +8,6 @@ unknown.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from pydantic import JsonValue
 from grampus_uq.errors import DataError
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.gate import CHAINED, PERMITTED
+from grampus_uq.records.strict_json import json_object
 from grampus_uq.records.values import canonical_json
 from grampus_uq.runtime.ledger import audit_of
 from grampus_uq.runtime.store import GENESIS, SessionStore, link
@@ -65,7 +65,7 @@ class AuditLog:
     async def entries(self) -> list[dict[str, Any]]:
         """The verified audit; raises DataError at the first entry that does not fit the chain."""
         log = audit_of(self._agent_id, self._session_id, []).log
-        entries = [json.loads(body) for body in await self._store.read(log)]
+        entries = [json_object(body, line=number) for number, body in enumerate(await self._store.read(log), 1)]
         verify_audit(entries)
         return entries
 

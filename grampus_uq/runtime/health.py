@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.gate.requests import ApprovalKind
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, decision_values
 from grampus_uq.runtime.store import Document, SessionStore, pages
 from grampus_uq.runtime.stored_drills import StoredDrills
 from grampus_uq.runtime.worker_jobs import WAKES
@@ -105,7 +105,7 @@ async def store_health(store: SessionStore, *, days: float = 7.0, budget_a_day: 
     async for document in pages(store, "decision"):
         if document.written_s > since_s:
             request = document.key.partition("/")[0]
-            decided.setdefault(request, []).append((document.written_s, _kind(document)))
+            decided.setdefault(request, []).append((document.written_s, str(decision_values(document).get("kind", ""))))
     stop = await store.get("stop", "*")
     return health(
         now_s=now_s,
@@ -153,13 +153,6 @@ def health_in_words(found: Health) -> dict[str, str]:
         "running": f"{found.running} runs on {found.workers} live workers",
         "stops": f"{found.stops} so far",
     }
-
-
-def _kind(document: Document) -> str:
-    try:
-        return str(json.loads(document.body)["decision"]["kind"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
 
 
 def _cost(document: Document) -> float | None:

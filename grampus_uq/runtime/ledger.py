@@ -360,8 +360,8 @@ class Ledger:
             self._set_clock(document.read_s)
             request_id = parents[document.key.partition("/")[0]]
             try:
-                decision = ApprovalDecision.model_validate(json.loads(document.body)["decision"])
-            except (ValueError, KeyError, TypeError, RecursionError):
+                decision = ApprovalDecision.model_validate(decision_values(document))
+            except (ValueError, TypeError, RecursionError):
                 _log.warning("a stored decision on request %s cannot be read: it counts for nothing", request_id[:40])
                 continue
             found[request_id].append((decision, document.written_s))
@@ -411,6 +411,15 @@ class Ledger:
             except SessionConflictError:
                 newest = await self.store.get("grant", newest.key)  # another worker used it at this moment
         return False
+
+
+def decision_values(document: Document) -> Mapping[str, Any]:
+    """The decision in a stored document, as plain values; none for one that cannot be read: it counts for nothing."""
+    try:
+        values = json.loads(document.body)["decision"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def _asked_in(state: AgentState) -> dict[str, float]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from grampus_uq.runtime.drills import Drill, DrillPlan
+from grampus_uq.runtime.ledger import decision_values
 from grampus_uq.runtime.store import SessionStore, pages
 from grampus_uq.stats.missed_cases import reported_at
 from grampus_uq.stats.ranks import binomial_interval
@@ -152,8 +152,7 @@ async def decision_times(store: SessionStore, drills: Sequence[Drill]) -> Times:
         if drill.answer is not None:
             times[drill.answer.principal].append(drill.answered_s)
     async for document in pages(store, "decision"):
-        try:
-            times[str(json.loads(document.body)["decision"]["principal"])].append(document.written_s)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # it counts for nothing
+        values = decision_values(document)
+        if "principal" in values:
+            times[str(values["principal"])].append(document.written_s)
     return {who: sorted(found) for who, found in times.items()}

@@ -18,7 +18,7 @@ def stored_grant(document: Document, policy: ApprovalPolicy) -> tuple[Grant, int
         grant = Grant.model_validate(content["grant"])
         policy.check_grant(grant)
         return grant, int(content["uses"])
-    except (ValueError, KeyError, TypeError, ApprovalError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ApprovalError):
         return None
 
 

@@ -428,8 +428,11 @@ async def test_a_grant_without_a_limit_serves_all_who_use_it_at_once_and_one_wit
 
 async def test_a_broken_grant_in_the_store_grants_nothing_and_stops_nothing() -> None:
     store = MemoryStore()
-    for number, body in enumerate(("[]", "{}", "no json", '{"grant": 1, "uses": 0}', '{"grant": {}, "uses": "x"}')):
-        await store.put("grant", f"{number}", body, expected=0, label="t")
+    own = Grant(tool="t", principal="ann", expires_s=time.time() + 60).model_dump_json()
+    broken = ["[]", "{}", "no json", '{"grant": 1, "uses": 0}', '{"grant": {}, "uses": "x"}', "[" * 100_000]
+    broken += [f'{{"grant": {own}, "uses": {uses}}}' for uses in ("Infinity", "-1e999", "NaN", "[]", "null")]
+    for number, body in enumerate(broken):
+        await store.put("grant", f"{number:02d}", body, expected=0, label="t")
     good = Grant(id="zz", tool="t", principal="ann", expires_s=time.time() + 60)
     await Ledger(store).grant(good)
     found = await Ledger(store).use_grant(call("t"), agent_id="a", session_id="s", policy=ApprovalPolicy())

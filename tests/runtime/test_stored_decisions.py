@@ -10,7 +10,7 @@ import pytest
 from grampus_uq import ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
 from grampus_uq.errors import ApprovalError
 from grampus_uq.runtime.begun_with import parameters_of
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, audit_of
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stored_decisions import OpenRequest, check_shown, open_request, store_decision
 from tests.runtime.test_approvals_cli import Desk
@@ -66,3 +66,20 @@ def test_what_was_not_shown_and_what_cannot_hold_is_not_stored(tmp_path: Path) -
     with pytest.raises(ApprovalError):
         anyio.run(store)
     assert found(desk).decisions == ()
+
+
+@pytest.mark.parametrize("damage", ["{broken", "[]", "[" * 100_000, '{"seq": NaN}'], ids=lambda text: text[:6])
+def test_an_audit_that_cannot_be_read_is_said_on_the_request_and_hides_none(tmp_path: Path, damage: str) -> None:
+    desk = Desk(tmp_path)
+
+    async def break_it() -> None:
+        opened = open_store(desk.url)
+        try:
+            log = audit_of(desk.request.agent_id, desk.request.session_id, []).log
+            await opened.append(log, damage, expected=len(await opened.read(log)))
+        finally:
+            await opened.aclose()
+
+    anyio.run(break_it)
+    ((who, why),) = found(desk).refused
+    assert (who, why[:22]) == ("", "the audit does not hol")
