@@ -421,7 +421,8 @@ def test_an_answer_against_a_call_is_either_in_the_permit_or_not_taken_and_nothi
             assert not await goes_ahead(Says(kind, store, []), 3)
             assert not await goes_ahead(scene, 4)
 
-    anyio.run(work)
+    backend, options = sleepless()
+    anyio.run(work, backend=backend, backend_options=options)
 
 
 @pytest.mark.parametrize("failing", [1, 3])
