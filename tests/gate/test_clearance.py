@@ -351,6 +351,16 @@ def test_a_call_of_unknown_outcome_that_a_human_changed_says_what_was_started(pr
     assert not changed or request.reason.endswith(f": {canonical_json({'a': edited})}")
 
 
+@pytest.mark.parametrize(("more", "end"), [(0, 'x"}'), (1, 'x"…(+1 characters)'), (9, "x…(+9 characters)")])
+def test_of_long_arguments_that_were_started_the_beginning_is_said_and_how_much_is_left_out(
+    more: int, end: str
+) -> None:
+    edited = {"a": "x" * (2_000 - len('{"a":""}') + more)}
+    record = approved(waiting(), "edit", arguments=edited).change(phase=CallPhase.STARTED)
+    (request,) = recovered(record, TERMS, SIGNED, Effect.IRREVERSIBLE, NOW).requests
+    assert request.reason.endswith(f"xx{end}")
+
+
 def test_the_check_is_what_stops_the_forged_record() -> None:
     """Sabotage: a gate that believes the phase, as the code before this one did, runs it."""
 
