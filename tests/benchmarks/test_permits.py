@@ -32,12 +32,14 @@ async def test_recorded_calls_go_out_by_a_score_that_tells_and_by_none_that_does
     assert all(row["wrong_out"] == pytest.approx(0.2 * row["out"]) for row in at_random)
 
 
+@pytest.mark.slow
 def test_free_labels_ask_no_more_than_the_rule_that_must_pay_for_them() -> None:
     free, earned = (permits.row(permits.WORLDS[1], rule, 50) for rule in ("labels are free", "earned"))
     assert free["asked_1000"] < earned["asked_1000"]
     assert free["asked_last_200"] < earned["asked_last_200"]
 
 
+@pytest.mark.slow
 def test_an_adversary_waits_for_a_permission_and_is_asked_about_again() -> None:
     """Before anything may go out a call in thirty is wrong, then one in three."""
     world = next(world for world in permits.WORLDS if world.waits)

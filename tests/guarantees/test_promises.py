@@ -32,6 +32,7 @@ def test_a_promise_is_kept_and_published(name: str) -> None:
     assert sum(found.there) >= 0.7 * FAST[name]
 
 
+@pytest.mark.slow
 def test_sabotage_runs_that_call_nothing_break_the_certificate_of_those_that_do() -> None:
     promise = sabotaged("certificate-few-call")
     found = simulate(promise, 4)

@@ -16,6 +16,7 @@ from grampus_uq.testing import AgentSetup, Decision, Ended, Paused
 from grampus_uq.testing.agent_scene import DONE, PROMPT, SURE, play
 from grampus_uq.testing.agent_script import read_ledger
 from tests.integrations.matrix import ADAPTERS
+from tests.sampling import crossed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,7 @@ def lived(adapter: str, setup: Asking) -> tuple[Ended | Paused, list[str], Ended
     return anyio.run(live)
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("spelt", ["look_up", "lookUp", "Look-Up"])
+@crossed("adapter,spelt", list(ADAPTERS), ["look_up", "lookUp", "Look-Up"])
 def test_a_tool_that_is_always_asked_for_waits_however_sure_the_agent_is(
     adapter: str, spelt: str, tmp_path: Path
 ) -> None:
