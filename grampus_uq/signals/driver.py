@@ -1,6 +1,6 @@
 """Runs signals concurrently, each bounded in time, calls and tokens; whatever goes wrong becomes a reason.
 
-This is one of the two places that catch `Exception` (the other is the processor loop). Cancellation passes through.
+It catches `Exception`, since a signal is somebody else's code. Cancellation passes through.
 """
 
 from __future__ import annotations
