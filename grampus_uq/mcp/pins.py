@@ -8,13 +8,14 @@ under another definition is asked about anew, and its request says what changed.
 from __future__ import annotations
 
 import hashlib
-import json
 import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from grampus_uq.errors import DataError
+from grampus_uq.records.strict_json import json_object
 from grampus_uq.records.values import canonical_json
 
 __all__ = ["Pin", "differences", "pinned", "quoted"]
@@ -65,6 +66,9 @@ class Differences:
     whole: bool = True
 
 
+_NOT_COMPARED: Final = Differences("it cannot be compared here", whole=False)
+
+
 def differences(old: Pin, new: Pin) -> Differences:
     """The changes: a part each, with both values where they are short enough; 6,000 characters at most.
 
@@ -75,8 +79,11 @@ def differences(old: Pin, new: Pin) -> Differences:
     if old.digest == new.digest:
         return Differences("")
     if old.definition is None or new.definition is None:
-        return Differences("it cannot be compared here", whole=False)
-    before, after = json.loads(old.definition), json.loads(new.definition)
+        return _NOT_COMPARED
+    try:
+        before, after = json_object(old.definition), json_object(new.definition)
+    except (DataError, TypeError):  # whatever stood in the store
+        return _NOT_COMPARED
     said = _Said()
     for names in (*([name] for name in _READ_FIRST), {*before, *after}.difference(_READ_FIRST)):
         was, now = ({name: values[name] for name in names if name in values} for values in (before, after))

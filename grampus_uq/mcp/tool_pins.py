@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from grampus_uq.errors import SessionConflictError, StoreError
+from grampus_uq.errors import DataError, SessionConflictError, StoreError
 from grampus_uq.gate.call import Doubt
 from grampus_uq.mcp.pins import Pin, differences
+from grampus_uq.records.strict_json import json_object
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.store import SessionStore
@@ -51,12 +52,7 @@ class ToolPins:
             if name in self._known:
                 return self._known[name]
             raise
-        pin = None
-        if found is not None:
-            try:
-                pin = Pin(**json.loads(found.body))
-            except (TypeError, ValueError, RecursionError):
-                pin = Pin(name=name, digest="unreadable", definition=None)
+        pin = None if found is None else _read(name, found.body)
         self._known[name] = pin, 0 if found is None else found.version
         return self._known[name]
 
@@ -80,3 +76,11 @@ class ToolPins:
             if before is None or before.digest != now.digest:
                 key, body = session_key(self._agent_id, now.name), json.dumps(asdict(now))
                 self._known[now.name] = now, await self._store.put(_KIND, key, body, expected=version)
+
+
+def _read(name: str, body: str) -> Pin:
+    """The pin in a stored text; for one that cannot be read a pin that no definition has."""
+    try:
+        return Pin(**json_object(body))
+    except (DataError, TypeError):
+        return Pin(name=name, digest="unreadable", definition=None)

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from grampus_uq.mcp.pins import Differences, differences, pinned
 from grampus_uq.mcp.proxy_config import ProxySettings
 from grampus_uq.mcp.proxy_parts import ProxyParts
+from grampus_uq.mcp.tool_pins import ToolPins
+from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime.ledger import session_key
 
 TOOL = {
     "name": "send",
@@ -180,3 +183,18 @@ def test_permits_of_a_proxy_are_bound_to_the_definition_of_the_tool(tmp_path):
     first = calls.gate.permits.agent_version("send")
     calls._tools.take({"tools": [{**TOOL, "description": "Send a mail, and copy it."}]})
     assert "" != first != calls.gate.permits.agent_version("send")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("definition", ['"no json"', '"[]"', "5", "{}", '"' + "[" * 100_000 + '"', None])
+async def test_a_stored_pin_that_cannot_be_read_is_another_definition_and_ends_no_call(definition):
+    store, now = MemoryStore(), pinned({"name": "pay", "description": "Pays."})
+    body = "[" * 100_000 if definition is None else f'{{"name": "pay", "digest": "0", "definition": {definition}}}'
+    pins = ToolPins(store, "mcp")
+    await store.put("mcp_pin", session_key("mcp", "pay"), body, expected=0)
+    found = await pins.doubt([now])
+    assert found is not None
+    assert found.rule == "tool_changed"
+    assert "cannot be compared here" in found.reason
+    await pins.keep([now])
+    assert await ToolPins(store, "mcp").doubt([now]) is None
