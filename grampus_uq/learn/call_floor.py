@@ -62,7 +62,7 @@ def floor_for_share(probabilities: Iterable[float], share: float, *, least: floa
 
 
 def first_call(run: Run, policy: UncertaintyPolicy) -> float | None:
-    """The probability of all tokens of a run's first irreversible call; None without one, or where unread."""
+    """The `call_probability` of a run's first irreversible call; None without one, or where it was not read."""
     for at, event in enumerate(run.steps):
         name = event.step.tool_name
         if event.step.kind != "tool_call" or not is_irreversible(policy, name, event.step.effect):

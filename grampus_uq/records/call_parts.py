@@ -25,6 +25,8 @@ UNREAD_CALL: Final = "***"
 """The name of the part that stands for a call whose own tokens were due and were not read."""
 _NUMBER: Final = re.compile(r"-?\d{1,32}(?:\.\d{1,32})?", re.ASCII)
 _AS_GOOD_AS_CERTAIN: Final = 0.95
+FORM_WEIGHT: Final = 0.25
+"""Weight of the log-probability of keys and marks in that of a call, where a value's is 1."""
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -164,12 +166,16 @@ def doubt_in_words(doubt: CallDoubt) -> str:
 
 
 def call_probability(parts: Sequence[CallPart], call: int) -> float | None:
-    """The probability that the model writes this very call: the product over its parts, in [0, 1]; None where unknown.
+    """The probability that the model writes this very call, in [0, 1], higher is better; None where unknown.
 
-    Each token belongs to one part, so this is the product over all tokens of the call but those of prose.
+        the product over its parts of p(value)^(1 - w) * p(all tokens of the part)^w, with w = 1/4
+
+    So a value counts whole, and keys and marks, which a grammar or a template may have forced, to the power of 1/4.
+    Prose is in no part.
     """
-    known = [part.probability for part in parts if part.call == call and part.probability is not None]
-    return math.prod(known) if known else None
+    known = [(part.value, part.probability) for part in parts if part.call == call and part.probability is not None]
+    odds = [p if value is None else value ** (1.0 - FORM_WEIGHT) * p**FORM_WEIGHT for value, p in known]
+    return math.prod(odds) if known else None
 
 
 def weakest_part(parts: Sequence[CallPart], call: int) -> CallPart | None:

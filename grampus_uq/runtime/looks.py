@@ -274,7 +274,7 @@ def _after(chain: Chain, number: int, answer: _Answer, proposed: ToolCall) -> tu
 
 
 def _own_probability(session: Session, record: CallRecord) -> float | None:
-    """How likely all tokens of the held call were; None where that is not known."""
+    """The `call_probability` of the held call; None where that is not known."""
     turns = session.state.turns
     turn = next((turn for turn in turns if turn.step == record.step_id), None)
     doubt = None if turn is None else doubt_about(turns, turn, record.proposed)

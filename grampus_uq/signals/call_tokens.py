@@ -1,12 +1,12 @@
 """How likely the tokens of a step's calls were: doubt about a call, and about each of its arguments.
 
-    p(call) = product of p(token) over all tokens of the place that writes the call, from the name to the end of the
-              arguments: structure, keys and the token that ends a value included
+    p(call) = product over its parts, the name and each argument, of p(value)^(3/4) * p(all tokens of the part)^(1/4)
 
-This is the probability that the model, asked again, writes the same call in the same form ("maximum sequence
-probability", Fadeeva et al. 2023, arXiv 2311.07383, section 3, of the call alone). Of several places the least likely
-one counts. The wording of prose is left out (`prose`): a letter can be worded in many ways, and its probability says
-nothing of whether it should be sent.
+The tokens of a part are a key, a value and what ends it: their product over the call is the probability that the model,
+asked again, writes the same call in the same form ("maximum sequence probability", Fadeeva et al. 2023, arXiv
+2311.07383, section 3, of the call alone). p(value) leaves out how it is written (`value_odds`), so that keys and marks
+count a quarter. Of several places the least likely one counts. The wording of prose is left out (`prose`): a letter
+can be worded in many ways, and its probability says nothing of whether it should be sent.
 
 What stands for a call has to hold its name and all of its values. Where a call, or another copy of it, is written in a
 form that is not read (`call_rest`), it has one part over all tokens from its name or first value on that write no
@@ -25,7 +25,7 @@ from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Final
 
-from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart, Candidate, call_probability
+from grampus_uq.records.call_parts import FORM_WEIGHT, TOOL_NAME, WHOLE_CALL, CallPart, Candidate, call_probability
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.call_begun import begins_another, holds, is_cut, is_marked, is_strong, may_be
@@ -51,16 +51,14 @@ _PLAIN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
 
 def call_reading(step: Step, messages: Sequence[Message] = ()) -> Reading:
-    """The probability of the name and the values of a step's least likely call, in [0, 1], higher is better.
+    """The `call_probability` of a step's least likely call, in [0, 1], higher is better, with the parts of all calls.
 
-    Its parts hold all tokens of each call (`call_probability`): keys and what ends a value may hide doubt, and say less
-    of how likely a call is to be right than the values do. The policy's `call_floor` holds doubt in any of them.
     `messages` are those that the step answered: where the values of the parts come from.
     """
     tokens = step.logprobs or ()
     read = _read(tokens, step.tool_calls, step.text)
     parts = _recorded(read, step.tool_calls, messages)
-    known = [math.exp(math.fsum(chain.from_iterable(part.values for part in own))) for own in read if own]
+    known = [one for one in (call_probability(parts, number) for number in range(len(read))) if one is not None]
     if known:
         return Reading(source=UncertaintySource.CALL_PROBABILITY, value=min(known), parts=parts)
     broken = not all(token.logprob <= 1e-3 for token in tokens)
@@ -69,7 +67,7 @@ def call_reading(step: Step, messages: Sequence[Message] = ()) -> Reading:
 
 
 def probability_of_call(reply: ModelResponse) -> float | None:
-    """The probability of all tokens of a reply's one call, in [0, 1]: what a chain compares; None where unknown."""
+    """The `call_probability` of a reply's one call, in [0, 1]: what a chain compares; None where unknown."""
     calls, text = reply.tool_calls, reply.content
     tokens = stream_of(reply).tokens or ()
     return call_probability(call_parts(tokens, calls, text=text), 0) if len(calls) == 1 else None
@@ -178,7 +176,7 @@ def _least(
         own.append([_Part(_WHOLE, tokens, (), tokens)])
     elif half:
         own.append(_LOST)
-    return min(own, key=lambda parts: math.fsum(chain.from_iterable(part.counted for part in parts)))
+    return min(own, key=lambda parts: math.fsum([part.log_probability for part in parts]))
 
 
 def _is_left_open(
@@ -217,6 +215,12 @@ class _Part:
     values: Sequence[float] = ()
     others: Sequence[Other] = ()
     value: float | None = None
+
+    @property
+    def log_probability(self) -> float:
+        """As `call_probability` counts the part: its value whole, keys and marks a quarter."""
+        tokens = math.fsum(self.counted)
+        return tokens if self.value is None else (1.0 - FORM_WEIGHT) * self.value + FORM_WEIGHT * tokens
 
 
 def _described(number: int, call: ToolCall, parts: Sequence[_Part], messages: Sequence[Message]) -> Iterator[CallPart]:

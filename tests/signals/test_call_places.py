@@ -144,8 +144,7 @@ def least(text: str, calls: Sequence[ToolCall]) -> float | None:
 def test_a_call_is_below_the_floor_with_doubt_in(name: str) -> None:
     text, calls = CASES[name]
     odds = least(text, calls)
-    assert odds is not None
-    assert odds == pytest.approx(DOUBT)
+    assert odds == pytest.approx(DOUBT**0.25 if name == "a key" else DOUBT)
     assert odds < FLOOR
     certain = least(text.replace("§", ""), calls)
     assert certain == 1.0
@@ -201,14 +200,15 @@ FORMS = st.sampled_from(["object", "text", "application", "mark"])
 def test_any_doubtful_token_of_a_call_puts_the_call_below_the_floor(
     arguments: dict[str, Any], form: str, plain: bool, size: int, data: st.DataObject
 ) -> None:
-    """From the first character of the name to the end of the arguments, without prose."""
+    """From the first character of the name to the end of the arguments; keys and marks count a quarter."""
     text = as_text(form, pay(**arguments), plain=plain)
     begin, end = text.find("pay"), len(text) - (form in ("object", "text"))
     starts = range(0, len(text), size)
     doubtful = data.draw(st.sampled_from([at for at in starts if begin < at + size and at < end]))
     tokens = [TokenLogprob(token=text[at : at + size], logprob=math.log(DOUBT) * (at == doubtful)) for at in starts]
     odds = call_probability(call_parts(tokens, [pay(**arguments)]), 0)
-    assert odds == pytest.approx(DOUBT)
+    assert odds is not None
+    assert DOUBT * (1.0 - 1e-6) <= odds <= DOUBT**0.25 * (1.0 + 1e-6)
 
 
 @given(ARGUMENTS, FORMS, st.text(max_size=20), st.booleans(), st.booleans(), st.data())
@@ -281,9 +281,19 @@ def test_a_call_with_arguments_that_are_not_listed_is_not_told_apart(text: str, 
     assert part.name == WHOLE_CALL
 
 
-def test_the_reading_is_of_the_name_and_the_values_and_the_parts_of_every_token() -> None:
-    for text, value in (('{"name": "pay", "arguments": {"§amount§": 500}}', 1.0), (J, DOUBT)):
-        step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(PAY,), logprobs=tuple(written(text)))
-        reading = call_reading(step)
-        assert reading.value == pytest.approx(value)
-        assert call_probability(reading.parts, 0) == pytest.approx(DOUBT)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "pay", "arguments": {"§amount§": 500}}', DOUBT**0.25),
+        ('{"name": "pay", "arguments": {"amount":§ §500}}', DOUBT**0.25),
+        ('{"name": "§pay§", "arguments": {"amount": 500}}', DOUBT),
+        (J, DOUBT),
+    ],
+    ids=["a key", "a mark", "the name", "a value"],
+)
+def test_a_key_and_a_mark_count_a_quarter_the_name_and_a_value_whole(text: str, expected: float) -> None:
+    """The fourth root of how likely a key or mark was; the reading is that of the call."""
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(PAY,), logprobs=tuple(written(text)))
+    reading = call_reading(step)
+    assert reading.value == pytest.approx(expected)
+    assert call_probability(reading.parts, 0) == pytest.approx(expected)

@@ -105,7 +105,9 @@ def test_the_parts_of_any_call_in_json_are_those_at_the_places_where_they_were_w
         for odd, at, token in zip(odds, starts, tokens, strict=True)
         if whole[0] < at + len(token.token) and at < whole[1]
     ]
-    assert call_probability(parts, 0) == pytest.approx(math.exp(math.fsum(own)))
+    assert math.prod(part.probability or 0.0 for part in parts) == pytest.approx(math.exp(math.fsum(own)))
+    values = math.prod(part.probability or 0.0 if part.value is None else part.value for part in parts)
+    assert call_probability(parts, 0) == pytest.approx(values**0.75 * math.exp(0.25 * math.fsum(own)))
     for part in parts:
         begin, end = places[part.name]
         first = [odds[i] for i, at in enumerate(starts) if begin <= at < end]
