@@ -143,7 +143,8 @@ def _calls_of(
     start = run.start
     if start is None:
         return []
-    judge = judge_of(start.profile_fingerprint, start.model, start.prompt_hash, start.tools_hash, agent_version)
+    agent = start.model, start.prompt_hash, start.tools_hash
+    judge = judge_of(start.profile_fingerprint, *agent, agent_version, permit.stream)
     answers, asked_about = _answers(run), _asked_about(run)
     found = []
     for replayed in steps:

@@ -33,6 +33,7 @@ from grampus_uq.monitor.sensing import SensingPlan, StepInput
 from grampus_uq.monitor.snapshot import COMPACT_VERSION, SNAPSHOT_VERSION, STATE_TEXT
 from grampus_uq.monitor.unread_turns import UnreadTurns
 from grampus_uq.records.building import builder
+from grampus_uq.records.call_parts import FORM_WEIGHT
 from grampus_uq.records.events import (
     CallAsked,
     DecisionEvent,
@@ -60,6 +61,7 @@ from grampus_uq.records.vocabulary import (
     MissingReason,
     UncertaintyAction,
     UncertaintyLevel,
+    UncertaintySource,
 )
 from grampus_uq.signals.origins import OriginState, origins_of_observation, origins_of_prompt, with_origins
 from grampus_uq.signals.structure import StructureState, observe_structure, structure_step, with_structure
@@ -146,9 +148,10 @@ class Session:
         """The profile that the next step is judged by."""
         return self._profile
 
-    def judge(self, agent_version: str = "") -> str:
+    def judge(self, agent_version: str = "", stream: str = "") -> str:
         """The profile, model, prompt and tools that judge this run, with their owner's name for them: a fingerprint."""
-        return judge_of(None if self._fingerprint is None else self._fingerprint(), *self._agent, agent_version)
+        profile = None if self._fingerprint is None else self._fingerprint()
+        return judge_of(profile, *self._agent, agent_version, stream)
 
     def call_score(self, stream: str, call: ToolCall, step_id: str) -> float | None:
         """The belief about a proposed call, in [0, 1], higher is better; None where nothing was read."""
@@ -627,10 +630,19 @@ class Session:
 
 
 def judge_of(
-    profile: str | None, model: str, prompt_hash: str | None, tools_hash: str | None, agent_version: str = ""
+    profile: str | None,
+    model: str,
+    prompt_hash: str | None,
+    tools_hash: str | None,
+    agent_version: str = "",
+    stream: str = "",
 ) -> str:
-    """A fingerprint of what judges a run: the profile's, model, prompt and tools, and what their owner calls them."""
-    text = canonical_json([profile or "", model, prompt_hash, tools_hash, agent_version])
+    """A fingerprint of what judges a run: the profile's, model, prompt and tools, and what their owner calls them.
+
+    With the stream "call_probability" also of how that is computed: what another rule has earned is no evidence.
+    """
+    rule = [FORM_WEIGHT] if stream == UncertaintySource.CALL_PROBABILITY else []
+    text = canonical_json([profile or "", model, prompt_hash, tools_hash, agent_version, *rule])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -263,7 +263,7 @@ class StoredPermits:
         """
         score = session.call_score(permit.stream, record.proposed, record.step_id)
         version = self.agent_version if isinstance(self.agent_version, str) else self.agent_version(permit.tool)
-        key, judge, draw = identity_of(record, terms), session.judge(version), self._draw()
+        key, judge, draw = identity_of(record, terms), session.judge(version, permit.stream), self._draw()
         for attempt in range(_TRIES):
             now = await self._looked(permit)
             if now.trouble is not None:

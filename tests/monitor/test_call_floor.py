@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import anyio
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,3 +122,16 @@ async def _judged(
     own = {} if verifier is None else {"verifier": verifier}
     await session.observe_llm_response("", "turn", tool_calls=[call], logprobs=logprobs, external=own)
     return session.would_allow("pay" if names else call, effect="irreversible")
+
+
+def test_what_a_call_probability_of_another_rule_earned_is_no_evidence_and_other_scores_are_judged_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A permit is bound to its judge: where the score is computed otherwise, it covers nothing."""
+    session = UncertaintyMonitor().session("run")
+    judges = {stream: session.judge("v1", stream) for stream in ("", "confidence", "p_success", "call_probability")}
+    assert len({judges[stream] for stream in ("", "confidence", "p_success")}) == 1
+    assert judges["call_probability"] != judges[""]
+    monkeypatch.setattr("grampus_uq.monitor.session.FORM_WEIGHT", 1.0)
+    assert session.judge("v1", "call_probability") != judges["call_probability"]
+    assert session.judge("v1", "p_success") == judges["p_success"]
