@@ -326,9 +326,11 @@ def _vouches(turn: TurnEvidence, call: ToolCall, digest: str) -> bool:
 
 def _listings(turn: TurnEvidence, call: ToolCall, digest: str) -> list[str]:
     """The listings of a call in a turn, made or not: of its own id, where the turn lists this id, else of any."""
-    mark = _id_mark(call) if call.id else ""
-    own = [entry for entry in turn.listed if mark and mark in entry]
-    return [entry for entry in own or turn.listed if digest and entry.startswith(digest)]
+    listed = turn.listed
+    if call.id:
+        mark = _id_mark(call)
+        listed = tuple([entry for entry in listed if mark in entry]) or listed
+    return [entry for entry in listed if digest and entry.startswith(digest)]
 
 
 def _may_be_listed(listing: list[TurnEvidence], call: ToolCall) -> bool:

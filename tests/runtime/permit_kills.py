@@ -45,7 +45,7 @@ class Believed:
     def call_score(self, stream: str, call: ToolCall, step_id: str) -> float:
         return 0.9
 
-    def judge(self, agent_version: str = "") -> str:
+    def judge(self, agent_version: str = "", stream: str = "") -> str:
         return "j"
 
 
