@@ -137,6 +137,7 @@ def test_a_state_keeps_the_likely_values_of_the_first_calls_of_a_turn_alone() ->
     step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=tuple(calls))
     found = doubts(step, [Reading(source="call_probability", value=0.5, parts=tuple(own))])
     assert [bool(doubt.candidates) for doubt in found] == [True] * 4 + [False] * 28
+    assert {(doubt.occurs_as, doubt.candidates) for doubt in found[4:]} == {((), ())}
 
 
 def test_a_call_exactly_as_likely_as_the_floor_is_not_doubtful() -> None:
