@@ -8,12 +8,12 @@ from typing import Any
 import anyio
 import click
 
+from grampus_uq.cli.demo.demo_report import demo_report, report_lines
+from grampus_uq.cli.demo.demo_run import Answered
+from grampus_uq.cli.demo.demo_wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
+from grampus_uq.cli.demo.mail_plan import DEFAULT_MAILS
 from grampus_uq.cli.demo_mails import Stages, run_mails, run_waiting_mails
 from grampus_uq.cli.printing import as_json_option, print_json
-from grampus_uq.demo.demo_report import demo_report, report_lines
-from grampus_uq.demo.demo_run import Answered
-from grampus_uq.demo.demo_wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
-from grampus_uq.demo.mail_plan import DEFAULT_MAILS
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models import open_model
 from grampus_uq.records.visible_text import without_controls

@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import click
 
-from grampus_uq.demo.mails import draw_mails
-from grampus_uq.demo.waiting_mails import CLERK, SENTENCES, waiting_clerk
+from grampus_uq.cli.demo.mails import draw_mails
+from grampus_uq.cli.demo.waiting_mails import CLERK, SENTENCES, waiting_clerk
 from grampus_uq.inbox.inbox_app import inbox_app
 from grampus_uq.inbox.inbox_serving import listening, serve_inbox
 from grampus_uq.inbox.inbox_settings import InboxSettings

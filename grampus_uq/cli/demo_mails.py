@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import click
 
+from grampus_uq.cli.demo.clerk import Handled
+from grampus_uq.cli.demo.mail_plan import MailPlan, handle_all, plan_mails
+from grampus_uq.cli.demo.mail_report import MailReport, progress_line, report_lines, to_json
 from grampus_uq.cli.printing import print_json
-from grampus_uq.demo.clerk import Handled
-from grampus_uq.demo.mail_plan import MailPlan, handle_all, plan_mails
-from grampus_uq.demo.mail_report import MailReport, progress_line, report_lines, to_json
 from grampus_uq.errors import ModelError
 from grampus_uq.models import LocalModel
 

@@ -13,11 +13,11 @@ import anyio
 import click
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.mcp.advisory import Advisory
-from grampus_uq.mcp.guard import Guard
-from grampus_uq.mcp.proxy_config import ProxySettings, read_settings
-from grampus_uq.mcp.proxy_parts import ProxyParts
-from grampus_uq.mcp.stdio_proxy import Passing, Relay, Send, serve_stdio
+from grampus_uq.integrations.mcp.advisory import Advisory
+from grampus_uq.integrations.mcp.guard import Guard
+from grampus_uq.integrations.mcp.proxy_config import ProxySettings, read_settings
+from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
+from grampus_uq.integrations.mcp.stdio_proxy import Passing, Relay, Send, serve_stdio
 from grampus_uq.records.visible_text import without_controls
 
 _LAUNCHERS: Final = frozenset({"npx", "uvx", "uv", "pipx", "run", "python", "python3", "node", "docker"})
@@ -55,7 +55,7 @@ def command(
         rule, way_out = "given: there the calls that wait are decided", "--store sqlite:///FILE, or --unguarded"
         raise ConfigurationError.of("--store", "mcp", rule, None, way_out)
     if address is not None:
-        from grampus_uq.mcp.http_serving import serve_http
+        from grampus_uq.integrations.mcp.http_serving import serve_http
 
         anyio.run(functools.partial(serve_http, settings, ProxyParts(settings, settings.store, say), address, say))
         return

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.cli.demo.demo_run import demo_policy
 from grampus_uq.core.state import Profile
-from grampus_uq.demo.demo_run import demo_policy
 from grampus_uq.recording import runs
 from grampus_uq.recording.artifacts import ProfileArtifact, load
 from grampus_uq.recording.replay import replay

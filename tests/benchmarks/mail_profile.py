@@ -15,10 +15,10 @@ from pathlib import Path
 
 import anyio
 
+from grampus_uq.cli.demo.clerk import CallingModel, handle
+from grampus_uq.cli.demo.mail_plan import MODEL, SENSING, clerk_policy
+from grampus_uq.cli.demo.mails import draw_mails
 from grampus_uq.core.state import Profile
-from grampus_uq.demo.clerk import CallingModel, handle
-from grampus_uq.demo.mail_plan import MODEL, SENSING, clerk_policy
-from grampus_uq.demo.mails import draw_mails
 from grampus_uq.learn.profiles import FitOptions, fit_profile
 from grampus_uq.models import LocalModel
 from grampus_uq.monitor.monitor import UncertaintyMonitor

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from grampus_uq import Message, ModelResponse
+from grampus_uq.cli.demo.demo_run import Work, demo_policy
+from grampus_uq.cli.demo.questions import Question
 from grampus_uq.core.state import Profile
-from grampus_uq.demo.demo_run import Work, demo_policy
-from grampus_uq.demo.questions import Question
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.records.protocols import ModelClient

@@ -18,8 +18,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from grampus_uq.cli import main
-from grampus_uq.demo.demo_run import TOOL_SCHEMA
-from grampus_uq.demo.questions import all_questions
+from grampus_uq.cli.demo.demo_run import TOOL_SCHEMA
+from grampus_uq.cli.demo.questions import all_questions
 from grampus_uq.recording import runs
 from grampus_uq.recording.artifacts import load, match, prompt_hash, tools_hash
 from grampus_uq.records.vocabulary import StopReason

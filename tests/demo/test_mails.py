@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from grampus_uq import Message, ModelResponse, ToolCall
 from grampus_uq.cli import main
-from grampus_uq.demo.clerk import TOOLS, CallingModel, Handled
-from grampus_uq.demo.mail_plan import VARIANTS, MailPlan, handle_all, plan_mails, shipped_profile
-from grampus_uq.demo.mail_report import MailReport, report_lines, to_json
-from grampus_uq.demo.mails import CANCEL, REFUND, Mail, draw_mails, spoken
+from grampus_uq.cli.demo.clerk import TOOLS, CallingModel, Handled
+from grampus_uq.cli.demo.mail_plan import VARIANTS, MailPlan, handle_all, plan_mails, shipped_profile
+from grampus_uq.cli.demo.mail_report import MailReport, report_lines, to_json
+from grampus_uq.cli.demo.mails import CANCEL, REFUND, Mail, draw_mails, spoken
 from grampus_uq.errors import ModelError
 from grampus_uq.recording import runs
 from grampus_uq.testing import ScriptedModel, answer, top_logprobs

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq.demo.questions import all_questions, capitals, draw, elements
+from grampus_uq.cli.demo.questions import all_questions, capitals, draw, elements
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.recording import file_name
 

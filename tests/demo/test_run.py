@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from grampus_uq import ModelError, RateLimitedError, UncertaintyAction, UncertaintyPolicy, UncertaintyPropagator
+from grampus_uq.cli.demo.demo_run import TOOL, Answered, answer_questions, demo_policy
+from grampus_uq.cli.demo.questions import Question, all_questions, draw
 from grampus_uq.core.state import Profile
-from grampus_uq.demo.demo_run import TOOL, Answered, answer_questions, demo_policy
-from grampus_uq.demo.questions import Question, all_questions, draw
 from grampus_uq.recording import runs
 from grampus_uq.recording.runs import Run
 from grampus_uq.records.vocabulary import MissingReason, StopReason

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from grampus_uq import Message, ModelResponse
+from grampus_uq.cli.demo.mails import draw_mails
 from grampus_uq.cli.demo_inbox import run_inbox
-from grampus_uq.demo.mails import draw_mails
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stores import open_store

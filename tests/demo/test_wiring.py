@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grampus_uq import ModelError
-from grampus_uq.demo.demo_wiring import completing, plan_demo, run_demo
+from grampus_uq.cli.demo.demo_wiring import completing, plan_demo, run_demo
 from grampus_uq.recording import runs
 from grampus_uq.testing import ScriptedModel
 from tests.demo.examinees import SURE, examinee

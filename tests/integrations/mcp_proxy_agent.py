@@ -18,13 +18,13 @@ from grampus_uq.errors import GrampusError
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.seal import Seal
-from grampus_uq.mcp.call_exchange import CallExchange
-from grampus_uq.mcp.connection_session import SessionNames
-from grampus_uq.mcp.guard import Guard
-from grampus_uq.mcp.guarded_calls import GuardedCalls
-from grampus_uq.mcp.listed_tools import ListedTools
-from grampus_uq.mcp.proxy_config import ProxySettings
-from grampus_uq.mcp.request_state import RequestStates
+from grampus_uq.integrations.mcp.call_exchange import CallExchange
+from grampus_uq.integrations.mcp.connection_session import SessionNames
+from grampus_uq.integrations.mcp.guard import Guard
+from grampus_uq.integrations.mcp.guarded_calls import GuardedCalls
+from grampus_uq.integrations.mcp.listed_tools import ListedTools
+from grampus_uq.integrations.mcp.proxy_config import ProxySettings
+from grampus_uq.integrations.mcp.request_state import RequestStates
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.ledger import Arrived, Ledger
 from grampus_uq.signals.call_reader import Reader, written_call

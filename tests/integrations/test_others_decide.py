@@ -20,8 +20,8 @@ from grampus_uq.gate.clearance import check_clearance
 from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.signatures import Ed25519Signer, write_key
-from grampus_uq.mcp.proxy_config import ApprovalSettings, ProxySettings
-from grampus_uq.mcp.proxy_parts import ProxyParts
+from grampus_uq.integrations.mcp.proxy_config import ApprovalSettings, ProxySettings
+from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger

@@ -6,7 +6,7 @@ from typing import Any
 
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
 
-from grampus_uq.mcp.call_spans import CallSpans
+from grampus_uq.integrations.mcp.call_spans import CallSpans
 
 
 class CountedSpan(NonRecordingSpan):

@@ -22,13 +22,13 @@ from grampus_uq import (
 )
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
-from grampus_uq.mcp.call_exchange import CallExchange
-from grampus_uq.mcp.connection_session import SessionNames
-from grampus_uq.mcp.elicitation import Elicitation, Mode
-from grampus_uq.mcp.guard import Guard
-from grampus_uq.mcp.guarded_calls import GuardedCalls
-from grampus_uq.mcp.listed_tools import ListedTools
-from grampus_uq.mcp.request_state import RequestStates
+from grampus_uq.integrations.mcp.call_exchange import CallExchange
+from grampus_uq.integrations.mcp.connection_session import SessionNames
+from grampus_uq.integrations.mcp.elicitation import Elicitation, Mode
+from grampus_uq.integrations.mcp.guard import Guard
+from grampus_uq.integrations.mcp.guarded_calls import GuardedCalls
+from grampus_uq.integrations.mcp.listed_tools import ListedTools
+from grampus_uq.integrations.mcp.request_state import RequestStates
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore

@@ -36,7 +36,7 @@ LEASE_S = 1.0
 PROXY = f"""
 import functools, sys
 from grampus_uq.cli import mcp_command
-from grampus_uq.mcp import proxy_parts
+from grampus_uq.integrations.mcp import proxy_parts
 proxy_parts.GuardedCalls = functools.partial(proxy_parts.GuardedCalls, lease_s={LEASE_S})
 mcp_command.command(sys.argv[1:])
 """

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq.mcp.advisory import Advisory
-from grampus_uq.mcp.message_lines import TooLong
-from grampus_uq.mcp.stdio_proxy import Passing, Relay
+from grampus_uq.integrations.mcp.advisory import Advisory
+from grampus_uq.integrations.mcp.message_lines import TooLong
+from grampus_uq.integrations.mcp.stdio_proxy import Passing, Relay
 from grampus_uq.runtime import MemoryStore
 from tests.proxy.guarded import Bench, SlowStore
 from tests.proxy.test_guard import UNCLEAR

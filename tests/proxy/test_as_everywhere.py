@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from grampus_uq import Permit, Profile, Sensing, UncertaintyPolicy
-from grampus_uq.mcp.proxy_config import ProxySettings
-from grampus_uq.mcp.proxy_parts import ProxyParts
+from grampus_uq.integrations.mcp.proxy_config import ProxySettings
+from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, save
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import StoredPermits, grant_permit, stored_permits

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq.mcp.call_outcomes import Run
-from grampus_uq.mcp.proxy_config import ProxySettings
-from grampus_uq.mcp.proxy_parts import ProxyParts
+from grampus_uq.integrations.mcp.call_outcomes import Run
+from grampus_uq.integrations.mcp.proxy_config import ProxySettings
+from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.apply_decisions import apply_response
 from tests.proxy.guarded import Bench, bench

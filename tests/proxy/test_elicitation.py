@@ -17,9 +17,9 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from grampus_uq import ApprovalPolicy
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.mcp.elicitation import _read
-from grampus_uq.mcp.proxy_config import read_settings
-from grampus_uq.mcp.tool_pins import UNSHOWN
+from grampus_uq.integrations.mcp.elicitation import _read
+from grampus_uq.integrations.mcp.proxy_config import read_settings
+from grampus_uq.integrations.mcp.tool_pins import UNSHOWN
 from tests.proxy.guarded import MODERN, Bench, bench
 from tests.proxy.test_http_proxy import notes, proxied, serving
 from tests.servers import free_port

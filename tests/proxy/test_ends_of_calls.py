@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from grampus_uq.mcp.connection_session import SessionNames
+from grampus_uq.integrations.mcp.connection_session import SessionNames
 from tests.proxy.guarded import SlowStore, bench
 from tests.sampling import sampled
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import Sensing
-from grampus_uq.mcp.json_rpc import UnclearError, judged_arguments, read_message
+from grampus_uq.integrations.mcp.json_rpc import UnclearError, judged_arguments, read_message
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.stopping import order_stop

@@ -17,8 +17,8 @@ from grampus_uq import ApprovalPolicy, Grant
 from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.seal import Seal
-from grampus_uq.mcp.call_notes import CallNotes
-from grampus_uq.mcp.hand_overs import DeliveredResults, HandOvers
+from grampus_uq.integrations.mcp.call_notes import CallNotes
+from grampus_uq.integrations.mcp.hand_overs import DeliveredResults, HandOvers
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.run_state import AgentState
@@ -750,7 +750,7 @@ async def test_a_result_that_was_delivered_is_not_handed_over_after_a_death() ->
 
 
 async def test_results_that_nobody_asks_for_again_make_room_for_others(monkeypatch: Any) -> None:
-    monkeypatch.setattr("grampus_uq.mcp.guarded_calls._MAX_OPEN", 10)
+    monkeypatch.setattr("grampus_uq.integrations.mcp.guarded_calls._MAX_OPEN", 10)
     async with await granted(MemoryStore()) as one:
         grant = Grant(tool="pay", limits={"n": {"min": 0, "max": 99}}, principal="ann", expires_s=time.time() + 60)
         await one.ledger.grant(grant)
@@ -767,7 +767,7 @@ async def test_results_that_nobody_asks_for_again_make_room_for_others(monkeypat
 
 
 async def test_results_that_come_back_are_no_more_than_there_is_room_for(monkeypatch: Any) -> None:
-    monkeypatch.setattr("grampus_uq.mcp.guarded_calls._MAX_OPEN", 5)
+    monkeypatch.setattr("grampus_uq.integrations.mcp.guarded_calls._MAX_OPEN", 5)
     async with await granted(MemoryStore(), uses=20) as one:
         await one.lists(pay={"annotations": {"destructiveHint": True}}, look={"annotations": {"readOnlyHint": True}})
         for n in range(10):

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import Grant
-from grampus_uq.mcp.call_exchange import CallExchange, Passed
-from grampus_uq.mcp.http_headers import session_name
-from grampus_uq.mcp.http_proxy import Upstream, http_app
-from grampus_uq.mcp.http_traffic import Bounds
-from grampus_uq.mcp.json_rpc import read_message
-from grampus_uq.mcp.proxy_config import ProxySettings
-from grampus_uq.mcp.proxy_parts import ProxyParts
+from grampus_uq.integrations.mcp.call_exchange import CallExchange, Passed
+from grampus_uq.integrations.mcp.http_headers import session_name
+from grampus_uq.integrations.mcp.http_proxy import Upstream, http_app
+from grampus_uq.integrations.mcp.http_traffic import Bounds
+from grampus_uq.integrations.mcp.json_rpc import read_message
+from grampus_uq.integrations.mcp.proxy_config import ProxySettings
+from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 from grampus_uq.runtime import MemoryStore
 from tests.proxy.guarded import Bench, SlowStore, read_as_doubtful
 from tests.servers import free_port

@@ -13,8 +13,8 @@ import anyio
 import httpx
 import pytest
 
-from grampus_uq.mcp.http_proxy import Upstream, http_app
-from grampus_uq.mcp.http_traffic import Bounds
+from grampus_uq.integrations.mcp.http_proxy import Upstream, http_app
+from grampus_uq.integrations.mcp.http_traffic import Bounds
 from grampus_uq.runtime import MemoryStore
 from tests.proxy.ended_spans import counted
 from tests.proxy.guarded import MODERN, Bench

@@ -20,7 +20,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
 from sse_starlette.sse import AppStatus
 
-from grampus_uq.mcp.event_stream import data_of, read_events, written_event
+from grampus_uq.integrations.mcp.event_stream import data_of, read_events, written_event
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stores import open_store
 from tests.servers import free_port, serves, until_up

@@ -15,11 +15,11 @@ import pytest
 from mcp.client.client import Client
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.mcp.http_proxy import Upstream, http_app
-from grampus_uq.mcp.http_serving import serve_http
-from grampus_uq.mcp.http_traffic import Bounds
-from grampus_uq.mcp.proxy_config import ProxySettings, ServerSettings
-from grampus_uq.mcp.proxy_parts import ProxyParts
+from grampus_uq.integrations.mcp.http_proxy import Upstream, http_app
+from grampus_uq.integrations.mcp.http_serving import serve_http
+from grampus_uq.integrations.mcp.http_traffic import Bounds
+from grampus_uq.integrations.mcp.proxy_config import ProxySettings, ServerSettings
+from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 from grampus_uq.runtime.ledger import Ledger
 from tests.proxy.test_http_pages import answer
 from tests.proxy.test_http_proxy import decide, notes, proxied, serving

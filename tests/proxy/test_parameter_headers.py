@@ -19,9 +19,9 @@ from mcp.shared.inbound import (
     x_mcp_header_map,
 )
 
-from grampus_uq.mcp.http_headers import reading_problem
-from grampus_uq.mcp.json_rpc import Message, UnclearError
-from grampus_uq.mcp.parameter_headers import check_parameters, parameter_headers
+from grampus_uq.integrations.mcp.http_headers import reading_problem
+from grampus_uq.integrations.mcp.json_rpc import Message, UnclearError
+from grampus_uq.integrations.mcp.parameter_headers import check_parameters, parameter_headers
 from tests.sampling import examples
 
 _KEYS = ["region", "Region", "at", "inner"]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq.mcp.pins import Differences, differences, pinned
-from grampus_uq.mcp.proxy_config import ProxySettings
-from grampus_uq.mcp.proxy_parts import ProxyParts
-from grampus_uq.mcp.tool_pins import ToolPins
+from grampus_uq.integrations.mcp.pins import Differences, differences, pinned
+from grampus_uq.integrations.mcp.proxy_config import ProxySettings
+from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
+from grampus_uq.integrations.mcp.tool_pins import ToolPins
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.ledger import session_key
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import Seal
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.mcp.request_state import RequestStateError, RequestStates, StateBinding
+from grampus_uq.integrations.mcp.request_state import RequestStateError, RequestStates, StateBinding
 
 KEY = b"0123456789abcdef0123456789abcdef"
 NOW = 1_700_000_000.0

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq.mcp.json_rpc import id_in
-from grampus_uq.mcp.message_lines import TooLong
+from grampus_uq.integrations.mcp.json_rpc import id_in
+from grampus_uq.integrations.mcp.message_lines import TooLong
 from tests.proxy.guarded import Bench, bench
 from tests.sampling import examples
 

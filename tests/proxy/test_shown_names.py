@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import ToolEffects
-from grampus_uq.mcp.json_rpc import UnclearError, read_message
-from grampus_uq.mcp.listed_tools import ListedTools
-from grampus_uq.mcp.shown_names import MAX_TOOLS, SharedNames, with_prefix, without_prefix
+from grampus_uq.integrations.mcp.json_rpc import UnclearError, read_message
+from grampus_uq.integrations.mcp.listed_tools import ListedTools
+from grampus_uq.integrations.mcp.shown_names import MAX_TOOLS, SharedNames, with_prefix, without_prefix
 from grampus_uq.records.tool_names import same_tool_keys
 
 

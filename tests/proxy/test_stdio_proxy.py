@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq.mcp.message_lines import TooLong, read_lines
+from grampus_uq.integrations.mcp.message_lines import TooLong, read_lines
 
 _ECHO = """
 import sys

@@ -20,9 +20,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from grampus_uq import GrampusTracer, UncertaintyMonitor
 from grampus_uq.cli import main
+from grampus_uq.cli.demo.demo_run import Answered, answer_questions, demo_policy
+from grampus_uq.cli.demo.questions import all_questions, draw
 from grampus_uq.core.state import Profile
-from grampus_uq.demo.demo_run import Answered, answer_questions, demo_policy
-from grampus_uq.demo.questions import all_questions, draw
 from grampus_uq.recording import encode, read, runs
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, SessionStarted, StepEvent
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion

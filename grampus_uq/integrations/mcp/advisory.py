@@ -1,0 +1,90 @@
+"""Advisory mode between two pipes: every message passes as it is, and a guard beside records what would wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+
+from grampus_uq.integrations.mcp.byte_budget import ByteBudget
+from grampus_uq.integrations.mcp.call_exchange import CallExchange
+from grampus_uq.integrations.mcp.guard import Guard
+from grampus_uq.integrations.mcp.message_lines import TooLong
+from grampus_uq.integrations.mcp.stdio_proxy import Passing, Send
+
+_MOST: Final = 1_000
+_MAX_BYTES: Final = 64 * 1024 * 1024
+_DRAIN_S: Final = 10.0
+_Take = Callable[[bytes | TooLong], Awaitable[None]]
+
+
+class Advisory:
+    """A `Relay` that passes every message on at once, and then shows it to a guard whose words nobody gets.
+
+    The guard sees one message after another, a call before its result. What waits for it is bounded: beyond, messages
+    pass unrecorded.
+    """
+
+    def __init__(self, to_client: Send, to_server: Send, *, exchange: CallExchange, say: Callable[[str], None]) -> None:
+        self._passing = Passing(to_client, to_server, say)
+        self._guard = Guard(
+            _to_nobody, _to_nobody, exchange=exchange, say=lambda text: say(f"advisory, nothing was changed: {text}")
+        )
+        self._passed: deque[tuple[_Take, bytes | TooLong]] = deque()
+        self._more, self._seen = anyio.Event(), anyio.Event()
+        self._budget = ByteBudget(_MAX_BYTES)
+        self._say, self._missed, self._ended = say, False, False
+
+    async def from_client(self, line: bytes | TooLong) -> None:
+        """Pass it to the server."""
+        self._show(self._guard.from_client, line)
+        await self._passing.from_client(line)
+
+    async def from_server(self, line: bytes | TooLong) -> None:
+        """Pass it to the client."""
+        self._show(self._guard.from_server, line)
+        await self._passing.from_server(line)
+
+    def _show(self, take: _Take, line: bytes | TooLong) -> None:
+        if len(self._passed) < _MOST and self._budget.take(_size(line)):
+            self._passed.append((take, line))
+            self._more.set()
+        elif not self._missed:
+            self._missed = True
+            self._say("more messages come than are looked at: some pass unrecorded")
+
+    async def run(self) -> None:
+        """Show the guard what passed, until it is cancelled or nothing more comes."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._guard.run)
+            while self._passed or not self._ended:
+                if not self._passed:
+                    self._more = anyio.Event()
+                    await self._more.wait()
+                    continue
+                take, line = self._passed.popleft()
+                await take(line)
+                await self._guard.rest()
+                self._budget.give(_size(line))
+            self._seen.set()
+
+    async def client_left(self) -> None:
+        """Nothing more comes from it."""
+
+    async def aclose(self) -> None:
+        """Look at what passed last, and leave the session in the store."""
+        self._ended = True
+        self._more.set()
+        with anyio.move_on_after(_DRAIN_S):
+            await self._seen.wait()
+        await self._guard.aclose()
+
+
+def _size(line: bytes | TooLong) -> int:
+    return 0 if isinstance(line, TooLong) else len(line)
+
+
+async def _to_nobody(line: bytes) -> None:
+    """What a guard would have said."""

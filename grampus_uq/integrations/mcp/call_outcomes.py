@@ -1,0 +1,60 @@
+"""What becomes of a proposed call, and the call as all requests know it that wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from grampus_uq.gate.call import CallRecord, Doubt
+from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.integrations.mcp.pins import Pin
+from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
+
+REPEATED: Final = Doubt(
+    level=UncertaintyLevel.HIGH,
+    rule="repeated_call",
+    reason="of equal calls that cannot be undone only one goes ahead by itself in a session, and the same one was "
+    "proposed before: running it again does it twice",
+)
+"""Of equal calls (tool, arguments) that cannot be undone, one goes ahead without a human: whether its client was told
+of it is known to nobody for certain, and a client that was not sends it again."""
+
+
+def matters(record: CallRecord) -> bool:
+    """True for a call of which somebody has to know what became of it."""
+    return bool(record.decisions) or record.effect is Effect.IRREVERSIBLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """This call is to run now, once, by whoever was told so."""
+
+    record: CallRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """This call waits: for a decision on the request, or (None) for its own result."""
+
+    request: ApprovalRequest | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the model is told: a result as the server gave it (`raw`), or a text of the gate's."""
+
+    text: str = ""
+    is_error: bool = False
+    raw: str | None = None
+
+
+@dataclass(slots=True, weakref_slot=True, kw_only=True)
+class OpenCall:
+    """A call as the requests know it that wait for it, all the same one; with what became of it, once that is known.
+
+    `shown`: the definitions of its tool by which it was judged, where it was judged here.
+    """
+
+    id: str
+    shown: tuple[Pin, ...] = ()
+    answer: Answer | None = None

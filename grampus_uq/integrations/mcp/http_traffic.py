@@ -1,0 +1,64 @@
+"""The requests of all HTTP clients: how many are open at once, and the bytes of those that their server has not had."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+from starlette.requests import Request
+
+from grampus_uq.integrations.mcp.byte_budget import ByteBudget
+
+_MAX_BYTES: Final = 64 * 1024 * 1024
+_MAX_OPEN: Final = 400
+_BODY_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What is served: the values of `Host`, as "127.0.0.1:8765", messages up to `limit`, and so much at once."""
+
+    hosts: frozenset[str]
+    limit: int
+    max_bytes: int = _MAX_BYTES
+    max_open: int = _MAX_OPEN
+
+
+class Traffic:
+    """What is open now, of one event loop."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds, self._open = bounds, 0
+        self._budget = ByteBudget(bounds.max_bytes)
+
+    @property
+    def full(self) -> bool:
+        """True where no further request is served."""
+        return self._open >= self.bounds.max_open
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While a request or an answer is open."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes | None]:
+        """The body of a request, counted for so long; None where it is too long or too slow, or too much is held."""
+        body, fits = bytearray(), True
+        try:
+            with anyio.move_on_after(_BODY_S) as scope:
+                async for chunk in request.stream():
+                    fits = len(body) + len(chunk) <= self.bounds.limit and self._budget.take(len(chunk))
+                    if not fits:
+                        break
+                    body += chunk
+            yield bytes(body) if fits and not scope.cancelled_caught else None
+        finally:
+            self._budget.give(len(body))

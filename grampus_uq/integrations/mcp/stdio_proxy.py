@@ -1,0 +1,184 @@
+"""A server's process between two pipes: its messages go to the client, the client's to it, its end is the proxy's.
+
+The server inherits the standard error, and the environment except the proxy's own keys and store. It reads the end of
+its input when the client leaves, and gets the signals that the proxy gets. The proxy ends when the server has, with its
+exit status (128 + n after signal n).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import anyio
+from anyio.abc import Process
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.integrations.mcp.message_lines import (
+    MAX_MESSAGE_BYTES,
+    LineWriter,
+    TooLong,
+    read_descriptor,
+    read_lines,
+    write_descriptor,
+)
+
+_QUIET_S: Final = 1.0
+"""What a server that has ended left in its pipe is read until nothing came for so long: another process may hold it."""
+_DRAIN_S: Final = 30.0
+"""And no longer than this, whoever writes into it then, and however slowly the client takes it."""
+_KILL_AFTER_S: Final = 5.0
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+Send = Callable[[bytes], Awaitable[None]]
+
+
+class Relay(Protocol):
+    """What becomes of the messages of one client and one server. Its methods are called by one task for each side."""
+
+    async def from_client(self, line: bytes | TooLong) -> None:
+        """Take a message of the client."""
+        ...
+
+    async def from_server(self, line: bytes | TooLong) -> None:
+        """Take a message of the server."""
+        ...
+
+    async def run(self) -> None:
+        """Work beside the messages until it is cancelled."""
+        ...
+
+    async def client_left(self) -> None:
+        """The client has closed its side: nothing more comes from it."""
+        ...
+
+    async def aclose(self) -> None:
+        """The server is gone too."""
+        ...
+
+
+class Passing:
+    """Passes every message on as it is; one that is too long ends the connection of neither side, and is reported."""
+
+    def __init__(self, to_client: Send, to_server: Send, say: Callable[[str], None]) -> None:
+        self._to_client, self._to_server, self._say = to_client, to_server, say
+
+    async def from_client(self, line: bytes | TooLong) -> None:
+        """Pass it to the server."""
+        await self._pass(line, self._to_server, "client")
+
+    async def from_server(self, line: bytes | TooLong) -> None:
+        """Pass it to the client."""
+        await self._pass(line, self._to_client, "server")
+
+    async def _pass(self, line: bytes | TooLong, send: Send, whose: str) -> None:
+        if isinstance(line, TooLong):
+            self._say(f"a message of the {whose} is longer than a message may be: it is dropped")
+        else:
+            await send(line)
+
+    async def run(self) -> None:
+        """Nothing to do beside."""
+
+    async def client_left(self) -> None:
+        """Nothing to do."""
+
+    async def aclose(self) -> None:
+        """Nothing to do."""
+
+
+async def serve_stdio(
+    command: Sequence[str],
+    relay: Callable[[Send, Send], Relay],
+    *,
+    limit: int = MAX_MESSAGE_BYTES,
+    descriptors: tuple[int, int] = (0, 1),
+) -> int:
+    """Run a server behind this process's own input and output: its exit status.
+
+    Raises ConfigurationError when the command cannot be started.
+    """
+    try:
+        pipe = subprocess.PIPE
+        process = await anyio.open_process(list(command), stdin=pipe, stdout=pipe, stderr=None, env=_environment())
+    except (OSError, ValueError) as error:
+        rule = "a server's program that can be started"
+        raise ConfigurationError.of("COMMAND", "mcp", rule, command[0], str(error)) from error
+    assert process.stdin is not None  # noqa: S101 (a pipe, as asked for)
+    to_client, to_server = LineWriter(partial(write_descriptor, descriptors[1])), LineWriter(process.stdin.send)
+    joined = relay(to_client.send, to_server.send)
+    async with anyio.create_task_group() as group:
+        group.start_soon(joined.run)
+        group.start_soon(_pass_signals, process)
+        group.start_soon(_from_client, process, joined, descriptors[0], limit)
+        try:
+            await _from_server(process, joined, limit)
+        except* anyio.BrokenResourceError:  # the client is gone: the server's next message meets a closed pipe
+            if process.stdout is not None:
+                await process.stdout.aclose()
+        await process.wait()
+        await joined.aclose()
+        group.cancel_scope.cancel()
+    status = process.returncode or 0
+    return 128 - status if status < 0 else status
+
+
+def _environment() -> dict[str, str]:
+    """What a server inherits: neither the keys that decisions are signed with nor the address of the store."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GRAMPUS_UQ_")}
+
+
+async def _from_client(process: Process, relay: Relay, descriptor: int, limit: int) -> None:
+    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async for line in read_lines(partial(read_descriptor, descriptor), limit=limit):
+            await relay.from_client(line)
+    await relay.client_left()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError, anyio.BrokenResourceError):
+            await process.stdin.aclose()
+
+
+async def _from_server(process: Process, relay: Relay, limit: int) -> None:
+    """Take the server's messages until the pipe ends, or, once the server has, until nothing comes for a moment."""
+    over, ended, quiet = False, anyio.CancelScope(), anyio.CancelScope()
+
+    async def stop_reading() -> None:
+        nonlocal over
+        await process.wait()
+        over, now = True, anyio.current_time()
+        ended.deadline, quiet.deadline = now + _DRAIN_S, now + _QUIET_S
+
+    async def receive() -> bytes:
+        nonlocal quiet
+        with anyio.CancelScope(deadline=anyio.current_time() + _QUIET_S if over else math.inf) as quiet:
+            try:
+                return await process.stdout.receive() if process.stdout is not None else b""
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return b""
+        return b""
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(stop_reading)
+        with ended:
+            async for line in read_lines(receive, limit=limit):
+                await relay.from_server(line)
+        group.cancel_scope.cancel()
+
+
+async def _pass_signals(process: Process) -> None:
+    """Give the server the signals that end this process; one that does not end then is killed."""
+    with anyio.open_signal_receiver(*_SIGNALS) as signals:
+        async for number in signals:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+            with anyio.move_on_after(_KILL_AFTER_S):
+                await process.wait()
+                return
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
