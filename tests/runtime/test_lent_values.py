@@ -50,7 +50,7 @@ def test_each_value_stands_in_one_drill_so_that_none_is_more_frequent_than_among
     numbers: set[int], names: bool
 ) -> None:
     """What takes the likest value for each call takes short ones, and round ones, more often than they are there."""
-    values = [f"ann{n}" if names else round(1.3**n, 2) for n in sorted(numbers)]
+    values = [f"ann{n:02}" if names else round(1.3**n, 2) for n in sorted(numbers)]  # none is a part of another
     lent = lent_values(values, [f"I paid: {value}" for value in values], other_recipient if names else other_amount)
     assert Counter(map(str, lent)) == Counter(map(str, values))
 
