@@ -44,7 +44,7 @@ DetectorField = Annotated[Detector, BeforeValidator(_read), PlainSerializer(dete
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmState:
-    """What a session keeps of its detector: the evidence, whether a human answered, how often it was re-armed.
+    """State of a session's detector: its evidence, whether a human answered, and how often it was re-armed.
 
     `midway` is True when the run began under another profile: the detector has not seen its first steps.
     """

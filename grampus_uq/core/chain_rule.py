@@ -1,4 +1,4 @@
-"""When a call goes out, is looked at again, or waits for a human: the rule that `learn.fit_chain` learns."""
+"""The rule of a chain (`learn.fit_chain`): release a call, look at it again, or ask a human."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done about a step: the tiers, rules for irreversible calls, a detector's alarm, a fitted release. Pure."""
+"""Decisions on steps and calls: tiers, rules for irreversible calls, detector alarm, fitted release. Pure functions."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _ruling(now: Situation) -> _Ruling:
 
 
 def _tier(now: Situation) -> _Ruling:
-    """What the tier says. It carries no statistical guarantee."""
+    """Return the tier's ruling, which carries no statistical guarantee."""
     policy, level = now.profile.policy, now.level
     action = policy.decide(level, now.kind, irreversible=now.irreversible)
     if action is _PROCEED:
@@ -174,7 +174,7 @@ def _tier(now: Situation) -> _Ruling:
 
 
 def _fitted(now: Situation) -> _Ruling:
-    """What the detector and the release rule say; a pause by the alarm is inside the detector's one budget."""
+    """Return the ruling of the detector and the release rule; alarm pauses are inside the detector's one budget."""
     action, rule, reason = (_PROCEED, "tier", "") if now.level is _LOW else (_LOG, "tier", _loudness(now))
     detector, alarm = now.profile.detector, now.state.alarm
     if detector is not None and detector.at_calls and not now.irreversible:
@@ -192,7 +192,7 @@ def _fitted(now: Situation) -> _Ruling:
 
 
 def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -> _Ruling:
-    """What the release rule says of an irreversible call; without a chance it says nothing."""
+    """Return the release rule's ruling on an irreversible call; none without a calibrated chance."""
     least, below, chance = release.at_least, release.abort_below, now.turn.p_success
     if least is None:
         return _PAUSE, "release", "irreversible call, and no chance of success is high enough to release one"
@@ -238,7 +238,7 @@ def _gives_way(decision: _Ruling, action: UncertaintyAction) -> bool:
 
 
 def _doubt(now: Situation) -> str | None:
-    """Why the probability of the call itself speaks against it, whatever was believed before; None where it does not.
+    """Return why the call's own probability holds it, independent of the belief; None if it does not.
 
     With a fitted detector or release these decide, which may weigh it: a further pause would be outside their promise.
     """

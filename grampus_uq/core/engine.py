@@ -342,7 +342,7 @@ def _describe_risk(fields: dict[str, Any], seen: Tally, trajectory: TrajectoryRe
 
 
 def _describe_alarm(fields: dict[str, Any], detector: Detector, log_m: float | None) -> None:
-    """What record and span say of the detector: evidence, threshold, level and mode."""
+    """Add the detector's evidence, threshold, level and mode to the fields of a record."""
     threshold = detector.threshold
     fields["log_e_value"] = log_m
     fields["log_threshold"] = threshold.log_value if math.isfinite(threshold.log_value) else None

@@ -1,4 +1,4 @@
-"""How a step's confidence moves the belief in the whole run: a weighted mean, SAUP's root mean square, AUQ.
+"""Propagators: update the belief in a run from a step's confidence (weighted mean, SAUP root mean square, AUQ).
 
 A propagator is configuration: frozen, JSON-able, chosen by `Profile.propagator`. What one has to remember of a run is a
 value of a few numbers in the session's state, never in here.
@@ -29,7 +29,7 @@ DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(
 Weight = Annotated[float, Field(ge=0.0, le=1.0)]
 
 PropagatorMemory = SaupState | AuqState
-"""What a propagator remembers of a run beside its cumulative confidence: a few numbers, however long the run is."""
+"""State of a propagator besides the cumulative confidence; its size is constant."""
 
 
 class UncertaintyPropagator(Configuration):

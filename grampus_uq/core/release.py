@@ -1,4 +1,4 @@
-"""Which irreversible calls are released: those whose run has a high enough calibrated chance of success."""
+"""The release rule: irreversible calls go ahead if the calibrated chance of success is high enough."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class TrajectoryRiskSettings(Configuration):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RiskState:
-    """What a session keeps of its risk: bounded however long the run is, and no text.
+    """State of a session's trajectory risk; bounded in size, without text.
 
     `parameters`: those that it was computed with. `stream`: the complete steps. `latest`: the latest trajectory risk,
     the open step included; None before the first.

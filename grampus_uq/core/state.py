@@ -1,4 +1,4 @@
-"""What a step works on: the Profile, frozen and shared by every session, and the small state of one session."""
+"""Profile (frozen, shared by all sessions) and SessionState (small, one per session): the inputs of a step."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Profile(Configuration):
     )
     """Steps then have a trajectory risk (TRACER), a stream of detector and calibration. Stored as `tracer`."""
     release: ReleaseRule | None = None
-    """Which irreversible calls go ahead, by `p_success`; needs `calibration`. The tiers then stop nothing."""
+    """Releases irreversible calls by `p_success`; needs `calibration`. The tiers then stop nothing."""
     chain: Chain | None = None
-    """Who looks again at an irreversible call before a human is asked (`learn.fit_chain`), and which calls go out at
+    """Second looks at an irreversible call before a human is asked (`learn.fit_chain`), and the calls released at
     once; without a fitted detector or release. It only adds to what holds a call: `AgentRunner(looks=...)` looks."""
     fallback: str | None = None
     """Why a fitted profile does not apply, where this one stands in for it: the tiers and their rules decide."""
@@ -132,7 +132,7 @@ class Profile(Configuration):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorstCase:
-    """What would be believed had every reading that was due and did not come been 0: irreversible calls answer to it.
+    """The belief with 0 in place of every missing reading that was due; irreversible calls are judged by it too.
 
     `unread` says which ones the latest step of the model lacked, and why; `scores` are the streams that a detector that
     looks at calls has of that step; the others are as in `SessionState`.
@@ -151,7 +151,7 @@ class WorstCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """What one session knows after its last committed step; bounded, JSON-able, immutable.
+    """State of one session after its last committed step; bounded, JSON-able, immutable.
 
     `memory` is what the propagator keeps beside `cumulative`: None for the default one, which needs nothing more.
     `turn_read` is False while the latest step of the model had no reading; `turns` are the latest turns of the model

@@ -1,4 +1,4 @@
-"""Which turn of the model proposed a call, and what was read of that turn: the evidence that the call is judged on.
+"""Evidence for a call: the model turn that proposed it, and the readings of that turn.
 
 Turns may run side by side. A call belongs to the turn that proposed it, found by its id and name, by the id of the
 turn's step, or by its name alone; where several turns could have proposed it, the least of their evidence counts. A
@@ -60,7 +60,7 @@ Scores = tuple[Unit | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEvidence:
-    """What was read of one turn of the model.
+    """Readings of one model turn.
 
     `read`: whether anything was; `p_success`: the calibrated chance after it, `worst_chance`: the same in the worst
     case, where a reading was due and did not come; `lowest`: its lowest reading, as source and value; `stated`: whether
@@ -250,7 +250,7 @@ def _of_calls(found: Sequence[CallDoubt]) -> list[CallDoubt]:
 
 
 def _beyond(found: Sequence[CallDoubt]) -> tuple[CallDoubt, ...]:
-    """What stands for calls beyond those that are kept."""
+    """Return one entry standing for all calls beyond the kept ones."""
     return tuple([doubt for doubt in found if not doubt.call])
 
 

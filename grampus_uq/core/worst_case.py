@@ -1,4 +1,4 @@
-"""What would be believed had every reading that was due and did not come been 0.
+"""The worst case: the belief with 0 in place of every missing reading that was due.
 
 A signal that fails must never look better than one that answers. So, from the first such failure on, a session keeps
 beside its belief the least that this belief might be: the same arithmetic, with 0 in the place of each reading that was

@@ -1,4 +1,4 @@
-"""What a tool does to the world: read, reversible, irreversible, or unknown until somebody says.
+"""Effects of tools: read, reversible, irreversible, or unknown until classified.
 
 Sources, strongest first: what the tool's own definition or the user says by name, a predicate on the arguments, glob
 patterns, MCP annotations. Whatever raises the danger wins: a predicate, an annotation or the policy's names may make a
@@ -94,7 +94,7 @@ class ToolEffects:
         return effect
 
     def _of_name(self, name: str, declared: Effect | None) -> Effect:
-        """What names, patterns, annotations and spellings say of a tool, whatever its arguments."""
+        """Return the effect by name, pattern, annotation and spelling, independent of the arguments."""
         effect = self._by_name.get(name) or declared
         keys = same_tool_keys(name)
         if effect is None or effect is Effect.UNKNOWN:
@@ -133,7 +133,7 @@ def _destroys(notes: Mapping[str, Any]) -> bool:
 
 
 def _lowered(notes: Mapping[str, Any]) -> Effect | None:
-    """What the annotations of a trusted server's tool say that it is, short of destructive; None for nothing."""
+    """Return the effect below destructive that a trusted server's annotations state; None if they state none."""
     if notes.get("readOnlyHint") is True:
         return Effect.READ
     closed = notes.get("destructiveHint") is False and notes.get("openWorldHint") is False
@@ -162,7 +162,7 @@ def _by_spelling(values: Mapping[str, T] | None) -> dict[str, list[T]]:
 
 
 def _spelt(values: Mapping[str, list[T]], keys: tuple[str, ...]) -> list[T]:
-    """What was said of any spelling of a name, each once."""
+    """Return the distinct values given for any spelling of a name."""
     return list({id(value): value for key in keys for value in values.get(key, ())}.values()) if values else []
 
 

@@ -58,9 +58,9 @@ from grampus_uq.wire.calls import read_arguments
 __all__ = ["Gate", "record_answer"]
 
 CHAINED = f"{CHAIN} "
-"""How `cleared_by` begins for a call that another look let ahead."""
+"""Prefix of `cleared_by` for calls released by a second look."""
 PERMITTED = "permit "
-"""How `cleared_by` begins for a call that permits let ahead."""
+"""Prefix of `cleared_by` for calls released by permits."""
 _MAX_SPENT = 65_536
 _RUNNING: ContextVar[frozenset[str]] = ContextVar("grampus_uq_running", default=frozenset())
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
@@ -89,7 +89,7 @@ def record_answer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """How a call goes ahead by what permits have earned: `by` names them for the record, `why` is their promise."""
+    """Release of a call by permits: `by` names them for the record, `why` states their promise."""
 
     by: str
     principal: str
@@ -108,7 +108,7 @@ class Held:
 
 
 class Permits(Protocol):
-    """What a gate asks about calls that would wait because of their tool alone; `runtime.stored_permits` is one."""
+    """Interface to permits for calls held by their tool alone; implemented by `runtime.stored_permits`."""
 
     async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | Held:
         """The release of a waiting call, or the reason against it; `alike`: an equal call waits.
@@ -521,7 +521,7 @@ def permitted(record: CallRecord) -> bool:
 
 
 def _let_by(record: CallRecord, run_id: str) -> str | None:
-    """What lets a call run once: the request that was decided on, or the call of this run that permits let ahead."""
+    """Return the id under which a call may run once: the decided request, or this run's call released by permits."""
     if record.decisions:
         return record.requests[0].id
     return record.key(run_id) if permitted(record) else None

@@ -89,7 +89,7 @@ Value = Annotated[float, Field(ge=-(2.0**53), le=2.0**53)]
 
 
 class Permit(Configuration):
-    """What may be earned, written down before the first call: scope, score, promise, and who granted it.
+    """Definition of a permit, fixed before the first call: scope, score, promise and grantor.
 
     `limits` are as a grant's. `judge` is the fingerprint of profile, model, prompt and tools (`Session.judge`); None:
     those of the first call. `stream` is the score: "confidence" (the run's), "p_success" or "call_probability" (of the
@@ -216,7 +216,7 @@ class Ticket(BaseModel):
 
 
 class PermitState(BaseModel):
-    """Where a permit stands; its size does not grow.
+    """State of a permit; constant size.
 
     Ticket n is open at `open[n - counted]`. `answers`, `audits`, `released`, `wrong`, `overdue` and `corrected` count
     since the evidence began, `withdrawn` how often it began anew. `revision` counts what happened. `closed` says why

@@ -152,7 +152,7 @@ class ApprovalDecision(BaseModel):
 
     @property
     def voices(self) -> frozenset[str]:
-        """Whose voice it is: the principal's, and that of whoever they decide in the place of."""
+        """The principals this decision counts for: the decider, and the approver they stand in for."""
         return frozenset((self.principal, self.principal if self.delegation is None else self.delegation.principal))
 
     @property
@@ -225,7 +225,7 @@ Arrived = tuple[ApprovalDecision, float]
 
 
 class ApprovalPolicy:
-    """Who may decide, how many of them, how decisions are signed, and for how long a request stands.
+    """Rules of approval: approvers, required number, signatures, and lifetime of a request.
 
     Without a `signer` decisions are taken unsigned: then whatever can call `resume` or write the store can approve, and
     the audit says "unsigned". With `PublicKeys` only who has a key decides; `approvers` narrows that further, and None
@@ -275,7 +275,7 @@ class ApprovalPolicy:
         self.seal = seal
 
     def expiry(self, now_s: float) -> float | None:
-        """When a request that is made now expires, or None."""
+        """Return the expiry time of a request made now, or None."""
         return None if self.expires_s is None else now_s + self.expires_s
 
     def check(

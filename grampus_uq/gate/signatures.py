@@ -37,7 +37,7 @@ DEPUTY = "deputy:"
 
 
 class Verifier(Protocol):
-    """What a runner checks decisions and grants with."""
+    """Interface of a verifier of decisions and grants."""
 
     def verifies(self, principal: str, text: bytes, signature: str) -> bool:
         """True when the signature on the text is this principal's."""
@@ -257,7 +257,7 @@ class PublicKeys:
 
     @property
     def deputies(self) -> frozenset[str]:
-        """Whose keys are those of a deputy."""
+        """Principals whose keys belong to deputies."""
         return frozenset(self._deputies)
 
     def verifies(self, principal: str, text: bytes, signature: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whose voices several approvals are, and which of them are of distinct people, where several must agree.
+"""Counts the distinct people behind several approvals, where several must agree.
 
 An approver's own approval is their voice; a deputy's is the deputy's and that of whoever they decide in the place of.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from grampus_uq.gate.requests import ApprovalDecision
 
 _Speaker = tuple[str, bool]
-"""Who spoke, and whether as somebody's deputy."""
+"""A principal, and whether they acted as a deputy."""
 
 
 class Voices:

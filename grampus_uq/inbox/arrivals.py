@@ -1,4 +1,4 @@
-"""What began to wait since the last look, requests and drills alike; the drills that are to follow are made here.
+"""Requests and drills that arrived since the last look; due drills are created here.
 
 They are made whether or not anybody looks at the list: else a drill would appear when somebody does, and requests when
 an agent asks.

@@ -40,7 +40,7 @@ _Given = tuple[OpenRequest | Drill, Decision]
 
 
 class BatchWish(BaseModel):
-    """What to decide on all of these cards, each named by its id, its digest and what its last part carried."""
+    """A decision on several cards, each named by its id, its digest and the token of its last part."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

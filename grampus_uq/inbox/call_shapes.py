@@ -1,4 +1,4 @@
-"""Which calls are of one shape, so that one batch may decide them."""
+"""Groups calls of one shape, so that one batch may decide them."""
 
 from __future__ import annotations
 

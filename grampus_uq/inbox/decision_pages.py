@@ -51,7 +51,7 @@ class FormTexts(BaseModel):
 
 
 class Wish(BaseModel):
-    """What a person wants to decide: on the card with this digest, whose last part carried `seen`.
+    """A person's intended decision on the card with this digest, whose last part carried `seen`.
 
     An edit has the `arguments` as JSON, or the `fields` of the form.
     """
@@ -215,7 +215,7 @@ async def _check_first(visit: Visit, one: OpenRequest, mine: ApprovalDecision) -
 
 
 def _alike(one: OpenRequest, mine: ApprovalDecision) -> list[ApprovalDecision]:
-    """Who agreed to exactly the arguments that this decision agrees to."""
+    """Return the decisions that agree to exactly the same arguments as this one."""
     wanted = canonical_json(mine.arguments)
     return [d for d in one.standing if d.kind in _AGREED and canonical_json(d.arguments) == wanted]
 

@@ -33,7 +33,7 @@ _HOUR_S: Final = 3600.0
 
 
 class DelegationWish(BaseModel):
-    """Who is to decide in one's place, on calls of which tools (none: on everything), for how many hours."""
+    """An intended delegation: deputy, tools (none: all), and hours."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -98,7 +98,7 @@ async def _list(visit: Visit) -> Response:
 
 
 def _in_words(given: Delegation) -> dict[str, str]:
-    """What is shown before it is signed, and in the list."""
+    """Return the texts of a delegation, as shown before signing and in the list."""
     until = datetime.fromtimestamp(given.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     tools = "everything that waits" if given.tools is None else "calls of " + ", ".join(given.tools)
     return {"decides": f"{given.deputy} in the place of {given.principal}", "on": tools, "until": until}

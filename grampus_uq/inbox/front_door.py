@@ -1,4 +1,4 @@
-"""What every request of the inbox passes before a page sees it, and the headers that every answer carries.
+"""Checks on every request to the inbox before any page, and headers of every response.
 
 One host, plain paths, bodies of known and bounded length that arrive in time, and changes only from the inbox's own
 pages. Headers of a reverse proxy are never read.

@@ -195,7 +195,7 @@ async def _home(visit: Visit) -> Response:
 
 @for_role(Role.LOOK)
 async def _me(visit: Visit) -> Response:
-    """Who one is here, and the public keys that a runner has to know."""
+    """Show the signed-in person and the public keys that a runner needs."""
     return visit.page("me.html", keys=keys_of([visit.person], visit.person.role))
 
 

@@ -1,4 +1,4 @@
-"""Where the inbox is reached, and what follows from it: the hosts it answers to, its cookies, its passkeys."""
+"""Address of the inbox, and the settings derived from it: accepted hosts, cookies, passkeys."""
 
 from __future__ import annotations
 

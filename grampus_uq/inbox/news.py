@@ -23,7 +23,7 @@ _MOST, _MOST_OF_ONE = 600, 6
 
 
 class News:
-    """What changed, for all who listen; how many of them there may be is bounded."""
+    """Publishes changes to a bounded number of listeners."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock()

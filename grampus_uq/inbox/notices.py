@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class Notices:
-    """What is told to one webhook; requests of before the start are not news. Raises ConfigurationError."""
+    """Notifies one webhook of new requests, not of those before the start. Raises ConfigurationError."""
 
     url: str
     link: str

@@ -25,7 +25,7 @@ _MAX_TEXT = 16_384
 
 
 class NewPasskey(BaseModel):
-    """What a browser says of a credential that it made, all in base64url; `token` is that of the invitation."""
+    """A browser's new credential, all in base64url; `token` is that of the invitation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -34,7 +34,7 @@ CHALLENGE_S: Final = 300.0
 
 
 class Role(StrEnum):
-    """What a person may do; each may do what the ones behind it may: decide, deputise, label, look.
+    """Rights of a person, each including those after it: decide, deputise, label, look.
 
     A deputy decides only in the place of somebody who delegated it.
     """
@@ -207,7 +207,7 @@ class People:
         return cookie, login
 
     async def session(self, cookie: str, device: str) -> tuple[Person, float] | None:
-        """Whose session this is, and the time by the store's clock; None once it is over.
+        """Return the session's person and the store's time; None once it has ended.
 
         Of a person who is still there, with this passkey, on the same kind of device.
         """

@@ -41,7 +41,7 @@ _START: Final = re.compile("[0-9]{1,9}")
 
 
 class PermitWish(BaseModel):
-    """What somebody wants to grant, or to put in the place of the permit `narrows`; shares in percent."""
+    """An intended permit, or the replacement of the permit `narrows`; shares in percent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -92,7 +92,7 @@ def _listed(visit: Visit, found: Sequence[Standing], start: int, following: int 
 
 
 def _earned(one: Standing) -> str:
-    """What is promised, or why it no longer is; nothing where `stands` has said it all."""
+    """Return the promise, or why it no longer holds; empty if `stands` says it all."""
     state = one.state
     tells = state.closed is None and (state.withdrawn or state.threshold(one.permit) is not None)
     return sentence(one.permit, state) if tells else ""

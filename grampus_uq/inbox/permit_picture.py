@@ -22,7 +22,7 @@ _LINES: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a permit's log says: a picture, or why there is none; and whether the log gives the stored state."""
+    """Evidence in a permit's log: a picture, or why there is none, and whether it replays to the stored state."""
 
     chart: Chart | None
     problem: str | None

@@ -1,4 +1,4 @@
-"""What waits: the list, the oldest first, and the card of one request with everything that a decision needs."""
+"""Pending requests: the list, oldest first, and the card of one request with everything a decision needs."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def call_parts(visit: Visit, shown: Card) -> dict[str, Any]:
 
 
 def _agreed(standing: Sequence[ApprovalDecision]) -> int:
-    """How many agree, with those who agree to the same arguments as most do."""
+    """Return the number of approvals of the most agreed arguments."""
     alike: dict[str, list[ApprovalDecision]] = {}
     for one in standing:
         if one.kind in (ApprovalKind.APPROVE, ApprovalKind.EDIT):

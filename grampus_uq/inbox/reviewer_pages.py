@@ -1,4 +1,4 @@
-"""How reviewers do at drills, and how the store is, with the sessions that workers set aside: for whoever may look."""
+"""Pages on reviewers' drill results and on the health of the store, dead letters included."""
 
 from __future__ import annotations
 

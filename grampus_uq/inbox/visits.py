@@ -33,7 +33,7 @@ _STATUS = {ApprovalError: 409, SessionError: 404, StoreError: 503, DataError: 40
 
 
 class Assertion(BaseModel):
-    """What a passkey answered: its `id`, and its `signature` of a text; what is signed stands beside it."""
+    """Assertion of a passkey: its `id` and its `signature` of a text that is sent beside it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -53,7 +53,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """What all pages share. `required` approvals are asked for by the runner, as its `ApprovalPolicy` says.
+    """Shared parts of all pages. `required` is the runner's number of approvals (`ApprovalPolicy`).
 
     `sentences` are templates of tools.
     """

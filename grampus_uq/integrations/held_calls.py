@@ -62,7 +62,7 @@ _MAX_UNSEEN = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What to do with a call that is about to run.
+    """Instruction for a call that is about to run.
 
     `run`: execute `record.call`, which a human may have edited, and `settle` the slot. `answer`: give this text to the
     model in its place. Neither: it waits, under `request`.

@@ -73,7 +73,7 @@ def _merge(before: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]
 
 
 class UncertaintyState(AgentState[Any]):
-    """What the middleware keeps in the agent's checkpoint; private, so neither input nor output shows it."""
+    """State of the middleware in the agent's checkpoint; private, so neither input nor output shows it."""
 
     uncertainty: NotRequired[Annotated[dict[str, Any], PrivateStateAttr, _merge]]  # LangGraph wants the reducer last
 
@@ -324,7 +324,7 @@ def _binding(
     running: Callable[[Any, Any], AbstractContextManager[str | None]],
     look: Callable[[], Coroutine[Any, Any, str | None]] | None,
 ) -> Callable[[Any], Any]:
-    """What makes of a tool one that checks what it is called with when it is, inside all other middleware."""
+    """Return a wrapper that checks a tool's arguments when it is called, inside all other middleware."""
     made: list[Any] = []
 
     def bind(tool: Any) -> Any:

@@ -176,7 +176,7 @@ class UncertaintyGuard:
 
 
 def _schema(builder: StateGraph[Any, Any, Any, Any], *names: str) -> Any:
-    """What the graph and these nodes of it read, and the guard's channel."""
+    """Return the schema of the graph and these nodes, with the guard's channel."""
     nodes = [builder.nodes[name] for name in names if name in builder.nodes]
     schemas = [builder.state_schema, *(node.input_schema for node in nodes)]
     keys = {key: hint for schema in schemas for key, hint in get_type_hints(schema, include_extras=True).items()}

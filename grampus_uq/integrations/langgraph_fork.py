@@ -47,7 +47,7 @@ class Suspects(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Where the new branch begins, and the command that begins it.
+    """Start of a new branch, and the command that begins it.
 
     `executed` are the calls that the discarded part ran, with the arguments that they ran with, except those that only
     read; nobody undid them.

@@ -49,7 +49,7 @@ _Fence = Callable[[Any, RunnableConfig], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardNodes:
-    """What a guard does in and between the model's node and the tools'; only `gate` asks humans."""
+    """The guard's nodes in and between the model's node and the tools' node; only `gate` asks humans."""
 
     judge: TurnJudge
     messages_key: str
@@ -183,7 +183,7 @@ class GuardNodes:
         return self.end if found is None else self._next(state, (), read_state(self.judge, config, found))
 
     def _next(self, state: dict[str, Any], beside: Sequence[Any], carried: Carried) -> Any:
-        """Where a turn leads: to the tools with what is cleared and has not run, else to the human, else on."""
+        """Return the next node: tools for cleared calls that have not run, else the human, else onward."""
         turn, messages = carried.turn or {}, state[self.messages_key]
         answered = {*_answered(messages), *(getattr(one, "tool_call_id", None) for one in beside)}
         if not self.judge.acts:  # as the transcript says, whatever is carried

@@ -166,7 +166,7 @@ class UncertaintyGuard:
         return run
 
     def _before(self, system: str | None, items: Any, tools: list[Any]) -> tuple[str | None, Any, list[Any]]:
-        """What a model is asked with: its own tools, and no approval that goes to a provider without a human's.
+        """Return the model's input: its own tools, and no hosted approval without a human's.
 
         Beside the system instructions it is told what humans changed in calls whose results it now reads.
         """

@@ -40,7 +40,7 @@ _FORMS: tuple[tuple[type, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentWatch:
-    """What is put into agents: a model around each model, and gates that ask the run of the current context."""
+    """Parts inserted into agents: a wrapper around each model, and gates that ask the run of the current context."""
 
     model: Callable[[Model], WatchedModel]
     current: Gate

@@ -38,7 +38,7 @@ GATE = "grampus_uq_gate"
 HELD_BEGINS = "Not executed: this call waits for a human."
 HELD = HELD_BEGINS + " {reason}"
 PRINCIPAL = "openai-agents"
-"""Who decided where a decision is the SDK's own, `state.approve` or `state.reject`."""
+"""Principal of decisions made through the SDK (`state.approve`, `state.reject`)."""
 _HARMLESS_HOSTED = frozenset(
     {"code_interpreter", "file_search", "image_generation", "programmatic_tool_calling", "tool_search", "web_search"}
 )
@@ -50,7 +50,7 @@ Gate = Callable[[], "WatchedRun | None"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """Whose gate it is, and the tool as it was without."""
+    """Mark of a gated tool: the owner of the gate, and the original tool."""
 
     current: Gate
     tool: Any
@@ -135,14 +135,14 @@ def _named(tool: Any, allow_ungated: Collection[str] | None) -> str:
 
 
 def _approved_one(context: Any, call_id: str) -> bool:
-    """Whether a human approved this one call, not all of its tool (`always_approve`): only that is an answer on it."""
+    """Return True if a human approved this one call, not its whole tool (`always_approve`)."""
     kept = getattr(context, "_approvals", None)
     lists = (getattr(one, "approved", None) for one in (kept.values() if isinstance(kept, Mapping) else ()))
     return any(isinstance(ids, list) and call_id in ids for ids in lists)
 
 
 async def _own_rule(rule: Any, *given: Any) -> bool:
-    """What the tool's own `needs_approval` says; the SDK's own UserError where it is neither a rule nor an answer."""
+    """Evaluate the tool's `needs_approval`; raises the SDK's UserError for an invalid rule or answer."""
     if not callable(rule) and not isinstance(rule, bool):
         raise UserError(f"Invalid needs_approval value: expected a bool or callable, got {type(rule).__name__}.")
     return bool(await _awaited(rule(*given) if callable(rule) else rule))
@@ -215,7 +215,7 @@ def _marked_like(invoke: Any) -> Callable[[Any], Any]:
 
 
 def _context_for(invoke: Any) -> Callable[[Any], Any]:
-    """What makes, of the tool's context, the one that the tool's own invocation declares; the SDK's own rule."""
+    """Return a converter from the tool's context to the one its invocation declares, by the SDK's rule."""
     text = _declared_context(invoke)
     if "RunContextWrapper" not in text or "ToolContext" in text:
         return lambda context: context
@@ -228,7 +228,7 @@ def _context_for(invoke: Any) -> Callable[[Any], Any]:
 
 
 def _declared_context(invoke: Any) -> str:
-    """What an invocation declares its context to be, as text; empty where it declares nothing."""
+    """Return the declared context type of an invocation as text; empty if none is declared."""
     try:
         first = next(iter(inspect.signature(invoke).parameters.values()), None)
     except (TypeError, ValueError):  # no signature

@@ -169,7 +169,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         return run
 
     def _carried(self, ctx: RunContext[Any]) -> tuple[dict[str, Any] | None, Sequence[Any], bool]:
-        """What the history carries, the decisions beside it, and False where answers of a model carry nothing."""
+        """Return the carried state and decisions of a history, and False if model answers carry none."""
         try:
             found = carried_in(ctx.messages)
         except DataError:
@@ -381,7 +381,7 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
 
 
 def _validator(ctx: RunContext[Any], name: str) -> Any:
-    """What validates the arguments of a tool; None where that is not known."""
+    """Return the validator of a tool's arguments; None if unknown."""
     tools = (None if ctx.tool_manager is None else ctx.tool_manager.tools) or {}
     return tools[name].args_validator if name in tools else None
 

@@ -29,7 +29,7 @@ except ImportError as error:
     raise MissingDependencyError.of("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents") from error
 
 KEY = "grampus_uq"
-"""Where in a message's metadata it is."""
+"""Key of the state in a message's metadata."""
 
 
 def as_messages(history: bytes | str | Sequence[ModelMessage]) -> list[ModelMessage]:

@@ -1,4 +1,4 @@
-"""What a threshold earned from answers would have done on recorded runs: asked, gone out, gone out wrong.
+"""Simulates an earned threshold on recorded runs: calls asked about, released, and released wrongly.
 
 The case of a run is its first irreversible call, as in a fit; it was wrong where the run failed. Only runs whose
 outcome may be learned from take part (`eligibility`): in the others a human or the monitor had a hand in it.

@@ -27,7 +27,7 @@ from grampus_uq.records.vocabulary import UncertaintyAction, UncertaintyLevel
 _GRAVE = (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
 _LIFTED = ("grant", "permit")
 _MAY_STAND = ("openai-agents",)
-"""Whose recorded approvals may be of all calls of a tool, given once: recordings do not tell them from others."""
+"""Principals whose recorded approvals may be standing ones for a whole tool; recordings do not distinguish them."""
 _STANDING = "standing"
 _BESIDE = "beside_a_grant_or_permit"
 _Place = tuple[str | None, str | None]
@@ -130,7 +130,7 @@ def _unfit(run: Run) -> str | None:
 
 
 def _lifted(run: Run, permit: Permit) -> bool:
-    """Whether a grant or a permit let a call of the tool ahead."""
+    """Return True if a grant or a permit released a call of the tool."""
     steps = (event.step for event in run.steps)
     own = {(step.step_id, call.id) for step in steps for call in step.tool_calls if call.name == permit.tool}
     lifted = (e for e in run.events if isinstance(e, DecisionEvent) and e.decision in _LIFTED)
@@ -170,7 +170,7 @@ def _calls_of(
 
 
 def _asked_about(run: Run) -> Mapping[_Place, list[CallAsked]]:
-    """How each call was asked about, by its step and id: once, or again after a crash."""
+    """Return the questions on each call, by step and id; several after a crash."""
     found: dict[_Place, list[CallAsked]] = {}
     for event in run.events:
         if isinstance(event, CallAsked):

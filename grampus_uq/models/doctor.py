@@ -69,7 +69,7 @@ class SignalCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What was found. `answers` is False when the model gave no answer at all; then nothing else was tried."""
+    """Findings of an examination. `answers` is False if the model gave no answer; then nothing else was tried."""
 
     model: str
     client: str
@@ -266,7 +266,7 @@ async def _sense(meter: Meter, limit_s: float, signal: Signal, step: Step, reque
 
 
 def _check(source: str, readings: Mapping[str, Reading], weak: str = "") -> SignalCheck:
-    """What several readings of one signal say together; the costs are those of the dearest step."""
+    """Combine several readings of one signal; the costs are those of the most expensive step."""
     taken = list(readings.values())
     missing = next((reading.reason for reading in taken if reading.value is None), None)
     return SignalCheck(

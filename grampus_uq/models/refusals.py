@@ -189,7 +189,7 @@ def _explain(body: bytes) -> tuple[str, str]:
 
 
 def _refused(text: str, parameter: str, sent: frozenset[str]) -> str | None:
-    """Which of the parameters that were sent the server refuses; its own field counts before its words."""
+    """Return the sent parameter that the server refuses; its error field takes precedence over its message."""
     if parameter:
         named = parameter.replace("[", ".").split(".")
         for name in sorted(sent):

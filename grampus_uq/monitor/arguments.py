@@ -1,4 +1,4 @@
-"""What callers hand to a session: read in any known form, or rejected by an error that names the argument.
+"""Arguments of session methods: read in any known form, or rejected by an error that names the argument.
 
 `reject` takes the error. It raises; in a session that only advises it returns, and the function then returns what
 stands in for the argument.

@@ -22,7 +22,7 @@ _TIMEOUT_S = 60.0  # of reading ahead: a long transcript is read for the first t
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What is to be read: by whom, and the step's own way to the model with the transcript so far."""
+    """A pending reading: its reader, and the step's access to the model with the transcript so far."""
 
     reader: Reader
     context: MeteredContext
@@ -41,7 +41,7 @@ class _Reading:
 
 
 class ReadAhead:
-    """What a session's reader reads while nobody waits: one request at a time, then the latest that came meanwhile."""
+    """Background reading of a session: one request at a time, then the latest that arrived meanwhile."""
 
     __slots__ = ("_latest", "_lock", "_next", "_running", "_spent")
 

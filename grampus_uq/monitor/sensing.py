@@ -81,7 +81,7 @@ def _tokens_tell(policy: UncertaintyPolicy, step: Step, readings: Sequence[Readi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """What came with a step beside the step itself: the prompt, the client to ask, the tools it may propose."""
+    """Input of a step besides the step itself: prompt, model client, and available tools."""
 
     messages: Sequence[Message] = ()
     client: ModelClient | None = None
@@ -282,7 +282,7 @@ class SensingPlan:
         return readings
 
     def _over_cap(self, step: Step, fast: Sequence[Signal]) -> list[Reading]:
-        """What is read without asking, and the rest missing because the monitor's share is spent."""
+        """Return the readings that ask no model, and the rest as missing because the monitor's budget is spent."""
         stated = [reading for reading in self.read_unasked(step) if reading.value is not None]
         names = [s.source for s in fast] + ([self.slow.source] if self.slow else [])
         silent = [name for name in names if all(reading.source != name for reading in stated)]

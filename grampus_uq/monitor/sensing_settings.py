@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensing:
-    """How the monitor reads a step, and what that may cost. Frozen; one serves any number of monitors.
+    """Settings for reading steps, and the cost allowed for it. Frozen; one serves any number of monitors.
 
     Args:
         signals: signals of your own, beside the built-in ones that policy and estimator enable.

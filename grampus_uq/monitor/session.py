@@ -84,7 +84,7 @@ _new_step_event = builder(StepEvent)
 
 
 class Session:
-    """What the monitor knows of one run. Build it with `UncertaintyMonitor.session`.
+    """One monitored run. Build it with `UncertaintyMonitor.session`.
 
     Any number of tasks and threads may observe at once: sensing runs side by side, committing is serialised.
     `would_allow` answers from the state and changes nothing; the `observe_*` methods commit.

@@ -1,4 +1,4 @@
-"""What follows from one profile: the signals to run, the reader of trajectories, and which sessions it fits."""
+"""Parts derived from one profile: signals, trajectory reader, and a check of the sessions it fits."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Provenance(BaseModel):
 
 
 class FittedFor(BaseModel):
-    """What the runs had in common that a profile was fitted on; None is "not known", `ANY` ("*") is "does not matter".
+    """Common properties of the runs a profile was fitted on; None: not known, `ANY` ("*"): irrelevant.
 
     The hashes are those of `prompt_hash` and `tools_hash`.
     """

@@ -84,7 +84,7 @@ def copies(paths: Paths) -> Copies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Digests:
-    """Where a run is, digests of it up to each event that is no label, how many labels it has, and no texts."""
+    """Place of a run, its digests up to each event other than labels, and its number of labels; no texts."""
 
     path: str
     line: int

@@ -31,7 +31,7 @@ Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Support(StrEnum):
-    """Where the value of an argument comes from, as far as the messages before the call show.
+    """Origin of an argument's value, as far as the messages before the call show it.
 
     A value with digits `_among_others` stands beside others of its form: which of them is meant was a choice.
     """
@@ -103,7 +103,7 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDoubt:
-    """How sure the model was of one call: `call` is its id and name, `probability` that of the whole call.
+    """The model's certainty of one call: `call` is its id and name, `probability` that of the whole call.
 
     `part` is its least probable part, of probability `least`; `support`, `occurs_as` and `candidates` are that part's.
     """

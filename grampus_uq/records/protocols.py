@@ -1,4 +1,4 @@
-"""What others may supply: one small Protocol each, and what the package promises to whoever implements it."""
+"""Protocols for user-supplied parts, with the package's promises to their implementations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ToolExecutor(Protocol):
 
 
 class SenseContext(Protocol):
-    """What a signal may use beside the step: the prompt, and a metered, bounded way to ask the model."""
+    """Context of a signal besides the step: the prompt, and a metered, bounded way to ask the model."""
 
     @property
     def messages(self) -> Sequence[Message]:

@@ -186,7 +186,7 @@ def looks_like(character: str) -> str:
 
 
 class NamePatterns:
-    """Which names contain one of some patterns, in the normal form or as a reader sees them."""
+    """Matches names that contain one of some patterns, in normal form or as a reader sees them."""
 
     __slots__ = ("_forms", "_known")
 

@@ -278,12 +278,12 @@ def _as_float(source: str, value: object) -> float:
 
 
 NO_READING: Final = "no reading on this step"
-"""How `StepUncertainty.missing_reason` ends on a step without any reading."""
+"""Last part of `StepUncertainty.missing_reason` on a step without any reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the policy decides on a step or a proposed call, by which rule, on which numbers, with which promise.
+    """The policy's decision on a step or a proposed call, with its rule, numbers and guarantee.
 
     `guarantee` is the sentence of the statistical guarantee behind a pause, or None: no guarantee. `confidence` is the
     run's, in [0, 1], higher is better; None before the first reading. `advisory_action` is the action that the rules

@@ -189,7 +189,7 @@ def _dotless(text: str) -> dict[int, str]:
 
 
 def _of_word(word: Mapping[int, str]) -> dict[int, str]:
-    """What imitates in one word: nothing where all of it is of one other script and a letter shows that.
+    """Return the look-alikes in one word; none if the whole word is of one other script and a letter shows it.
 
     A figure shows it where no letter, sign or ASCII figure is in the word. One kind of sign alone is no word.
     """

@@ -1,4 +1,4 @@
-"""What a run was begun with (agent, profile, tools), kept with the run so that a deploy in between is noticed.
+"""Agent, profile and tools at the start of a run, stored with it so that a later deployment is noticed.
 
 It stands in the state's metadata, which every release carries along: workers of two releases can serve one store.
 """
@@ -29,7 +29,7 @@ Contract = dict[str, str]
 
 
 class ChangedTools(StrEnum):
-    """What becomes of an open call when the schema of its tool is another one than when the model proposed it.
+    """Treatment of an open call whose tool's schema changed since the model proposed it.
 
     `ASK`: a human decides again. `REFUSE`: `resume` raises
     SessionError and leaves the session as it is. `RUN`: the call is treated as if nothing had changed.

@@ -80,7 +80,7 @@ def card(request: ApprovalRequest, state: AgentState | None = None) -> Card:
 
 
 def _read(state: AgentState, request: ApprovalRequest) -> dict[str, Any]:
-    """What was read of the turn that proposes the call, and the thresholds; as stored, unchecked."""
+    """Return the readings of the proposing turn and the thresholds, as stored, unchecked."""
     if state.belief is None:
         return {}
     try:

@@ -40,7 +40,7 @@ _MEAN_DELAY_S: Final = 600.0
 
 
 class Change(StrEnum):
-    """What makes a call of a tool certainly wrong."""
+    """A change that makes a tool's call certainly wrong."""
 
     AMOUNT = "amount"
     """The amount of another call of the tool."""
@@ -63,7 +63,7 @@ class DrillRule(BaseModel):
 
 
 class DrillPlan(BaseModel):
-    """How drills are mixed in: their `share` of what is shown of tools with a rule, and the changes for each tool.
+    """Plan of drills: their `share` of the shown requests of tools with a rule, and the changes for each tool.
 
     `secret` decides which requests a drill follows; who knows it can foresee drills. A call serves as a source once it
     was decided `source_age_s` ago. Missing more than the `tolerated` share is reported; more than `pace_per_hour`
@@ -94,7 +94,7 @@ class DrillPlan(BaseModel):
 
 
 class DrillAnswer(BaseModel):
-    """What a reviewer decided on a drill. It is no decision: no runner reads it, and no request has its fields."""
+    """A reviewer's answer to a drill. Not an approval decision: no runner reads it, and no request has its fields."""
 
     model_config = FROZEN
 

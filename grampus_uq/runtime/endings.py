@@ -1,4 +1,4 @@
-"""How a run ends: the stored state, the outcome that the monitor and the calibration watch hear of, and the result."""
+"""Endings of a run: stored state, outcome for the monitor and the calibration watch, and result."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ async def _entries(store: SessionStore) -> AsyncIterator[tuple[str, dict[str, An
 
 @dataclass(slots=True, kw_only=True)
 class Verified:
-    """What a file of evidence shows; `faults` are sentences that name their line, at most 100.
+    """Result of verifying a file of evidence; `faults` are sentences that name their line, at most 100.
 
     `ran` counts starts, a sub-agent that goes on not again: `by_decision` on decisions that hold, `by_permit` on
     permits and grants that hold, the others by the monitor's word, for which nobody signed. `digest` is that of the

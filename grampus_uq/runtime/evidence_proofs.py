@@ -1,4 +1,4 @@
-"""What let a call run, proven from the records of a file of evidence: decisions, grants and permits with their logs.
+"""Proofs of a call's authorization from a file of evidence: decisions, grants, and permits with their logs.
 
 The rules are those of the gate (`ApprovalPolicy.holding`, `Grant.covers`, `Permit.covers`, the replay of a permit's
 log), asked anew with public keys and with the times that the file states.
@@ -32,7 +32,7 @@ GRACE_S: Final = 60.0
 _BY_ITSELF: Final = ("monitor", "unmonitored")
 _WHICH: Final = ("run_id", "step_id", "call_id", "tool", "digest", "idempotency_key", "cleared_by")
 GOES_ON: Final = "goes on"
-"""What a sub-agent is said to run on that was let run before, and waited for its own calls: it is no other run."""
+"""Authorization of a sub-agent that goes on after waiting for its own calls: not another start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class Records:
     # -- decisions ------------------------------------------------------------------------------------------------
 
     def _on_decisions(self, start: Start, requests: Sequence[object]) -> str | None:
-        """Whether the decisions in time on this one request settle it so that exactly this call runs, once."""
+        """Return the proof that timely decisions on one request authorize exactly this call, once; None without one."""
         asked_on = str(requests[0])
         stored = [one for one in self.decided.get(asked_on, ()) if one.arrived_s <= start.time_s + GRACE_S]
         asked = {one.decision.digest: request for one in stored if (request := one.request()) is not None}
@@ -139,7 +139,7 @@ class Records:
         return f"decision, but no {how} on exactly this call is here"
 
     def _standing(self, start_s: float, grace_s: float) -> Stands:
-        """Which delegations were stored when a call ran, and stood from the arrival of a decision until then."""
+        """Return the delegations in force from the arrival of a decision until its call ran."""
 
         def standing(given: Delegation, at_s: float) -> str | None:
             known, made_s, revoked_s = self.delegations.get(given.id, (None, None, None))
@@ -197,7 +197,7 @@ class Records:
         return None if in_scope else "that does not cover it: another tool, agent or session, its limits, or its end"
 
     def _without_ticket(self, permit: Permit, closed_s: float | None, start: Start, names: Sequence[str]) -> str | None:
-        """Whether the permit's log let this call ahead, on a ticket of its own, before it was closed."""
+        """Check that the permit's log released this call, on a ticket of its own, before the permit closed."""
         released = self._released.get(permit.id)
         if released is None:
             released = self._released[permit.id] = _released_in(permit, self.logs.get(permit.id, []))
@@ -254,7 +254,7 @@ class _LetAhead:
 
 
 def _released_in(permit: Permit, log: Sequence[Mapping[str, Any]]) -> _LetAhead | str:
-    """What a log let ahead; or what is wrong with the log."""
+    """Return the calls that a log released, or the fault in the log."""
     tickets, closed_s = dict[str, list[float]](), math.inf
     try:
         for before, entry, _ in replay(permit, log):

@@ -62,7 +62,7 @@ def _add(onto: AgentState, before: AgentState, after: AgentState) -> None:
 
 
 def _used(before: TokenUsage, after: TokenUsage | None) -> TokenUsage | None:
-    """What was used between two counts; None when nothing was counted."""
+    """Return the usage between two counts; None if nothing was counted."""
     if after is None or after == before:
         return None
     cost = None if after.cost_usd is None else after.cost_usd - (before.cost_usd or 0.0)

@@ -46,7 +46,7 @@ Read = TypeVar("Read", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """What the watch takes of a run that has ended.
+    """A finished run, as the watch records it.
 
     Attributes:
         run_id: its session id.

@@ -164,7 +164,7 @@ class Ledger:
         return version + 1
 
     def _waking(self, state: AgentState) -> list[Change]:
-        """What wakes this session: of each new request who is woken by a decision on it, and when it expires.
+        """Return the wake-ups of this session: for each new request, whom a decision wakes, and its expiry.
 
         A sub-agent's session has none of its own: who asks for it is its parent, which hears of its end.
         """

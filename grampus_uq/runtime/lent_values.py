@@ -1,4 +1,4 @@
-"""Which value of another call stands in a drill: calls trade their values, so that what each says stays as frequent.
+"""Values for drills: calls exchange their values, so that each value stays as frequent as among real calls.
 
 Every call gets the value of one other, and every value goes to one call. So among the drills of many calls a value, a
 length, a figure is as frequent as among the calls themselves, and whatever counts words finds nothing. What is left is
@@ -77,7 +77,7 @@ def lent_values(
 
 
 def _shared(values: Sequence[str], runs: Sequence[str]) -> FloatArray:
-    """What each run (rows) shares with each value: the product of their counts of pieces, weighed as by TF-IDF."""
+    """Return the similarity of each run (rows) and each value: the TF-IDF product of their counts of pieces."""
     of_values = [Counter(_pieces(value[:_LONGEST])) for value in values]
     place = {piece: index for index, piece in enumerate(dict.fromkeys(itertools.chain(*of_values)))}
     of_runs = [Counter(piece for piece in _pieces(run) if piece in place) for run in runs]

@@ -19,7 +19,7 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.session_lease import SessionLease
 
 LOOKED: Final = "#look"
-"""How the id of a step ends whose call another look proposed (`runtime.looks`)."""
+"""Suffix of the id of a step whose call a second look proposed (`runtime.looks`)."""
 
 _LOOKED = Doubt(
     level=UncertaintyLevel.HIGH,
@@ -36,7 +36,7 @@ _OVERTAKEN = replace(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetGo:
-    """Which tier of a chain lets a call go, and with which promise; `held`: the waiting call that was looked at."""
+    """Release of a call by a tier of a chain, with its promise; `held`: the waiting call that was looked at."""
 
     by: str
     why: str

@@ -111,7 +111,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What a tier said; without a call its look is a missing one, and `missing` says why."""
+    """Answer of a tier; without a call the look is missing, and `missing` says why."""
 
     look: Look | None = None
     reply: ModelResponse | None = None

@@ -1,4 +1,4 @@
-"""What waits in a store: a page of it, the oldest first, by index; and how many, from any thread, for a gauge."""
+"""Pending approvals in a store: one page by index, oldest first, and their number, from any thread, for a gauge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a permit, and the permit that narrows another: one home for the terminal and the pages."""
+"""Texts about a permit, and construction of a narrower one, shared by terminal and web pages."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def permit_facts(standing: Standing) -> dict[str, str]:
 
 
 def _in_steps(count: int) -> str:
-    """How many at the most, in quarters of what a permit holds.
+    """Return an upper bound of a count, in quarters of a permit's capacity.
 
     >>> [_in_steps(count) for count in (0, 1, 64, 256)]
     ['up to 64', 'up to 64', 'up to 64', 'up to 256']

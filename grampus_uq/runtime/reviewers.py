@@ -1,4 +1,4 @@
-"""What drills say of the reviewers: shares of misses with intervals, by person, time and queue; pauses suggested."""
+"""Reviewer statistics from drills: miss rates with intervals, by person, time and queue; suggested pauses."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MINUTES: Final = (15.0, 30.0, 60.0)
 _WAITING: Final = (5, 20)
 
 Times = Mapping[str, Sequence[float]]
-"""When each principal decided, drills included, in order; seconds since 1970."""
+"""Times of each principal's decisions, drills included, in order; seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """How many of `drills` were missed, and the exact 90 % interval of the chance of a miss; None without a drill.
+    """Missed drills out of `drills`, with the exact 90 % interval of the miss rate; None without a drill.
 
     The interval (Clopper and Pearson) is for these reviewers, weighted by how many drills each answered. It covers at
     least as often as it says where they differ and where chances change with time: given who answers when, answers are
@@ -58,7 +58,7 @@ def missed(drills: Sequence[Drill]) -> Missed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reviewed:
-    """What the answered drills say.
+    """Statistics of the answered drills.
 
     `people` has None for a principal with fewer than `LEAST_FOR_A_PERSON` drills. `by_minutes` is by the time since the
     sitting began (a quarter of an hour without a decision ends one), `by_queue` by what waited. `alarm_at`: the drill
@@ -117,7 +117,7 @@ def _name_of(value: float, edges: Sequence[float], unit: str) -> str:
 
 
 def _sitting_began(times: Sequence[float], at_s: float) -> float:
-    """When the sitting of a decision began: the first of decisions at most a quarter of an hour apart."""
+    """Return the start of a decision's sitting: the first of decisions at most a quarter of an hour apart."""
     began = at_s
     for time_s in reversed([time_s for time_s in times if time_s <= at_s]):
         if began - time_s > _SITTING_S:
@@ -146,7 +146,7 @@ def _tired(by_minutes: Mapping[str, Missed]) -> dict[str, str]:
 
 
 async def decision_times(store: SessionStore, drills: Sequence[Drill]) -> Times:
-    """When each principal decided, as stored: on requests and on these drills."""
+    """Return the stored times of each principal's decisions, on requests and on these drills."""
     times: dict[str, list[float]] = defaultdict(list)
     for drill in drills:
         if drill.answer is not None:

@@ -87,7 +87,7 @@ def _discarded(data: Mapping[str, Any], state: AgentState, to_step: int) -> bool
 
 
 def _proposed(messages: Sequence[Message]) -> Iterator[tuple[str, list[ToolCall]]]:
-    """What may have run under each call id: the call as it was proposed, and as a human changed it."""
+    """Yield the calls that may have run under each call id: as proposed, and as edited by a human."""
     changed = {
         message.tool_call_id: message.metadata["ran"]
         for message in messages

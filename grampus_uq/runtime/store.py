@@ -34,7 +34,7 @@ WAKING: Final = "job"
 _POLL_S = 0.1
 _PAGE = 200
 GENESIS: Final = "0" * 64
-"""What the first entry of a chained log follows."""
+"""Predecessor hash of the first entry of a chained log."""
 _HEX: Final = frozenset("0123456789abcdef")
 
 

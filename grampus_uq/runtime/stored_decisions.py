@@ -72,7 +72,7 @@ async def store_decision(ledger: Ledger, found: OpenRequest, decision: ApprovalD
 
 
 async def _refusals(ledger: Ledger, request: ApprovalRequest) -> tuple[tuple[str, str], ...]:
-    """Whose decisions on this request the runner took no notice of, and why, as its audit says."""
+    """Return the principals whose decisions the runner refused, and why, from the audit."""
     try:
         entries = await AuditLog(ledger.store, request.agent_id, request.session_id).entries()
     except DataError as error:

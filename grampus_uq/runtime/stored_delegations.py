@@ -108,7 +108,7 @@ async def standing_in(store: SessionStore, decisions: Sequence[ApprovalDecision]
 
 
 def made_and_revoked(body: Mapping[str, Any], written_s: float) -> tuple[float | None, float | None]:
-    """When the delegation of a stored document was made and when revoked; None where nobody knows, or nobody did.
+    """Return the times at which a stored delegation was made and revoked; None if unknown or not revoked.
 
     Raises ValueError, KeyError, TypeError or OverflowError for a document that does not say it as a number.
     """

@@ -130,7 +130,7 @@ class StoredDrills:
     async def _sources(
         self, plan: DrillPlan, asked: Card, now_s: float
     ) -> tuple[list[Card], dict[str, JsonValue] | None]:
-        """What was approved long enough ago, as many as one page holds, from a place drawn anew; with the schema.
+        """Return one page of cards approved long enough ago, from a random position, and the tool's schema.
 
         Only under the schema that the tool has in the session that asks: a page has a field for each argument that it
         names, and the form of another one would tell a drill from what is asked today.
@@ -197,7 +197,7 @@ class StoredDrills:
         return True
 
     async def appeared(self, now_s: float) -> list[float]:
-        """When each drill appeared that was shown until now."""
+        """Return the times at which the drills shown so far appeared."""
         found = []
         for label in ("open", "answered", "expired"):
             if label != "open" or await self.plan() is not None:
@@ -221,7 +221,7 @@ def _readable(document: Document) -> Drill | None:
 
 
 class _Kept(BaseModel):
-    """What is stored of a decision, as far as drills need it."""
+    """The stored fields of a decision that drills need."""
 
     decision: ApprovalDecision
     shown: Card | None = None

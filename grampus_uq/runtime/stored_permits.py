@@ -84,7 +84,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Said:
-    """What a permit says of a call that it covers; `audit` where the call took a ticket."""
+    """Ruling of a permit on a covered call; `audit` if the call took a ticket."""
 
     standing: Standing
     ahead: bool = False
@@ -101,7 +101,7 @@ class _Found:
 
 
 class StoredPermits:
-    """What `AgentRunner` and the adapters ask about calls that would wait because of their tool alone.
+    """Permits for `AgentRunner` and the adapters, asked about calls held by their tool alone.
 
     Args:
         store: shared by all workers.

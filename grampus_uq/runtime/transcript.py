@@ -17,7 +17,7 @@ from grampus_uq.runtime.store import parsed
 
 
 class Transcript(BaseModel):
-    """Where a session's messages are: the log, how many of its entries count, and the hash over them in order."""
+    """Location of a session's messages: the log, the number of valid entries, and their hash in order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

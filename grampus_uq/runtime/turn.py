@@ -299,7 +299,7 @@ class Turn:
             await self.lease.check_stop(since=since)
 
     async def _withdraw(self, announced: Sequence[CallRecord]) -> None:
-        """What was announced does not run now: it is cleared as before, and the audit says so where it can."""
+        """Withdraw announced calls: they are cleared as before, and the audit records it where possible."""
         for record in announced:
             self.gate.give_back(record)
             self._state.keep(record.change(phase=CallPhase.CLEARED))

@@ -1,4 +1,4 @@
-"""How a value stands in a text that people wrote: whether it does, and another one in its place."""
+"""Finds a value in human-written text, and replaces it with another."""
 
 from __future__ import annotations
 

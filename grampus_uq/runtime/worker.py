@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class Resumes(Protocol):
-    """What resumes sessions for a worker: an `AgentRunner`, or another runtime's under the same leases."""
+    """Interface for resuming sessions: an `AgentRunner`, or another runtime's runner under the same leases."""
 
     ledger: Ledger
     lease_s: float
@@ -63,7 +63,7 @@ class Resumes(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class WorkerCounts:
-    """What a worker has done: jobs by how they ended, and the seconds from taking a job to its end, the last one's."""
+    """Counts of a worker: jobs by ending, and the duration of the latest job in seconds."""
 
     resumed: int = 0
     nothing_to_do: int = 0
@@ -87,7 +87,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """How a job ended (a name in `WorkerCounts`), why, and the job to put in its place."""
+    """Ending of a job (a name in `WorkerCounts`), its reason, and the job that replaces it."""
 
     how: str
     why: str = ""
@@ -293,7 +293,7 @@ class Worker:
             _log.error("on_job failed: %s", ascii(_said(error))[:300])
 
     async def _outcome(self, taken: Taken) -> _End:
-        """What becomes of a job that was taken: the session is resumed, where it has something to do."""
+        """Process a taken job: resume the session if it has work."""
         job, now_s, place = taken.job, self.runner.ledger.now_s, None
         try:
             if self._everywhere is not None:

@@ -1,4 +1,4 @@
-"""What a worker's metrics show: its jobs by how they ended, and for each agent the oldest job and the dead letters."""
+"""Metrics of a worker: jobs by ending, and for each agent the oldest job and the dead letters."""
 
 from __future__ import annotations
 

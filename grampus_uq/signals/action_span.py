@@ -126,7 +126,7 @@ def _object_around(text: str, at: int, name: str, floor: int) -> tuple[int, int]
 
 
 def _names(value: object) -> list[object]:
-    """What a JSON object of a call may hold as its name, one level down included ({"function": {"name": ...}})."""
+    """Return the possible names in a call's JSON object, one level down included ({"function": {"name": ...}})."""
     inner = list(value.values()) if isinstance(value, dict) else []
     return inner + [item for part in inner if isinstance(part, dict) for item in part.values()]
 

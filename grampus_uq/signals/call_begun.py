@@ -1,4 +1,4 @@
-"""Where a text begins a call, by the marks that known forms have, and which of these calls is left open.
+"""Finds the beginnings of calls in a text by the marks of known forms, and the calls left open.
 
 A call that is begun and lost some of its tokens writes no call, and what stands behind it must not lend it a value.
 """
@@ -34,7 +34,7 @@ _BEGUN: Final = re.compile(
     re.MULTILINE,
 )
 _CLOSED: Final = re.compile(r"[})]|</")
-"""What ends a call that was begun: behind it another one stands."""
+"""End of a call: a call after it is another one."""
 _CUT: Final = re.compile(  # at the end of a text
     r"(?:(?:[{\[]|<(?![\s\d=-])|^[^\S\n]*\()[^{}\[\]<>()\n]{0,64}|<[|｜](?:start|channel)[|｜]>[^<>{}]{0,64}"
     r"|^```\w{1,12}\s{0,4}|^(?:action|tool)(?:\s{1,4}input)?\s{0,4}:?\s{0,4})\Z",

@@ -19,7 +19,7 @@ from grampus_uq.records.values import Message, TokenLogprob
 from grampus_uq.signals.call_support import names_of, only_beginning
 
 LEAST: Final = 0.05
-"""How likely another value has to be."""
+"""Least probability of an alternative value."""
 SURE: Final = math.log(1.0 - LEAST)
 """The log-probability above which no other token is that likely."""
 MOST: Final = 3

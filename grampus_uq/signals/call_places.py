@@ -1,4 +1,4 @@
-"""Where a text writes a proposed call: at every place whose decoded arguments are those of the call, no more, no less.
+"""Finds the places where a text writes a proposed call: those whose decoded arguments equal the call's.
 
 Read are a JSON object that holds the tool's name and the arguments (in itself, further inside, or in a text of their
 own), a JSON object behind the name and marks (`pay[ARGS]{"amount": 5}`, `<function=pay>{"amount": 5}`), and
@@ -51,7 +51,7 @@ MARKS: Final = atomic(
     r"|(?:[a-z]{1,12}[ _])?(?:arguments|args|parameters|params|kwargs|inputs?)(?=[\"'\\]{0,4}\s{0,8}[:=]))*",
     "marks",
 )
-"""What may stand between a tool's name and the object of its arguments: nothing that begins another call."""
+"""Text allowed between a tool's name and the object of its arguments: nothing that begins another call."""
 _MARKS = re.compile(MARKS, re.IGNORECASE)
 _BEFORE = re.compile(
     r"(?:(?:^|\n)[ \t]{0,40}(?:[-*][ \t]{1,4})?|[\"'`<=(>[{|,;\])}\\]\s{0,40})"

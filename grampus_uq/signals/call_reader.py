@@ -56,7 +56,7 @@ def by_choice(text: str) -> dict[str, Any]:
 
 
 class Reader:
-    """How likely a small model finds the proposed call, in [0, 1], higher is better: `Sensing(reader=Reader(...))`.
+    """Probability of the proposed call under a small model, in [0, 1], higher is better: `Sensing(reader=Reader(...))`.
 
     The reading is the product over the tokens of the tool's name and of each argument's value; of several calls the
     least. Its parts hold the same of each argument. Prose is left out. It is asked only of

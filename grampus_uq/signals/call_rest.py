@@ -1,4 +1,4 @@
-"""What a text holds of a call beside the places that are read: its name and its values, in whatever form.
+"""Finds traces of a call outside the places that are read: its name and its values, in any form.
 
 What stands for a call has to hold its name and every value, as often as the call has it. Sentences do not write a call;
 anything else may, from the first name or value on to the end of the text.
@@ -43,7 +43,7 @@ _VARIABLE = re.compile(r"^[ \t]*([a-z_]\w{0,63})[ \t]*=(?!=)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the rest of a text holds of a call.
+    """Traces of a call in the rest of a text.
 
     `named`: its name, outside sentences; `some`, `every`: of its values; `begin`: where name or values begin;
     `opened`: where the name stands as a call's name does; `others`: where a value of more than one character stands
@@ -195,7 +195,7 @@ class Rest:
         return found.named or (found.every and found.some)
 
     def _keys(self, call: ToolCall) -> Iterator[int]:
-        """Where a key of the call stands as code writes it."""
+        """Yield the positions of the call's keys as code writes them."""
         for key in map(lowered, call.arguments):
             for at in self._places(key):
                 if _FRAMED.match(self.code, at + len(key)) and not self._is_target(at + len(key)):
@@ -220,7 +220,7 @@ class Rest:
         return found
 
     def _places(self, shown: str) -> Iterator[int]:
-        """Where a text in small letters stands that is part of no longer word, sought at its rarest word."""
+        """Yield the positions of a lower-case text that is not part of a longer word, searched by its rarest word."""
         words = [(one[0], one.start()) for one in _WORD.finditer(shown)]
         word, offset = min(words, key=lambda one: len(self._words.get(one[0], ())), default=(shown, 0))
         found = self._words.get(word, ()) if words else _found(shown, self.text)

@@ -1,4 +1,4 @@
-"""Where a text writes a call in a form that is not read: its name, and behind it each value at its key or in its order.
+"""Finds calls in unknown forms: the name, then each value at its key or in order.
 
 A line before the call may hold the same words, and lend them to a call that lost them. So of several places of a name
 or a key the last counts, it has to hold on to what is behind it, and nothing of the call may stand behind all that is
@@ -99,7 +99,7 @@ _Slots = Sequence[Sequence[_Slot]]  # of each argument
 
 
 class Written:
-    """Where the rest of a text writes the calls; none is meant by what stands before `since`, the end of the thoughts.
+    """Places of the calls in the rest of a text; text before `since`, the end of the thoughts, counts for none.
 
     `all` are the spans, and `own` that of each call, None where it is not certain: no span is two calls' own, and equal
     calls are written as often as they are listed, in one form. `opened`: what is begun and left open beside them,
@@ -169,7 +169,7 @@ def _one_each(rest: Rest, calls: Sequence[ToolCall], found: Sequence[Sequence[Sp
 
 
 def _around(rest: Rest, call: ToolCall, span: Span) -> tuple[str, str]:
-    """What stands in the line before a call's name, and behind the name."""
+    """Return the text of the line before a call's name, and the text after the name."""
     begin, behind = span[0], span[0] + len(call.name)
     line = rest.text.rfind("\n", 0, begin) + 1
     first, *more = rest.text[behind : behind + _FORM].splitlines()[:2] or [""]
@@ -201,7 +201,7 @@ def _is_closed(rest: Rest, begin: int, behind: int, end: int) -> bool:
 
 
 def _end_of_arguments(rest: Rest, call: ToolCall, slots: _Slots, at: int, stop: int) -> int | None:
-    """Where the arguments end that stand between a name and the next one; None where they are not these alone."""
+    """Return the end of the arguments between a name and the next; None if anything else stands there."""
     behind = at + len(call.name)
     if not call.arguments:
         form = _NOTHING_MORE if stop == len(rest.text) else _NEXT_CALL
@@ -255,7 +255,7 @@ def _goes_on(rest: Rest, first: int, end: int, stop: int) -> bool:
 
 
 def _end_at_key(rest: Rest, begin: int, at: int, value: JsonValue) -> int | None:
-    """Where the value ends that stands behind a key, itself or as a variable of code."""
+    """Return the end of the value after a key, literal or as a variable of code."""
     end = _end_of_value(rest, at, value, _TO_VALUE)
     if end is not None and rest.text.startswith("<", begin - 1):  # an element: it is closed by the same key
         closing = _CLOSING.match(rest.text, end)
@@ -269,7 +269,7 @@ def _end_at_key(rest: Rest, begin: int, at: int, value: JsonValue) -> int | None
 
 
 def _end_of_value(rest: Rest, at: int, value: JsonValue, gap: re.Pattern[str]) -> int | None:
-    """Where a value ends that stands right behind a place; of a structure, its texts and numbers in their order."""
+    """Return the end of a value directly after a place; for a structure, of its texts and numbers in order."""
     leaves, keys = _leaves(value)
     if len(leaves) > _MOST_LEAVES:
         return None

@@ -1,4 +1,4 @@
-"""How likely the tokens of a step's calls were: doubt about a call, and about each of its arguments.
+"""Token probabilities of a step's calls: doubt about a call, and about each of its arguments.
 
     p(call) = product over its parts, the name and each argument, of p(value)^(3/4) * p(all tokens of the part)^(1/4)
 
@@ -317,14 +317,14 @@ class _Read:
         return [_Part(*one) for one in sorted(found, key=itemgetter(0))]
 
     def _spans(self, place: Place, ends: Sequence[int]) -> list[Span | None]:
-        """Where each part's value is written; None where a part has not one value of its own."""
+        """Return the span of each part's value; None if a part has no single value of its own."""
         spans: list[list[Span]] = [[] for _ in ends]
         for begin, end in place.values if place.ends is not None else ():
             spans[min(bisect_right(ends, begin), len(ends) - 1)].append((begin, end))
         return [own[0] if len(own) == 1 else None for own in spans]
 
     def _values(self, spans: Sequence[Span | None]) -> Iterator[float | None]:
-        """How likely each part's value was, and that there is one more argument than before it."""
+        """Yield the probability of each part's value, and of one more argument after the ones before it."""
         further = 0.0
         for span in spans:
             if span is None:

@@ -1,4 +1,4 @@
-"""How a model states its confidence: a sentence, a `<confidence>` tag, or a JSON object that closes the text.
+"""Forms of a stated confidence: a sentence, a `<confidence>` tag, or a JSON object that closes the text.
 
 A sentence counts when it is such a statement from its first word to its last. A denial, a condition, a question, a
 number of something else or somebody else's certainty is no such sentence, whatever words it uses. Of a JSON object only
@@ -159,7 +159,7 @@ ANSWER_FIELDS = FIELDS.union(
     ("reason", "reasoning", "explanation", "rationale", "justification", "thought", "thoughts", "chain_of_thought"),
     ("action", "plan", "steps", "next_step", "next_steps", "next_action", "recommendation", "assumptions"),
 )
-"""What an answer has beside its confidence; an object with any other field may be a tool's result or a page's data."""
+"""Fields of an answer besides its confidence; an object with any other may be a tool's result or page data."""
 _OTHERS_FIELDS = frozenset(
     {"role", "tool", "tool_name", "tool_call_id", "tool_result", "tool_output", "observation"}
     | {"type", "arguments", "args", "parameters"}
@@ -183,7 +183,7 @@ _MOST_TEXTS = 100
 
 
 class ClosingObject(NamedTuple):
-    """What precedes the object, the values that it states (`INVALID` for no probability), and its other fields.
+    """Text before the object, its stated values (`INVALID` for no probability), and its other fields.
 
     It is the model's answer when it has no other fields than an answer has: any other may be a tool's result.
     """
@@ -248,7 +248,7 @@ def _fenced(text: str) -> tuple[str, str | None]:
 
 
 def _starts(text: str) -> list[int]:
-    """Where a closing object may begin, latest first: on a line of its own, or after a sentence on the last line."""
+    """Return possible starts of a closing object, latest first: on its own line, or after a sentence on the last."""
     last_line = text.rfind("\n") + 1
     after = _AFTER_SENTENCE.search(text, max(last_line, len(text) - _LONGEST))
     starts = [] if after is None else [after.end()]

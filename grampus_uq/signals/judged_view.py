@@ -1,4 +1,4 @@
-"""What a judge is shown of a step: the whole case, each part as a quotation that cannot pose as a turn.
+"""The judge's view of a step: the whole case, each part quoted so that it cannot pose as a turn.
 
 A turn of plain text on a plain request is shown as what it is, the model's own turn: so asked, the embedded model ranks
 answers far better than by a report of them. Anything more (calls, rules, answers of tools, or text that imitates a

@@ -37,7 +37,7 @@ Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 @dataclass(slots=True)
 class OriginState:
-    """How sure each value's origin is, by the value's digest; and how sure each call was, with what it built on.
+    """Certainty of each value's origin, by digest, and of each call, with the values it built on.
 
     `dropped` is the least of what is kept no more: values and calls that nothing is known of may be those.
     """
@@ -91,7 +91,7 @@ def with_origins(readings: Sequence[Reading], state: OriginState, step: Step) ->
 
 
 def _of_call(state: OriginState, number: int, call: ToolCall, parts: Sequence[CallPart]) -> float | None:
-    """What the values of a call bring along; the call, and its values that are new, are kept."""
+    """Return the least certainty among the origins of a call's values; keep the call and its new values."""
     keys, whole = _keys("\n".join(map(str, call.arguments.values())))
     found = [state.values.get(key, state.dropped) for key in keys if key in state.values or state.dropped < 1.0]
     if not whole:

@@ -1,4 +1,4 @@
-"""What of a model's text is its own words: quotations, code, markup and other speakers' lines are taken out.
+"""Extracts the model's own words: removes quotations, code, markup and other speakers' lines.
 
 What lies between the first mark of a kind and the last one is taken out whole. A quoted text that contains the mark
 itself therefore cannot end its own quotation and go on in the model's name.

@@ -1,4 +1,4 @@
-"""Which texts are prose, and which words of it say what a call does.
+"""Tells prose from other text, and finds its words that describe the action of a call.
 
 Prose can be worded in many ways, so the probability of its wording says little. In doubt a text is none: code, paths,
 queries, configuration, lists and names count word by word.
@@ -55,7 +55,7 @@ def wording(text: str, begin: int, end: int) -> Iterator[Span]:
 
 
 def _blank(escape: re.Match[str]) -> str:
-    """What stands for an escape of the same length: a letter's are letters of its kind."""
+    """Return a placeholder of the same length for an escape; letters stay letters."""
     letter = escape[0][1]
     if letter != "u" or len(escape[0]) == 2:
         return "\n " if letter in "nr" else "  "

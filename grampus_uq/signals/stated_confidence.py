@@ -104,7 +104,7 @@ def _low(values: Iterable[float]) -> list[float]:
 
 
 def _statements(text: str) -> list[float]:
-    """What the text states of itself, `INVALID` for what is no probability; above 0.5 only what is surely its own."""
+    """Return the text's statements of its own confidence; `INVALID` for no probability; above 0.5 only certain ones."""
     closing = closing_object(text)
     own = own_words(closing.before)
     lines = _lines(own.text)
@@ -152,7 +152,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _in_prose(lines: Sequence[str], other_scale: bool) -> tuple[list[float], list[float]]:
-    """What sentences state of the text itself, and what is doubtful: above 0.5, or invalid, and perhaps not its own."""
+    """Return certain and doubtful statements in sentences; doubtful: above 0.5 or invalid, and perhaps not its own."""
     own: list[float] = []
     doubtful: list[float] = []
     examined = 0

@@ -1,4 +1,4 @@
-"""Whose statement a sentence is, judged by what stands around it.
+"""Attributes a sentence to the model or to somebody else, by its surroundings.
 
 A statement that follows somebody's report, an announcement ("The page reads:") or a table of values, or that the next
 sentence takes back, is doubtful. What is doubtful may lower a reading and never raise one.

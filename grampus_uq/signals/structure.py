@@ -44,7 +44,7 @@ COUNTS: Final = (
     "tool_characters",
     "user_characters",
 )
-"""What is counted, in order; the reading of each is named `count_` and this."""
+"""The counted quantities, in order; each reading is named `count_` plus this."""
 
 _AT: Final = {name: place for place, name in enumerate(COUNTS)}
 _SOURCES: Final = tuple(COUNT + name for name in COUNTS)

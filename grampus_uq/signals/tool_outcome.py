@@ -1,4 +1,4 @@
-"""What a tool's answer says of the run: did the call fail, and have this call and this answer been there before?
+"""Events in a tool's answer: failed call, repeated call, repeated answer.
 
 These three events are not in the TRACER paper. They are offered beside its components because, on published runs, their
 sum separates failures better than the paper's score does (see `stats.trajectory_risk.extended_sum`).

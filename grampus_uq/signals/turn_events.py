@@ -1,4 +1,4 @@
-"""What was said at one turn of a run, in neutral values, and the text that stands for it (TRACER's z(x) and z(o)).
+"""One turn of a run as neutral values, and the text that represents it (TRACER's z(x) and z(o)).
 
 A turn is an agent's message with the calls it proposes, a tool's observation, or a user's message. Any source of runs
 (the live monitor, a recording, an imported file) is turned into these, so that all of them are read by the same rules.
@@ -38,7 +38,7 @@ class ProposedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a tool answered to the call `call_id`; `is_error` is None when only the text says whether it failed."""
+    """A tool's answer to the call `call_id`; `is_error` is None if only the text tells whether it failed."""
 
     text: str
     call_id: str = ""

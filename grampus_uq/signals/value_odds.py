@@ -1,4 +1,4 @@
-"""How likely the value of one part of a call was, apart from the form that it is written in.
+"""Probability of the value of one part of a call, apart from its written form.
 
     p(value)   = product of p(token) over the tokens of the value, times p(it ends there)
     p(further) = p(what goes on) / (p(what goes on) + p(what ends the arguments)), behind the value

@@ -40,7 +40,7 @@ _LOGIT_LIMIT = math.log((1.0 - 1e-6) / 1e-6)
 """The bound of logit f_t: at estimated probabilities within 1e-6 of certainty."""
 
 _MINIMUM_CLIP = 1e-6
-"""Where a running minimum clips probabilities before their logit; it does not change the order of runs."""
+"""Clip bound of probabilities before their logit in a running minimum; it preserves the order of runs."""
 
 MINIMA_OF = ("ewma_50", "low", "ewma_20", "ewma_10")
 """Features that a running minimum may use, best first (untrained, on published runs)."""

@@ -35,7 +35,7 @@ import numpy as np
 from grampus_uq.stats.arrays import FloatArray
 
 RATIOS: Final = np.array([1.5, 3.0, 6.0, 15.0])
-"""What went out wrong, over what was promised: on these the evidence bets."""
+"""Ratios of the actual to the promised share of wrong calls that the evidence bets on."""
 LOG_SPENT: Final = math.log(100.0)
 """From which logarithm of the evidence on the permission is withdrawn for good."""
 

@@ -18,7 +18,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray
 
 EPSILON = 1e-6
-"""Where probabilities are clipped before a logarithm: a model that says 1 is sometimes wrong, and -inf ends a mean."""
+"""Clip bound of probabilities before a logarithm: a stated 1 is sometimes wrong, and -inf would end a mean."""
 
 
 class ProperScore(Protocol):

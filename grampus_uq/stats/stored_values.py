@@ -38,7 +38,7 @@ Extended = Annotated[
 
 
 adapter_of: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
-"""What pydantic reads and writes a type with, built once."""
+"""Return the pydantic adapter of a type, built once."""
 
 
 def to_json(value: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _UNITS: Final = 2**1074
 
 
 class Composite(StrEnum):
-    """How the weighted components of a step become one number (Table IV); the paper proposes MAX.
+    """Combination of a step's weighted components into one number (Table IV); the paper proposes MAX.
 
     `MAX`: max_c r^c (eq. 20). `ADDITIVE`: sum_c r^c. `MULTIPLICATIVE`: prod_c (1 + r^c) - 1. `SEPARATE`: no step
     risk; each component has its own tail, and the scores of the components are summed.

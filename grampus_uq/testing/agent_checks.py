@@ -46,7 +46,7 @@ from grampus_uq.testing.agent_under_test import Ended, Paused, Said
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What a check found: the sentence `holds`, is false, or (None) cannot be asked of this framework; and why."""
+    """Result of a check: the sentence `holds`, is false, or (None) cannot be asked of this framework; and why."""
 
     sentence: Sentence
     holds: bool | None

@@ -24,7 +24,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a child does: acts on an agent built from the setup, one after the other or all at once.
+    """Work of a child process: acts on an agent built from the setup, in sequence or all at once.
 
     With `hold` it then waits, everything still open, to be killed.
     """
@@ -38,7 +38,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of the acts, in their order; what was streamed; what the harness says the framework lacks."""
+    """Results of the acts in order, streamed output, and the framework's gaps as stated by the harness."""
 
     results: tuple[Ended | Paused | Failed, ...]
     pieces: tuple[str, ...] = ()

@@ -77,7 +77,7 @@ async def _do(agent: AgentUnderTest, act: Act, pieces: list[str]) -> Ended | Pau
 
 
 def _lacks(agent: AgentUnderTest) -> dict[str, str]:
-    """What the harness says that its framework lacks, and what the harness itself does not offer to be checked."""
+    """Return the framework's gaps and the checks that the harness does not offer."""
     unsaid = dict.fromkeys(_OFFERS - set(getattr(agent, "offers", ())), NOT_OFFERED)
     return {**unsaid, **agent.lacks}
 

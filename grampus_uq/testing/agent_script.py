@@ -1,4 +1,4 @@
-"""What the agent of a conformance check is made of: its model's scripted turns, its tools, its judge, and one ledger.
+"""Parts of the agent in a conformance check: scripted model turns, tools, judge, and one ledger.
 
 Everything that happens is a line of one append-only file, so that another process can count it: model calls of the
 agent and of the monitor apart, executions of tools, and what the monitor concluded.
@@ -53,7 +53,7 @@ class ScriptedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSetup:
-    """What a harness builds its agent from. A harness keeps what must outlive the process in files of `folder`.
+    """Setup of a harness's agent. State that must outlive the process is kept in files of `folder`.
 
     `script` holds the turns of the agent's model by the text of the first user message, a sub-agent's by its task. The
     model of a harness calls `turn` once for each of its calls, its tools do nothing but call `look_up` and `pay`.

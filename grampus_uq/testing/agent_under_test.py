@@ -1,4 +1,4 @@
-"""What a framework adapter shows to the conformance checks: run, pause, take decisions, stream.
+"""Interface of a framework adapter to the conformance checks: run, pause, take decisions, stream.
 
 @asynccontextmanager
 async def build(setup: AgentSetup) -> AsyncIterator[AgentUnderTest]:
@@ -37,7 +37,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a human said to a call that waited. `arguments` belong to an edit, `message` to a rejection or an answer.
+    """A human's decision on a pending call. `arguments` belong to an edit, `message` to a rejection or an answer.
 
     `never` belongs to a rejection: permits on the call are closed.
 

@@ -148,7 +148,7 @@ def _given(named: Any, kind: str) -> Any:
 
 
 def _misplaced(named: Any) -> str | None:
-    """What may be the arguments under a name that is not known here: kept as text, so that other ones differ."""
+    """Return possible arguments under an unknown name as text, so that different arguments stay different."""
     try:
         fields = fields_of(named) or {}
         if field(named, "name", "tool_name") is None or any(name in fields for name in _ARGUMENTS):

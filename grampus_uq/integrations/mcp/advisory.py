@@ -87,4 +87,4 @@ def _size(line: bytes | TooLong) -> int:
 
 
 async def _to_nobody(line: bytes) -> None:
-    """What a guard would have said."""
+    """Discard a message that a guard would have sent."""

@@ -1,4 +1,4 @@
-"""What a server owes its client: the requests that reached it, by their ids, and the calls of tools among them.
+"""Requests forwarded to a server and not yet answered, by id, tool calls among them.
 
 An answer passes to exactly the request that is open, with the id as it was sent, and once. So a list of tools, which
 changes what later calls are judged by, and the result of a call are never shown to a client unread.

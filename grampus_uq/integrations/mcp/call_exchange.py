@@ -172,7 +172,7 @@ class CallExchange:
         round_: int,
         until: float,
     ) -> Passed | Answered | None:
-        """What becomes of a call that is judged now; `told`: what the client was told of it before."""
+        """Return the outcome of a call judged now; `told`: what the client was told of it before."""
         opened, over = await self.calls.propose(call, request=request_in(own.params)), False
         while not cancelled.is_set():
             changed = self.calls.session.changed
@@ -218,7 +218,7 @@ class CallExchange:
         )
 
     def _pending(self, message: Message, call: ToolCall, wait: Wait, round_: int) -> Mapping[str, Any]:
-        """What a client is told whose call still waits."""
+        """Return the answer to a client whose call is still pending."""
         modern = is_modern(message.params)
         if wait.request is None:
             return text_result(_RUNNING, is_error=True, modern=modern)
@@ -349,7 +349,7 @@ def _with_note(result: Any, note: str | None) -> Any:
 
 
 def _text_of(result: Any, error: Any) -> str:
-    """What a tool said, as text."""
+    """Return a tool's result as text."""
     if error is not None:
         return json.dumps(error)
     content = result.get("content") if isinstance(result, dict) else None

@@ -1,4 +1,4 @@
-"""What a session's stored state says of calls beside their records: texts, and none where its seal is broken."""
+"""Notes on calls in a session's stored state besides their records; none if its seal is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a proposed call, and the call as all requests know it that wait for it."""
+"""Outcome of a proposed call, and the shared state of the call for all requests waiting on it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the model is told: a result as the server gave it (`raw`), or a text of the gate's."""
+    """Answer for the model: the server's result (`raw`), or a text of the gate."""
 
     text: str = ""
     is_error: bool = False

@@ -47,7 +47,7 @@ class RefusedError(GrampusError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionNames:
-    """Whose session it is. `resumes`: it goes on after a restart, under this very id."""
+    """Identity of a session. `resumes`: it continues after a restart, under the same id."""
 
     agent_id: str
     session_id: str

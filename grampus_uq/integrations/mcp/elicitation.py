@@ -130,7 +130,7 @@ def _whole_call(request: ApprovalRequest) -> str | None:
 
 
 def _read(answer: Any) -> tuple[Literal["approve", "reject"] | None, str | None]:
-    """What an `ElicitResult` says: the decision, or None, and the reason."""
+    """Return the decision in an `ElicitResult`, or None, and the reason."""
     if not isinstance(answer, Mapping):
         return None, None
     content = answer.get("content")

@@ -1,4 +1,4 @@
-"""Which requests were told what became of a call: one that is given up meanwhile, or later, has it not."""
+"""Tracks the requests that received a call's outcome; one cancelled before or later has not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the headers of HTTP say before a body is read: who may ask, in which alphabet, and for which call."""
+"""Checks of HTTP headers before a body is read: client, charset, and call."""
 
 from __future__ import annotations
 

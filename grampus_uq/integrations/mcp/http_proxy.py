@@ -249,7 +249,7 @@ class _Door:
     async def _outcome(
         self, request: Request, message: Message, identity: Id, session: HttpSession
     ) -> tuple[Passed | Answered | None, bool]:
-        """What becomes of a call that may wait, and whether its client gave it up meanwhile."""
+        """Return the outcome of a call that may wait, and whether its client cancelled it meanwhile."""
         cancelled = anyio.Event()
         held = identity, cancelled
         session.held.append(held)
@@ -346,7 +346,7 @@ class _Door:
 
 
 class _Told(Response):
-    """What became of a call, which is delivered once this was sent."""
+    """Response with a call's outcome, delivered once it is sent."""
 
     def __init__(self, line: bytes, call_id: str, session: HttpSession) -> None:
         super().__init__(line, media_type="application/json")

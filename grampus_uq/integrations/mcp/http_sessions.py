@@ -26,7 +26,7 @@ _MAX_ID = 1_024
 
 @dataclass(slots=True)
 class Owed:
-    """What the server owes to one request of a client: the answers are its own, whatever ids others use.
+    """Pending answers of the server to one client request, kept apart from other requests with equal ids.
 
     `record` is that of a call; `resumable`: the server gave ids to events, so that the stream may go on in another one.
     `begins_session`: the answer names a session of the proxy's, unless the server has one.

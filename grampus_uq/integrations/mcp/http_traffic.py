@@ -19,7 +19,7 @@ _BODY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What is served: the values of `Host`, as "127.0.0.1:8765", messages up to `limit`, and so much at once."""
+    """Limits of the server: accepted `Host` values ("127.0.0.1:8765"), message size `limit`, and concurrency."""
 
     hosts: frozenset[str]
     limit: int
@@ -28,7 +28,7 @@ class Bounds:
 
 
 class Traffic:
-    """What is open now, of one event loop."""
+    """Open requests of one event loop."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds, self._open = bounds, 0

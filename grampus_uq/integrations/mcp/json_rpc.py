@@ -28,7 +28,7 @@ PROTOCOL_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
 _PARAMS: Final = ("name", "arguments", "_meta", "task", "inputResponses", "requestState")
 BESIDE: Final = "beside the arguments"
-"""What a call carries besides its arguments is judged under this name; no argument may have it."""
+"""Name under which fields besides a call's arguments are judged; no argument may have it."""
 _PLAIN: Final = frozenset({"name", "arguments", "_meta", "task"})
 _OWN_STATE: Final = "g1."
 _REQUEST: Final = "grampus_uq/request"

@@ -1,4 +1,4 @@
-"""What a server says of its tools, held to what it said before: definitions by digest, and what changed.
+"""Pins of tool definitions: compares a server's definitions with earlier ones by digest, and names the changes.
 
 A definition is everything that a model or a client reads of a tool: name, title, description, schemas, annotations and
 whatever else is there, except `_meta` and `icons`. A pin is taken when a call of the tool is approved; a later call
@@ -60,7 +60,7 @@ def quoted(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What changed from one pin of a tool to the next, in words; `whole`: nothing of it is cut."""
+    """Changes between two pins of a tool, in words; `whole`: nothing is cut."""
 
     text: str
     whole: bool = True
@@ -121,7 +121,7 @@ class _Said:
 
 
 def _changes(path: str, old: Any, new: Any, depth: int, said: _Said) -> Iterator[tuple[bool, str]]:
-    """Whether something was added, and the line that says it."""
+    """Yield for each change whether it is an addition, and its line of text."""
     if isinstance(old, dict) and isinstance(new, dict) and depth < _MAX_DEPTH:
         for key in sorted({*old, *new}):
             place = f"{path}.{quoted(key)}" if path else quoted(key)

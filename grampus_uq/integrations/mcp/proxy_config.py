@@ -46,7 +46,7 @@ class _Table(BaseModel):
 
 
 class ApprovalSettings(_Table):
-    """Who decides: the public keys of those who may, or the shared key in GRAMPUS_UQ_APPROVAL_KEY, or anybody.
+    """Approvers: holders of these public keys, or of the shared key in GRAMPUS_UQ_APPROVAL_KEY, or anybody.
 
     `elicitation`: the client shows its user what waits ("ask"), and what it answers is a decision ("decide").
     `started_by`: whose client it is; that person does not decide.

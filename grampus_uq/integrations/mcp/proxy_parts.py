@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ProxyParts:
-    """What the sessions of one proxy share. `say` tells whoever reads the proxy's log."""
+    """Shared parts of one proxy's sessions. `say` writes to the proxy's log."""
 
     def __init__(self, settings: ProxySettings, url: str, say: Callable[[str], None]) -> None:
         self._settings, self._say = settings, say

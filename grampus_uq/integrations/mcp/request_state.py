@@ -37,7 +37,7 @@ class RequestStateError(ApprovalError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBinding:
-    """What a state holds for: one call of one session under one set of rules (`ToolCall.digest`, `Terms.rules`)."""
+    """Scope of a state: one call of one session under one set of rules (`ToolCall.digest`, `Terms.rules`)."""
 
     agent_id: str
     session_id: str
@@ -47,7 +47,7 @@ class StateBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestState:
-    """What an authentic state says: the request, and how often the client was told of it before (from 0)."""
+    """Content of an authentic state: the request, and how often the client was told of it before (from 0)."""
 
     request_id: str
     round: int

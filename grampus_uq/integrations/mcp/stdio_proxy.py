@@ -30,7 +30,7 @@ from grampus_uq.integrations.mcp.message_lines import (
 )
 
 _QUIET_S: Final = 1.0
-"""What a server that has ended left in its pipe is read until nothing came for so long: another process may hold it."""
+"""Time without output after which an ended server's pipe is closed; another process may hold it open."""
 _DRAIN_S: Final = 30.0
 """And no longer than this, whoever writes into it then, and however slowly the client takes it."""
 _KILL_AFTER_S: Final = 5.0
@@ -40,7 +40,7 @@ Send = Callable[[bytes], Awaitable[None]]
 
 
 class Relay(Protocol):
-    """What becomes of the messages of one client and one server. Its methods are called by one task for each side."""
+    """Handler of the messages of one client and one server. Its methods are called by one task for each side."""
 
     async def from_client(self, line: bytes | TooLong) -> None:
         """Take a message of the client."""
@@ -130,7 +130,7 @@ async def serve_stdio(
 
 
 def _environment() -> dict[str, str]:
-    """What a server inherits: neither the keys that decisions are signed with nor the address of the store."""
+    """Return the environment of a server, without the signing keys and the store's address."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GRAMPUS_UQ_")}
 
 

@@ -43,7 +43,7 @@ from grampus_uq.integrations.mcp.json_rpc import INVALID_REQUEST, error_line
 from grampus_uq.integrations.mcp.server_messages import read_server_message
 
 LATE_S: Final = 600.0
-"""How long an answer is read that its client left, and sent to one that takes nothing."""
+"""Time limit for reading an answer whose client left, and for sending to a client that does not read."""
 _RESUME_S: Final = 300.0
 
 
@@ -192,7 +192,7 @@ class UpstreamAnswer:
         self._held -= size
 
     async def _parts(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """What the client is sent, message by message."""
+        """Yield the parts sent to the client, message by message."""
         kind = content_kind(self._answer.headers)
         if self._kind_shown == b"":
             return
@@ -242,7 +242,7 @@ class UpstreamAnswer:
         return not self._carried or (message is not None and not message.values.keys().isdisjoint(("result", "method")))
 
     async def _seen(self, data: bytes) -> bytes | None:
-        """What the client is sent for a message, once the result in it is stored."""
+        """Store the result in a message, and return the bytes for the client."""
         if self._owed.judged is None:
             return await self._stored(self._owed.answers.take(data))
         if self._budget.take(len(data)):

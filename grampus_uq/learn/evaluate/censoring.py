@@ -43,7 +43,7 @@ ASSUMPTIONS: Mapping[_CensoringMode, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Censoring:
-    """How censored runs are scored. q, by run id, is read for `exact` only; a censored run without one is left out.
+    """Scoring of censored runs. q, by run id, is read for `exact` only; a censored run without one is left out.
 
     notes: sentences on where q comes from, printed beside the assumptions.
     """
