@@ -37,7 +37,7 @@ class UncertaintyEstimator(Configuration):
     enable_p_true: bool = True
     enable_semantic_sampling: bool = False
     enable_prefix_verifier: bool = True
-    """False forbids what the policy's switch of the same name (off by default) asks for."""
+    """If False, overrides the policy's switch of the same name (off by default)."""
     verbalized_weight: Weight = 0.4
     p_true_weight: Weight = 0.6
     verbalized_calibration_bias: Unit = 0.25

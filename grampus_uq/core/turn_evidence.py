@@ -297,7 +297,7 @@ def _least_doubts(found: Sequence[CallDoubt]) -> tuple[CallDoubt, ...]:
 
 
 def is_proposed(turns: Turns, call: ToolCall, step_id: str | None, *, exactly: bool = False) -> bool:
-    """False for a call that its turn did not list so: other arguments, or a name or an id that no turn listed.
+    """Return False if no turn listed the call so: other arguments, or an unlisted name or id.
 
     True where nothing can be compared: no turn listed calls, or the call came without arguments and may be one of
     those that were listed. With `exactly` (another turn is not read yet) only for a call listed with its arguments and
@@ -334,7 +334,7 @@ def _listings(turn: TurnEvidence, call: ToolCall, digest: str) -> list[str]:
 
 
 def _may_be_listed(listing: list[TurnEvidence], call: ToolCall) -> bool:
-    """True for the id of a call that a turn listed; for any, where a turn keeps not all of its calls or lists no id."""
+    """Return True if a turn listed the call's id, or keeps only part of its calls, or lists no id."""
     without_id = f" {_name_key(call.name)}"
     return any(turn.more or without_id in turn.calls or without_id in turn.called for turn in listing) or bool(
         _having(listing, call)
@@ -342,7 +342,7 @@ def _may_be_listed(listing: list[TurnEvidence], call: ToolCall) -> bool:
 
 
 def _was_made(turns: Sequence[TurnEvidence], call: ToolCall) -> bool:
-    """True for the id of a call that was made: asked about again, it is a retry, and no second call."""
+    """Return True if a call of this id was made: asked about again, it is a retry, not a second call."""
     return any(_matching(turn.called, call) for turn in turns)
 
 

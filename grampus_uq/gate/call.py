@@ -251,7 +251,7 @@ def cleared(record: CallRecord, by: str = "monitor", **changes: Any) -> CallReco
 
 
 def may_be_granted(record: CallRecord, terms: Terms) -> bool:
-    """True for a waiting call whose pause a grant may lift: the tool is the reason, not doubt about the run.
+    """Return True if a grant may lift the call's pause: the tool is the reason, not doubt about the run.
 
     Never true with an unvouched belief: whether that run is in doubt is unknown.
     """
@@ -259,7 +259,7 @@ def may_be_granted(record: CallRecord, terms: Terms) -> bool:
 
 
 def of_the_tool(reason: Doubt | ApprovalRequest) -> bool:
-    """True for a reason to wait that a grant or a permit may lift: the tool's, and no grave doubt about the run."""
+    """Return True if a grant or permit may lift this reason: the tool's, without serious doubt about the run."""
     return reason.level not in (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL) and reason.rule in GRANTABLE
 
 

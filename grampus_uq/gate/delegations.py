@@ -55,7 +55,7 @@ class Delegation(BaseModel):
         return signed_text("delegation", self)
 
     def covers(self, tool: str | None) -> bool:
-        """True for a call of a tool that it is about; `tool` None: a request about a run itself."""
+        """Return True if the delegation covers the tool; `tool` None: a request about a run itself."""
         return self.tools is None or tool in self.tools
 
     def over(self, at_s: float) -> str | None:

@@ -516,7 +516,7 @@ def _untold(record: CallRecord, decision: ApprovalDecision, why: str) -> str:
 
 
 def permitted(record: CallRecord) -> bool:
-    """True for a call that permits let ahead, and nobody else."""
+    """Return True if permits alone released the call."""
     return record.cleared_by is not None and record.cleared_by.startswith(PERMITTED) and not record.decisions
 
 

@@ -199,7 +199,7 @@ class _Asked(Protocol):
 
 
 def decided_alone(asked: _Asked, tool: str | None, arguments: Mapping[str, Any]) -> bool:
-    """True for a request that no batch may decide: all but those of a call that its tool and a middling tier hold.
+    """Return True if no batch may decide the request: all but calls held by their tool and a MEDIUM tier.
 
     So a tool that is always asked for, an alarm, a doubtful call, missing evidence, an unknown outcome, a high or
     critical tier, and characters that hide or imitate are each looked at by themselves. What it asks of is part of

@@ -87,7 +87,7 @@ class WebAuthnKey:
         return public_material(self._key)
 
     def holds(self, text: bytes, signature: str) -> bool:
-        """True for an assertion over this text by this credential; False for anything malformed."""
+        """Return True for a valid assertion over this text by this credential; False for anything malformed."""
         try:
             given = json.loads(decoded_base64url(signature.removeprefix(_KIND))) if signature.startswith(_KIND) else {}
             data, client = decoded_base64url(given["authenticatorData"]), decoded_base64url(given["clientDataJSON"])
@@ -127,7 +127,7 @@ def batch_text(digests: Sequence[str]) -> bytes:
 
 
 def in_batch(signature: str) -> bool:
-    """True for a signature that says to answer several decisions; whether it holds is another question."""
+    """Return True if the signature claims to cover several decisions; its validity is checked elsewhere."""
     try:
         return "batch" in json.loads(decoded_base64url(signature.removeprefix(_KIND)))
     except (ValueError, TypeError, RecursionError):

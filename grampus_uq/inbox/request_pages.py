@@ -155,7 +155,7 @@ async def _card(visit: Visit) -> Response:
 
 
 def is_own(visit: Visit, shown: Card) -> bool:
-    """True for a call of a run that this person started, where that matters."""
+    """Return True if this person started the call's run and the policy forbids that."""
     return shown.started_by is not None and name_form(visit.person.name) == name_form(shown.started_by)
 
 

@@ -96,13 +96,13 @@ class Visit:
         return await self.inbox.people.mac(what, self.request.cookies[self.inbox.settings.cookie], *parts)
 
     def signed(self, text: bytes, said: Assertion) -> bool:
-        """True for the signature of one of this person's passkeys on exactly this text."""
+        """Return True for a signature by one of this person's passkeys on exactly this text."""
         passkey = next((key for key in self.person.passkeys if key.id == said.id), None)
         return passkey is not None and WebAuthnKey.from_line(passkey.line).holds(text, said.signature)
 
 
 def same(token: str, given: str) -> bool:
-    """True for the token itself, in a time that tells nothing of it."""
+    """Return True for the token itself, compared in constant time."""
     return hmac.compare_digest(token.encode(), given.encode("utf-8", "replace"))
 
 

@@ -229,7 +229,7 @@ class CarriedStates:
         return dict(values) if seal is None else seal.sealed(place, values)
 
     def believes(self, place: str, values: Mapping[str, Any], *keys: str) -> bool:
-        """True for values out of the framework's state that count: sealed, or of a host where nobody signs."""
+        """Return True if values from the framework's state are trusted: sealed, or from a host without signing."""
         seal = self._gate.approvals.seal
         names = (*(keys or ("belief", "turn")), SEAL)
         holds = seal is not None and seal.authentic(place, {key: values[key] for key in names if key in values})

@@ -264,7 +264,7 @@ class TurnJudge:
         return record is not None and self.gate.allows(record, call, carried.terms, carried.session.profile.policy)
 
     def clears_harmless(self, carried: Carried, record: CallRecord, call: ToolCall) -> bool:
-        """True for other arguments of a cleared call that, as they are now, only read or can be undone."""
+        """Return True for changed arguments of a cleared call that is read-only or reversible with them."""
         effect = self.gate.effect(call, None, carried.session.profile.policy)
         return effect in HARMLESS and call.name == record.call.name and self.clears(carried, record, record.call)
 

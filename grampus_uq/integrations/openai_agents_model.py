@@ -66,7 +66,7 @@ class WatchedModel(Model):
         return WatchedModel(copy.deepcopy(self.inner, memo), self._observe, self._before, self.owner, self._has)
 
     def is_copied_to(self, agent: Any) -> bool:
-        """True for an agent that never was the guard's own: it is a copy of one that is."""
+        """Return True for a copy of a guarded agent."""
         return not self._has(agent)
 
     def __getattr__(self, name: str) -> Any:

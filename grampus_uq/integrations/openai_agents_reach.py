@@ -54,7 +54,7 @@ class AgentWatch:
     watched: weakref.WeakValueDictionary[int, Agent[Any]] = field(default_factory=weakref.WeakValueDictionary)
 
     def has(self, agent: Agent[Any]) -> bool:
-        """True for an agent that this watch is in."""
+        """Return True if the agent has this watch."""
         return self.watched.get(id(agent)) is agent
 
     def put_into(self, agent: Agent[Any]) -> Agent[Any]:

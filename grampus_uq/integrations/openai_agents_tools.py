@@ -62,7 +62,7 @@ def _mark_of(tool: Any) -> _Mark | None:
 
 
 def gated_by(tool: Any, current: Gate) -> bool:
-    """True for a tool that has this gate before it."""
+    """Return True if the tool has this gate."""
     mark = _mark_of(tool)
     return mark is not None and mark.current == current
 
@@ -102,7 +102,7 @@ def gate_tools(
 
 
 def _always_asks(tool: Any) -> bool:
-    """True for a hosted MCP tool that asks for every call, and asks a human: the API's own default."""
+    """Return True for a hosted MCP tool that asks a human about every call, the API's default."""
     return (
         isinstance(tool, HostedMCPTool)
         and tool.tool_config.get("require_approval", "always") == "always"

@@ -238,7 +238,7 @@ def looks_at_calls(calls: Sequence[Sequence[int]]) -> bool:
 
 
 def is_model_step(event: StepEvent) -> bool:
-    """True for a step that has a row: everything but a tool call."""
+    """Return True for a step with a row: any step but a tool call."""
     return event.step.kind != "tool_call"
 
 

@@ -93,7 +93,7 @@ def _would_have_stopped(run: Run) -> bool:
 
 
 def _at_guarded_call(event: StepEvent) -> bool:
-    """True for a call that is not known to be reversible, or that a rule for irreversible calls stopped."""
+    """Return True if the call is not known to be reversible, or was stopped by a rule for irreversible calls."""
     return event.step.kind == "tool_call" and _guarded(event.assessment)
 
 

@@ -55,7 +55,7 @@ LONG_TEXT: Final = 16_000
 
 
 def _is_long(step: Step) -> bool:
-    """True for a step whose tokens take too long to read on the event loop."""
+    """Return True if the step's tokens take too long to read on the event loop."""
     tokens = step.logprobs or ()
     if len(tokens) > LONG_COMPLETION:
         return True

@@ -129,7 +129,7 @@ def _recording_files(paths: Paths) -> Iterator[Path]:
 
 
 def _may_be_packed(path: Path) -> bool:
-    """False for a table; True for damaged Parquet, so that its reader names what is wrong."""
+    """Return False for a table; True for damaged Parquet, so that its reader reports the fault."""
     try:
         return is_packed(path)
     except DataError:

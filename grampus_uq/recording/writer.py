@@ -187,7 +187,7 @@ class _Open(NamedTuple):
 
 
 def _decides(event: Event) -> bool:
-    """True for what an auditor must find after a power cut: stops, decisions, outcomes."""
+    """Return True for events that must survive a power cut: stops, decisions, outcomes."""
     return isinstance(event, DecisionEvent | OutcomeEvent) or (
         isinstance(event, StepEvent) and event.assessment.action.stops
     )

@@ -63,7 +63,7 @@ def parse_json(
 
 
 def is_json(text: bytes) -> bool:
-    """True for one JSON value, NaN and infinities included."""
+    """Return True for one JSON value, NaN and infinities included."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

@@ -148,12 +148,12 @@ def _named(c: str) -> str:
 
 
 def _may_mislead(name: str) -> bool:
-    """False for plain names, of which nobody takes a letter for another."""
+    """Return False for plain names without look-alike letters."""
     return not name.isascii() or any(c in name for c in "I01|")
 
 
 def reordered(name: str) -> bool:
-    """True for a name with marks of direction in it: what a reader sees is not what is written.
+    """Return True for a name with direction marks, which readers see differently from how it is written.
 
     >>> reordered("\u202eyap")
     True

@@ -47,7 +47,7 @@ _ASTRAY = "stands alone, or on a letter of another script"
 
 @functools.lru_cache(maxsize=4_096)
 def is_hidden(character: str) -> bool:
-    """True for what shows nothing, moves what is beside it or covers it: controls, formats, odd spaces, overlays."""
+    """Return True for an invisible character, or one that moves or covers others: controls, odd spaces, overlays."""
     return not character.isprintable() or _covers(character) or _WITHOUT_INK.match(character) is not None
 
 
@@ -64,7 +64,7 @@ def name_form(name: str) -> str:
 
 
 def _covers(character: str) -> bool:
-    """True for a mark that is drawn through the letter before it, or around it."""
+    """Return True for a mark drawn through or around the letter before it."""
     return unicodedata.combining(character) == 1 or unicodedata.category(character) == "Me"
 
 
@@ -100,7 +100,7 @@ def _marks(text: str) -> dict[int, str]:
 
 
 def _belongs(mark: str, letter: str) -> bool:
-    """True for a mark of the letter's script, and for one of many scripts."""
+    """Return True for a mark of the letter's script, or one shared by many scripts."""
     if letter in ("", " ") or is_hidden(letter):
         return False
     script = unicodedata.name(mark, "").partition(" ")[0]
@@ -219,14 +219,14 @@ def _of_word(word: Mapping[int, str]) -> dict[int, str]:
 
 @functools.lru_cache(maxsize=4_096)
 def _shows_its_script(c: str, beside_figures: bool) -> bool:
-    """True for a letter or figure that nobody takes for an ASCII one in a word without Latin letters."""
+    """Return True for a letter or digit that cannot be mistaken for an ASCII one in a word without Latin letters."""
     if c.isascii() or unicodedata.category(c) == "Lm":
         return False
     return not looks_like(c) or (not beside_figures and unicodedata.normalize("NFKD", c)[0] in _FROM_THE_RIGHT)
 
 
 def _is_figure(c: str) -> bool:
-    """True for a figure of a script's own, and no ASCII one in another width or style."""
+    """Return True for a script's own digit, not an ASCII digit in another width or style."""
     return c.isdecimal() and not unicodedata.decomposition(c)
 
 

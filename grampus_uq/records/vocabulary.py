@@ -75,7 +75,7 @@ class UncertaintyAction(StrEnum):
 
     @property
     def stops(self) -> bool:
-        """True for the two actions after which the agent does not go on by itself."""
+        """True for the actions that stop the agent: pause and abort."""
         return self in STOPPING
 
 

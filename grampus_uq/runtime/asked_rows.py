@@ -32,7 +32,7 @@ def asked_in(row: Document) -> str:
 
 
 def is_over(row: Document) -> bool:
-    """True for the row of a request whose time to decide has passed: nobody can decide it, and no list has it."""
+    """Return True if the request has expired: it can no longer be decided, and no list shows it."""
     return bool(row.label) and row.label <= stamp(row.read_s)
 
 

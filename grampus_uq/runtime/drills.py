@@ -255,7 +255,7 @@ def _earlier_calls(card: Card) -> list[tuple[ToolCall, bool | None]]:
 
 
 def _became(result: Message) -> bool | None:
-    """True for the result of a call that ran, False for that of a rejected one, None where the call failed."""
+    """Return True if the call ran, False if it was rejected, None if it failed."""
     if not result.metadata.get("is_error"):
         return True
     return False if (result.content or "").startswith(REJECTED.partition("{")[0]) else None

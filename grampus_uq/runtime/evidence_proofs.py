@@ -226,7 +226,7 @@ def _schema_problem(stored: Sequence[Decided]) -> Callable[[ToolCall], str | Non
 
 
 def _lets(decision: ApprovalDecision, request: ApprovalRequest, start: Start) -> bool:
-    """True for a decision that lets exactly this call run, in this session, run and step."""
+    """Return True if the decision allows exactly this call, in this session, run and step."""
     if decision.kind not in (ApprovalKind.APPROVE, ApprovalKind.EDIT) or request.call is None:
         return False
     arguments = request.call.arguments if decision.arguments is None else decision.arguments

@@ -253,7 +253,7 @@ class Graph:
         await checkpoint.save()
 
     def _escalates(self, name: str, state: AgentState) -> bool:
-        """True for a guard that routes to an escalation node, which waits in its place."""
+        """Return True if the guard routes to an escalation node that waits in its place."""
         return self._nodes[name].route is not None and state.metadata.get("uncertainty_escalate") is True
 
     async def _follow(self, name: str, checkpoint: GraphCheckpoint, running: list[str]) -> None:

@@ -38,7 +38,7 @@ def words_of(name: str) -> tuple[frozenset[str], str]:
 
 
 def other_amount(right: JsonValue, value: JsonValue) -> bool:
-    """True for an amount of the same type that is at least a quarter off."""
+    """Return True if both are amounts of one type and differ by at least a quarter."""
     if not is_amount(right) or not is_amount(value) or type(right) is not type(value):
         return False
     low, high = sorted((right, value))
@@ -48,7 +48,7 @@ def other_amount(right: JsonValue, value: JsonValue) -> bool:
 def other_recipient(
     right: JsonValue, value: JsonValue, words: Callable[[str], tuple[frozenset[str], str]] = words_of
 ) -> bool:
-    """True for another name: neither is the other one with more words, other signs or in another order."""
+    """Return True if the names differ by more than added words, signs or word order."""
     if not isinstance(right, str) or not isinstance(value, str):
         return False
     (one, joined), (other, as_one) = words(right), words(value)

@@ -98,7 +98,7 @@ async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, float]]:
 
 
 async def _rests(ledger: Ledger, document: Document) -> bool:
-    """True for a session that ended, if no live parent may read its result; a sub-agent's ends with its parent."""
+    """Return True if the session ended and no live parent may read its result; a sub-agent's ends with its parent."""
     ended = document.label in _ENDED
     if PARENT not in document.body:
         return ended

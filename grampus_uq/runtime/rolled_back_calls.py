@@ -74,7 +74,7 @@ def step_number(step_id: str) -> int | None:
 
 
 def _discarded(data: Mapping[str, Any], state: AgentState, to_step: int) -> bool:
-    """True for a call of a step that this state still consists of, from `to_step` on."""
+    """Return True if the call belongs to a step at or after `to_step` that is still part of this state."""
     step = step_number(str(data.get("step_id", "")))
     if step is None or step < to_step:
         return False

@@ -121,7 +121,7 @@ class AgentState(BaseModel):
 
     @property
     def sealed(self) -> bool:
-        """True for a state of this process, and for a loaded one with a valid seal."""
+        """Return True for a state of this process or a loaded state with a valid seal."""
         return self._sealed
 
     def leased_for_s(self) -> float:
@@ -155,7 +155,7 @@ class AgentState(BaseModel):
         return pending(self.review, self.turn)
 
     def already_executed(self, call: ToolCall) -> bool:
-        """True for a call that cannot be undone and that a discarded branch executed, or one that is read as equal."""
+        """Return True if a discarded branch executed this irreversible call or an equivalent one."""
         done = [one for one in self.discarded if one.irreversible]
         likely = {one.call.likeness() for one in done if one.arguments_known} | {one.digest for one in done}
         return call.is_among(likely)
@@ -274,7 +274,7 @@ class SessionHead(BaseModel):
 
     @property
     def attended(self) -> bool:
-        """True for a session whose worker takes up decisions while it runs: what waits is shown meanwhile."""
+        """Return True if the worker takes up decisions while the session runs; pending requests are shown meanwhile."""
         return self.metadata.attended
 
     @property

@@ -309,7 +309,7 @@ class Turn:
 
     @staticmethod
     def _guarded(record: CallRecord) -> bool:
-        """True for a call that must not run unrecorded: irreversible, or cleared by a human or a grant."""
+        """Return True if the call must not run unrecorded: irreversible, or cleared by a human or a grant."""
         if record.effect in (Effect.READ, Effect.REVERSIBLE):
             return False
         return record.effect is Effect.IRREVERSIBLE or bool(record.decisions) or record.grant is not None

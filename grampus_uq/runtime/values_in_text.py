@@ -13,7 +13,7 @@ _NUMBER: Final = re.compile(r"\d(?:[\d ,.']*\d)?")
 
 
 def is_amount(value: JsonValue) -> TypeGuard[int | float]:
-    """True for a positive number that a float tells from its neighbours."""
+    """Return True for a positive number that a float represents exactly enough to tell it from its neighbours."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
 
 

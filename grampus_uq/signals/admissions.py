@@ -137,7 +137,7 @@ def admissions(text: str, highest: float) -> Iterator[float]:
 
 
 def _denies(found: re.Match[str], highest: float) -> bool:
-    """True for a denial of certainty that the highest number contradicts."""
+    """Return True for a denial of certainty that the highest number contradicts."""
     words = found[0].lower()
     return found["far"] is not None or (
         highest >= _CERTAIN and re.search(r"\bnot\b|never|can(?:no|['’])t", words) is not None

@@ -118,7 +118,7 @@ def _leads_to_one(rest: Rest, begin: int, end: int, known: Sequence[int]) -> boo
 
 
 def is_cut(rest: Rest, behind: int = 0) -> bool:
-    """True for a text that ends within what it opens behind a place, as no whole turn does: more was written."""
+    """Return True if the text ends inside something opened after a position; a whole turn does not."""
     return _CUT.search(rest.code, max(len(rest.code) - _FAR, behind)) is not None
 
 
@@ -128,7 +128,7 @@ def is_marked(rest: Rest, at: int | None = None) -> bool:
 
 
 def is_strong(rest: Rest, span: Span) -> bool:
-    """True for a writing with the marks of a call before it."""
+    """Return True if a call's marks precede the written call."""
     for one in _STRONG.finditer(rest.code, max(span[0] - _FAR, 0), span[1]):
         if one.end() >= span[0] or not FORM_WORDS.sub("", rest.code[one.end() : span[0]]):
             return True

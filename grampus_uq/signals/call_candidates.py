@@ -84,12 +84,12 @@ def _value(prefix: str, head: str, piece: str, quote: str) -> tuple[str, bool] |
 
 
 def _is_same(shown: str, whole: bool, written: str) -> bool:
-    """True for the written value, and for a beginning of it: other tokens may write the same value."""
+    """Return True for the written value or a prefix of it: other tokens may write the same value."""
     return shown == written if whole else written.startswith(shown)
 
 
 def is_bare(character: str) -> bool:
-    """True for what may stand in a value without quotes."""
+    """Return True for text that may occur in a value without quotes."""
     return _BARE.fullmatch(character) is not None
 
 

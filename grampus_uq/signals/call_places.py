@@ -166,12 +166,12 @@ class Writing:
                         yield self._place((at, at + len(call.name)), [node], call, "marks")
 
     def _is_word(self, begin: int, end: int) -> bool:
-        """True for a name that is no part of a longer one but behind a point."""
+        """Return True if the name is not part of a longer one, except after a dot."""
         around = self.text[max(begin - 1, 0) : begin], self.text[end : end + 1]
         return not any(one.isalnum() or one in ("_", "-") for one in around if one and one not in _BLANKS)
 
     def _is_marked(self, begin: int, end: int, behind: int) -> bool:
-        """True for a whole name outside quotes with nothing but marks between it and what is behind it."""
+        """Return True for a whole name outside quotes, followed by marks only."""
         quoted = self.text[max(begin - 1, 0) : begin] in ('"', "'")
         between = _MARKS.fullmatch(self.text, end, behind)
         return not quoted and self._is_word(begin, end) and between is not None and is_begun(self.text, begin)
@@ -317,7 +317,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _writes(written: object, call: ToolCall) -> bool:
-    """True for the arguments of a call, no more and no less, of equal values; for any, of one listed without."""
+    """Return True if these are exactly the call's arguments; any arguments for a call listed without."""
     if not isinstance(written, dict) or "arguments" not in call.model_fields_set:
         return isinstance(written, dict)
     return written.keys() == call.arguments.keys() and all(
@@ -335,7 +335,7 @@ def _beside(written: Mapping[str, object], name: str, call: ToolCall) -> Mapping
 
 
 def is_begun(text: str, at: int) -> bool:
-    """True for a name that nothing but a call's marks stand before: "cancel/pay", "undo pay" and "!pay" are others."""
+    """Return True if only a call's marks precede the name: "cancel/pay", "undo pay" and "!pay" are others."""
     return _BEFORE.search(text[max(at - _NEAR, 0) : at].translate(BLANKS)) is not None
 
 
@@ -349,6 +349,6 @@ def _is_same(written: object, value: object) -> bool:
 
 
 def _is_name(written: str, name: str) -> bool:
-    """True for a tool's name in any case, with or without a prefix before a point; clients clean marks into "_"."""
+    """Return True for a tool's name in any case, with or without a dotted prefix; clients replace marks by "_"."""
     shown, short = written.casefold().translate(_CLEANED), name.casefold().translate(_CLEANED)
     return shown == short or (bool(short) and written.casefold().endswith(f".{name.casefold()}"))

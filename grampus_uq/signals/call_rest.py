@@ -104,7 +104,7 @@ class Rest:
         return [at for at in found if not self.code.endswith("</", 0, at)]
 
     def is_in_words(self, at: int) -> bool:
-        """True for a place behind three words of the same line, as what a sentence quotes."""
+        """Return True for a position after three words of the same line, as in a quotation."""
         return (
             _WORDS.search(self.text, max(self.text.rfind("\n", max(at - _NEAR, 0), at) + 1, at - _NEAR), at) is not None
         )
@@ -126,7 +126,7 @@ class Rest:
         )
 
     def _is_target(self, end: int) -> bool:
-        """True for the `to=` of a call that is read."""
+        """Return True for the `to=` of a call that is read."""
         target = _TARGET.match(self.code, end)
         return target is not None and target.end() in self._begins
 
@@ -253,7 +253,7 @@ def _found(part: str, text: str) -> Iterator[int]:
 
 
 def _is_whole(text: str, begin: int, end: int) -> bool:
-    """True for what is part of no longer word, a word with a hyphen inside included."""
+    """Return True for a span that is not part of a longer word, hyphenated words included."""
     before, after = text[max(begin - 2, 0) : begin], text[end : end + 2]
     if text[begin].isalnum() and before.endswith("-") and (text[begin].isdigit() or _WORD.match(before)):
         return False
@@ -266,7 +266,7 @@ def long_leaves(call: ToolCall) -> set[str | int | float]:
 
 
 def _is_short(value: str | int | float) -> bool:
-    """True for one character, which may stand anywhere by chance."""
+    """Return True for a single character, which may occur anywhere by chance."""
     return len(value) < 2 if isinstance(value, str) else -10 < value < 10
 
 

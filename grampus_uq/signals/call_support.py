@@ -173,7 +173,7 @@ def _values(text: str) -> Iterator[tuple[str, str | float]]:
 
 
 def _is_computed(number: float, texts: Sequence[str]) -> bool:
-    """True for a sum, a difference or a product of two numbers there, or of three as a x b + c or a x b - c."""
+    """Return True for a sum, difference or product of two of the numbers, or a x b + c or a x b - c of three."""
     known = frozenset().union(*map(_numbers, texts))
     if len(known) > MAX_NUMBERS:
         return False

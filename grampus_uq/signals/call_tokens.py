@@ -352,7 +352,7 @@ class _Read:
         return range(first, max(first, stop))
 
     def _is_prose(self, at: int, place: Place) -> bool:
-        """True for a token of the wording of a prose text."""
+        """Return True for a token of the wording of a prose text."""
         span = bisect_right(place.prose, (self.starts[at], len(self.text))) - 1
         return span >= 0 and self._end(at) <= place.prose[span][1]
 

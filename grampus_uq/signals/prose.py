@@ -26,7 +26,7 @@ Span = tuple[int, int]
 
 
 def is_prose(value: object) -> bool:
-    """True for a text of more than eight words that reads as sentences in words, with nothing in it that code has."""
+    """Return True for a text of more than eight words in sentences, without traces of code."""
     if not isinstance(value, str) or len(value.split(maxsplit=_MOST_WORDS)) <= _MOST_WORDS:
         return False
     first = _LETTER.search(value)
@@ -64,7 +64,7 @@ def _blank(escape: re.Match[str]) -> str:
 
 
 def _is_caseless(character: str) -> bool:
-    """True for a letter of a script without capitals, and for a numeral of any script."""
+    """Return True for a letter of a script without capitals, or a numeral of any script."""
     if character.isascii():
         return character.isdecimal()
     return character.isnumeric() or (character.isalpha() and character.upper() == character.lower())

@@ -203,7 +203,7 @@ _frames_at_the_end = functools.lru_cache(maxsize=1_024)(FRAME)
 
 
 def _matters(written: str) -> bool:
-    """True for a word that one of the rules looks for, wherever it stands; the others are remembered if without digits.
+    """Return True for a word that a rule looks for anywhere; the others are remembered if without digits.
 
     It may have marks of punctuation in it, which are no part of a word.
     """

@@ -121,7 +121,7 @@ def _frames(sentence: str) -> bool:
 
 
 def _continues(lines: Sequence[str], number: int, sentence: str) -> bool:
-    """True for a line between two rules, and for one in first person under a name or the beginning of a sentence."""
+    """Return True for a line between two rules, or in first person under a name or the beginning of a sentence."""
     above = lines[number - 1].strip() if number > 0 else ""
     below = lines[number + 1].strip() if number + 1 < len(lines) else ""
     if _RULE.fullmatch(above):
@@ -134,7 +134,7 @@ def _is_short(line: str) -> bool:
 
 
 def _heads(line: str) -> bool:
-    """True for a short line that names a source."""
+    """Return True for a short line that names a source."""
     return _is_short(line) and SOURCE(line) and not _FIRST_PERSON.match(line)
 
 

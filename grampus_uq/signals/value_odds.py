@@ -59,7 +59,7 @@ def _others(token: TokenLogprob) -> Iterator[tuple[str, float]]:
 
 
 def _ends_alike(text: str, start: int, end: int, piece: str, quoted: bool) -> bool:
-    """True for an alternative that writes the rest of the value and ends it."""
+    """Return True if the alternative writes the rest of the value and ends it."""
     if not piece.startswith(text[start:end]) or len(piece) == end - start:
         return False
     after = piece[end - start]

@@ -23,7 +23,7 @@ class NamedScore(NamedTuple):
 
 
 def escalates(step: StepUncertainty) -> bool:
-    """True for a step at a stopping level, or whose action stops the run or would if the monitor were not advisory."""
+    """Return True if the step is at a stopping level, or its action stops the run or would outside advisory mode."""
     fields = step.__dict__  # an attribute of a pydantic model takes several times as long
     return (fields["advisory_action"] or fields["action"]) in STOPPING or fields["level"] in STOPPING_LEVELS
 

@@ -69,7 +69,7 @@ _new_arguments, _new_read_call = builder(Arguments), builder(ReadCall)
 
 
 def is_unparsed(call: ToolCall) -> bool:
-    """True for a call whose arguments could not be read: what would run is not known."""
+    """Return True if the call's arguments could not be read, so that its effect is unknown."""
     return UNPARSED in call.arguments and len(call.arguments) == 1
 
 
@@ -127,7 +127,7 @@ def read_call(value: Any, *, stand_in_id: str = "") -> ReadCall:
 
 
 def _is_langchain(value: Any) -> bool:
-    """True for a call out of LangChain's messages: it is read at once, for no other form has its keys."""
+    """Return True for a call from LangChain's messages (fast path: no other form has its keys)."""
     if type(value) is not dict or value.keys() != _LANGCHAIN:
         return False
     return type(value["id"]) is type(value["name"]) is str and type(value["args"]) is dict

@@ -120,7 +120,7 @@ def read_messages(value: Any) -> ReadMessages:
 
 
 def _named(value: Any) -> bool:
-    """True for an iterable object that is one message (a pydantic model is iterable)."""
+    """Return True for an iterable object that is one message (a pydantic model is iterable)."""
     return not isinstance(value, list | tuple) and field(value, "role", "type", "parts") is not None
 
 

@@ -22,7 +22,7 @@ def read_counts(usage: Any) -> tuple[int | None, int | None, int | None]:
 
 
 def states_usage(usage: Any) -> bool:
-    """True for None and for a value with at least one of the names that a usage has."""
+    """Return True for None or a value with at least one of the names of a usage."""
     return usage is None or (type(usage) is dict and not usage) or field(usage, *_INPUT, *_OUTPUT, *_TOTAL) is not None
 
 

@@ -21,7 +21,7 @@ of it is known to nobody for certain, and a client that was not sends it again."
 
 
 def matters(record: CallRecord) -> bool:
-    """True for a call of which somebody has to know what became of it."""
+    """Return True for a call whose outcome must be reported."""
     return bool(record.decisions) or record.effect is Effect.IRREVERSIBLE
 
 

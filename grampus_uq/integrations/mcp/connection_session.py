@@ -235,7 +235,7 @@ class ConnectionSession:
 
 
 def _is_owed(record: CallRecord) -> bool:
-    """False for what ended and merely reads or can be undone, and for what nobody decided on and did not start."""
+    """Return False for ended calls that are read-only or reversible, and for undecided calls that did not start."""
     if record.phase is CallPhase.CLEARED:
         return bool(record.decisions)
     return record.phase is not CallPhase.SETTLED or matters(record)

@@ -104,12 +104,12 @@ class Elicitation:
 
 
 def is_answer(message: Message) -> bool:
-    """True for the response to a question of the proxy's: no server has asked it."""
+    """Return True for the response to a question of the proxy itself."""
     return message.method is None and isinstance(message.id, str) and message.id.startswith(f"{QUESTION}/")
 
 
 def elicits(capabilities: Any) -> bool:
-    """True for a client that shows forms: it names `elicitation`, and not for addresses alone."""
+    """Return True for a client that shows forms: it declares `elicitation`, and not for URLs alone."""
     found = capabilities.get("elicitation") if isinstance(capabilities, Mapping) else None
     return isinstance(found, Mapping) and (not found or "form" in found)
 

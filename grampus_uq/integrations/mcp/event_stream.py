@@ -47,7 +47,7 @@ def id_of(event: bytes) -> bytes | None:
 
 
 def is_message(event: bytes) -> bool:
-    """True for an event that clients read as a message: one of another type is ignored by most of them."""
+    """Return True for an event that clients read as a message; most ignore other types."""
     kinds = [line[6:].removeprefix(b" ") for line in _LINES.split(event) if line[:6] == b"event:"]
     return all(kind in (b"", b"message") for kind in kinds)
 

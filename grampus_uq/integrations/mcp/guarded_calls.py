@@ -155,7 +155,7 @@ class GuardedCalls:
         return UNLISTED if not shown and self._only_listed else await self._pins.doubt(shown)
 
     def _repeats(self, call: ToolCall) -> bool:
-        """True for a call that cannot be undone where the same one was sent, or may be, or a human rejected it."""
+        """Return True for an irreversible call if an equal one was, or may have been, sent, or a human rejected it."""
         if self.gate.effect(call, None, self._monitor.profile.policy) is not Effect.IRREVERSIBLE:
             return False
         same = likeness(call)
@@ -196,7 +196,7 @@ class GuardedCalls:
             self._notes.drop_result(oldest.proposed.id)
 
     def _given_up(self, record: CallRecord) -> bool:
-        """True for a call that ran, or runs, without a human's decision, and whose client has not its result."""
+        """Return True for a call running or run without a human's decision, whose client lacks the result."""
         ran = record.phase in (CallPhase.STARTED, CallPhase.SETTLED) and self._acts and matters(record)
         return ran and record.proposed.id not in self._awaited
 
@@ -311,7 +311,7 @@ class GuardedCalls:
         return record
 
     def _was_asked(self, record: CallRecord) -> bool:
-        """True for a call that waited: the same call again may come from whoever was shown another definition since."""
+        """Return True for a call that waited: an equal call may come from a client with a newer definition."""
         return bool(record.decisions) or self._notes.asked_under(record.proposed.id) is not None
 
     async def _void(self, record: CallRecord, shown: tuple[Pin, ...]) -> Doubt | None:

@@ -131,7 +131,7 @@ def new_session() -> tuple[bytes, bytes]:
 
 
 def is_page(status: int, kind: str) -> bool:
-    """True for an error's page, which is text and no message."""
+    """Return True for an error page: text, not a message."""
     return status >= 400 and kind.partition(";")[0] in ("", "text/plain", "text/html")
 
 

@@ -43,7 +43,7 @@ class Owed:
 
     @property
     def matters(self) -> bool:
-        """True for a call of which somebody has to know what became of it."""
+        """Return True for a call whose outcome must be reported."""
         return self.record is not None and matters(self.record)
 
 

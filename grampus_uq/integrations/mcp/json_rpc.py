@@ -63,7 +63,7 @@ class Message:
 
     @property
     def is_call(self) -> bool:
-        """True for a call of a tool."""
+        """Return True for a tool call."""
         return self.method == CALL
 
 
@@ -162,7 +162,7 @@ def _value_problem(line: bytes) -> str | None:
 
 
 def _is_a_double(text: str) -> bool:
-    """True for a number that doubles and decimals read alike."""
+    """Return True for a number with the same value as a double and as a decimal."""
     value = float(text)
     if not abs(value) <= _SAFE_INTEGER:
         return False
@@ -217,7 +217,7 @@ def _id_of(text: bytes) -> Id | None:
 
 
 def is_id(value: object) -> TypeGuard[Id]:
-    """True for what may be the id of a request: a text or a whole number."""
+    """Return True for a valid request id: a string or an integer."""
     return isinstance(value, str) or type(value) is int
 
 
@@ -254,7 +254,7 @@ def request_in(params: Mapping[str, Any]) -> str | None:
 
 
 def is_modern(params: Mapping[str, Any]) -> bool:
-    """True for a request of a revision without a handshake (2026-07-28 and later)."""
+    """Return True for a request of a revision without a handshake (2026-07-28 and later)."""
     meta = params.get("_meta")
     version = meta.get(PROTOCOL_VERSION) if isinstance(meta, dict) else None
     return isinstance(version, str) and version >= "2026"

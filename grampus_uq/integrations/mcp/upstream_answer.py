@@ -237,7 +237,7 @@ class UpstreamAnswer:
         return page_text(status, body) if is_page(status, kind) else b""
 
     def _is_more_than_an_error(self, body: bytes) -> bool:
-        """True for what clients do not read in a failed answer, and for one that did not fail the call itself."""
+        """Return True for content of a failed answer that clients ignore, or a failure not of the call itself."""
         message = read_server_message(body)
         return not self._carried or (message is not None and not message.values.keys().isdisjoint(("result", "method")))
 

@@ -86,7 +86,7 @@ def labelled_recordings(
 
 
 def names_a_step(outcome: Outcome | None) -> bool:
-    """True for the label of a failure that names the step of the error."""
+    """Return True for the label of a failure that names the step of the error."""
     return outcome is not None and outcome.success is False and _NOTE.search(outcome.note or "") is not None
 
 

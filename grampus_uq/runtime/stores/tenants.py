@@ -242,7 +242,7 @@ def _divide(db: Any) -> None:
 
 
 def _leads(db: Any, index: str) -> bool:
-    """True for an index whose first column is the tenant."""
+    """Return True if the index's first column is the tenant."""
     sql = "SELECT pg_get_indexdef(to_regclass(%s), 1, true) = 'tenant'"
     return bool(db.execute(sql, (index,)).fetchone()[0])
 
