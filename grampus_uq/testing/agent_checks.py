@@ -65,7 +65,7 @@ def check_agent(laboratory: AgentLaboratory, sentence: Sentence) -> CheckResult:
     return CheckResult(sentence=sentence, holds=True, detail=detail or "")
 
 
-@sentence("A healthy run is untouched: same answer, same tools, same calls of its model.")
+@sentence("A confident run is unchanged: same answer, same tools, same model calls.")
 def healthy_run_untouched(scene: Scene) -> str:
     script = play(SURE)
     bare, watched = scene.beside("bare"), scene.beside("watched")
@@ -79,7 +79,7 @@ def healthy_run_untouched(scene: Scene) -> str:
     return watched.no_call_paid_twice()
 
 
-@sentence("An uncertain run is paused before its irreversible tool, not before others.")
+@sentence("An uncertain run pauses before its irreversible tool, and before no other.")
 def uncertain_run_paused(scene: Scene) -> None:
     pending = waiting(scene.run(play(UNSURE)))
     scene.ran(problem="pay ran although the run was paused")
@@ -87,25 +87,25 @@ def uncertain_run_paused(scene: Scene) -> None:
     require(pending.call_id == PAY.id, f"the human sees another call's id than the model's: {pending.call_id}")
 
 
-@sentence("Killed, then approved in another process: runs exactly once, nothing is paid twice.")
+@sentence("Killed, then approved in another process: the call runs exactly once, and no model call is repeated.")
 def approved_elsewhere(scene: Scene) -> str:
     paid = _decided_elsewhere(scene, "approve", PAID)
     require(len(scene.executed("look_up")) == 1, "a finished tool ran again")
     return paid
 
 
-@sentence("Killed, then rejected in another process: never runs, nothing is paid twice.")
+@sentence("Killed, then rejected in another process: the call never runs, and no model call is repeated.")
 def rejected_elsewhere(scene: Scene) -> str:
     return _decided_elsewhere(scene, "reject", message="not to him")
 
 
-@sentence("Killed, then edited in another process: runs once, as edited.", "edit")
+@sentence("Killed, then edited in another process: the call runs once, as edited.", "edit")
 def edited_elsewhere(scene: Scene) -> str:
     arguments = {"to": "bob", "amount": 7}
     return _decided_elsewhere(scene, "edit", canonical_json(arguments), arguments=arguments)
 
 
-@sentence("Killed, then answered by a human in another process: never runs.", "respond")
+@sentence("Killed, then answered by a human in another process: the call never runs.", "respond")
 def answered_elsewhere(scene: Scene) -> str:
     return _decided_elsewhere(scene, "respond", message="I paid him in cash.")
 
@@ -119,7 +119,7 @@ def _decided_elsewhere(scene: Scene, kind: Said, *wanted: str, **given: Any) -> 
     return scene.no_call_paid_twice()
 
 
-@sentence("The belief goes on in the other process as if nothing had happened.", "belief")
+@sentence("The belief continues unchanged in the other process.", "belief")
 def belief_continues(scene: Scene) -> str:
     script, killed, whole = play(UNSURE), scene.beside("killed"), scene.beside("whole")
     pending = waiting(killed.run(script, kill=True))
@@ -136,7 +136,7 @@ def belief_continues(scene: Scene) -> str:
     return f"{len(belief)} steps, propagated confidence {belief[-1][2]:.3f}"
 
 
-@sentence("An approval of other arguments is refused, and asked again.")
+@sentence("An approval of other arguments is refused, and the call needs a new one.")
 def other_arguments_refused(scene: Scene) -> None:
     """The decision was made on a call of the same session, id, tool and place, that differs in its arguments only."""
     seen, forged = scene.beside("seen"), scene.beside("waits")
@@ -151,7 +151,7 @@ def other_arguments_refused(scene: Scene) -> None:
     forged.no_call_paid_twice()
 
 
-@sentence("A decision given twice runs the call once.")
+@sentence("A decision delivered twice runs the call once.")
 def decision_given_twice(scene: Scene) -> None:
     script = play(UNSURE)
     approval = say("approve", waiting(scene.run(script)))
@@ -161,7 +161,7 @@ def decision_given_twice(scene: Scene) -> None:
     scene.ran(PAID)
 
 
-@sentence("When a precondition fails an approval is refused for good, and asked again.", "precondition")
+@sentence("A failed precondition voids the approval, and the call needs a new one.", "precondition")
 def failed_precondition(scene: Scene) -> None:
     script = play(UNSURE)
     approval = say("approve", waiting(scene.run(script, kill=True)))
@@ -180,7 +180,7 @@ def failed_precondition(scene: Scene) -> None:
     scene.no_call_paid_twice()
 
 
-@sentence("Approved again when the precondition holds: runs exactly once.", "precondition")
+@sentence("Approved again once the precondition holds: the call runs exactly once.", "precondition")
 def precondition_holds(scene: Scene) -> None:
     script = play(UNSURE)
     approval = say("approve", waiting(scene.run(script, kill=True)))
@@ -192,7 +192,7 @@ def precondition_holds(scene: Scene) -> None:
     scene.no_call_paid_twice()
 
 
-@sentence("Of parallel calls one is approved, one rejected, one harmless: each has its own fate.", "parallel")
+@sentence("Parallel calls, one approved, one rejected, one harmless, are each handled on their own.", "parallel")
 def parallel_calls(scene: Scene) -> str:
     calls = (pay("ann", 1, "pay-a"), look_up("rates", "look-2"), pay("bob", 2, "pay-b"))
     script = play(UNSURE, *calls)
@@ -206,7 +206,7 @@ def parallel_calls(scene: Scene) -> str:
     return scene.no_call_paid_twice()
 
 
-@sentence("A sub-agent's approval reaches the parent.", "sub_agent")
+@sentence("A sub-agent's request appears at its parent, and can be decided there.", "sub_agent")
 def sub_agent(scene: Scene) -> str:
     delegate = ToolCall(id="delegate-1", name="delegate", arguments={"task": "Pay Bob."})
     script: Script = {
@@ -223,12 +223,12 @@ def sub_agent(scene: Scene) -> str:
     return scene.no_call_paid_twice()
 
 
-@sentence("Ten sessions at once do not mix.")
+@sentence("Ten concurrent sessions stay separate.")
 def ten_sessions(scene: Scene) -> None:
     _ten(scene, dict.fromkeys(range(10), True))
 
 
-@sentence("Ten sessions at once are believed what each is believed alone.", "belief")
+@sentence("Ten concurrent sessions have the same beliefs as each alone.", "belief")
 def ten_beliefs(scene: Scene) -> None:
     _ten(scene, {n: n % 2 == 1 for n in range(10)})
     beliefs = list(scene.beliefs().values())
@@ -261,7 +261,7 @@ def _ten(scene: Scene, unsure: Mapping[int, bool]) -> None:
     scene.no_call_paid_twice()
 
 
-@sentence("In advisory mode nothing is stopped, and what would be is recorded.", "advisory")
+@sentence("Advisory mode stops nothing, and records what it would have stopped.", "advisory")
 def advisory_stops_nothing(scene: Scene) -> str:
     script = play(UNSURE)
     bare, advised = scene.beside("bare"), scene.beside("advised")
@@ -278,7 +278,7 @@ def advisory_stops_nothing(scene: Scene) -> str:
     return advised.no_call_paid_twice()
 
 
-@sentence("A run in critical doubt is stopped: no call, no further turn.", "abort")
+@sentence("A run at level CRITICAL is aborted: no call, no further turn.", "abort")
 def critical_run_stopped(scene: Scene) -> str:
     result = scene.run(play(LOST))
     require(isinstance(result, Ended) and result.stopped is not None, f"the run was to be stopped, but: {result}")
@@ -288,7 +288,7 @@ def critical_run_stopped(scene: Scene) -> str:
     return str(getattr(result, "stopped", ""))
 
 
-@sentence("A streamed run is watched and paused like any other.", "stream")
+@sentence("A streamed run is monitored and paused like any other.", "stream")
 def streaming(scene: Scene) -> str:
     script = play(UNSURE)
     answer = scene.live(script, Act(do="stream", session="s", prompt=PROMPT), kill=True)

@@ -63,7 +63,7 @@ def _run(scene: Scene, script: Script, session: str) -> Ended | Paused | Failed:
     return scene.live(script, Act(do="run", session=session, prompt=PROMPT)).results[0]
 
 
-@sentence("A permit lets calls ahead once answers earned it; its audits ask like any other request.", "permits")
+@sentence("A permit clears calls once answers support it; its audits are ordinary requests.", "permits")
 def permit_earned(scene: Scene) -> None:
     script = play(UNSURE)
     _granted(scene)
@@ -79,7 +79,7 @@ def permit_earned(scene: Scene) -> None:
     scene.ran(PAID, PAID, problem="an audited call ran unasked")
 
 
-@sentence("A rejection that says never closes the permit, also where the run fails right after it.", "permits")
+@sentence('A rejection with "never" closes the permit, even if the run fails right afterwards.', "permits")
 def permit_closed(scene: Scene) -> None:
     script = play(UNSURE)
     _granted(scene)

@@ -38,7 +38,7 @@ def _still_waits(scene: Scene, script: Script, call: ToolCall = PAY, **given: An
 # -- who decides ------------------------------------------------------------------------------------------------------
 
 
-@sentence("A decision without the approver's signature counts for nothing, and stands in no true one's way.", "signing")
+@sentence("A decision without the approver's signature is ignored, and blocks no valid one.", "signing")
 def wrong_key(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann", strangers=("eve",))
@@ -52,7 +52,7 @@ def wrong_key(scene: Scene) -> None:
     scene.ran(PAID)
 
 
-@sentence("Who may not decide decides nothing, whatever they sign.", "signing")
+@sentence("A signed decision by an unauthorised person is ignored.", "signing")
 def not_an_approver(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann", strangers=("eve",))
@@ -63,7 +63,7 @@ def not_an_approver(scene: Scene) -> None:
     scene.ran(PAID)
 
 
-@sentence("Where two must approve, two principals run a call and one never does.", "signing")
+@sentence("Where two approvals are required, two principals run the call, and one never does.", "signing")
 def four_eyes(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann", "bob", required=2)
@@ -75,7 +75,7 @@ def four_eyes(scene: Scene) -> None:
     scene.ran(PAID)
 
 
-@sentence("An approval that comes too late runs nothing.", "signing")
+@sentence("A late approval runs nothing.", "signing")
 def late_approval(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann", expires_s=1e-6)
@@ -87,7 +87,7 @@ def late_approval(scene: Scene) -> None:
 # -- what is decided --------------------------------------------------------------------------------------------------
 
 
-@sentence("An approval given in one session runs nothing in another.")
+@sentence("An approval from one session runs nothing in another.")
 def other_session(scene: Scene) -> None:
     script = play(UNSURE)
     seen, forged = scene.beside("seen"), scene.beside("other")
@@ -97,7 +97,7 @@ def other_session(scene: Scene) -> None:
     forged.ran(problem=f"an approval of another session counted: {answer.results}")
 
 
-@sentence("A call swapped in stored state does not run on its approval.", "forge", "signing")
+@sentence("A call swapped in stored state does not run on the old approval.", "forge", "signing")
 def swapped_call(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann")
@@ -107,12 +107,12 @@ def swapped_call(scene: Scene) -> None:
     require(set(scene.executed()) <= {PAID}, f"an approval of {PAY.canonical()} ran {scene.executed()}")
 
 
-@sentence("Stored state that says a call was cleared clears none.", "forge", "signing")
+@sentence("Forged stored state cannot mark a call as cleared.", "forge", "signing")
 def forged_phase(scene: Scene) -> None:
     _forged(scene, "phase")
 
 
-@sentence("Stored state that says all is certain releases nothing.", "forge", "signing")
+@sentence("Forged stored state cannot raise the belief to release a call.", "forge", "signing")
 def forged_belief(scene: Scene) -> None:
     _forged(scene, "belief")
 
@@ -126,7 +126,7 @@ def _forged(scene: Scene, what: str) -> None:
     scene.ran(problem=f"the stored {what} was believed")
 
 
-@sentence("Of two parallel calls with the same arguments one approval runs one.", "parallel", "twins")
+@sentence("Of two identical parallel calls, one approval runs one.", "parallel", "twins")
 def same_arguments(scene: Scene) -> None:
     twins = (pay("ann", 1, "twin-1"), pay("ann", 1, "twin-2"))
     script = play(UNSURE, *twins)
@@ -137,7 +137,7 @@ def same_arguments(scene: Scene) -> None:
     scene.ran(*wanted)
 
 
-@sentence("Five parallel calls, approved at once, run once each.", "parallel")
+@sentence("Five parallel calls, approved together, run once each.", "parallel")
 def five_at_once(scene: Scene) -> None:
     calls = tuple(pay(f"payee {n}", n, f"pay-{n}") for n in range(5))
     script = play(UNSURE, *calls)
@@ -148,7 +148,7 @@ def five_at_once(scene: Scene) -> None:
     scene.no_call_paid_twice()
 
 
-@sentence("A sub-agent's call is asked for although the very same call of its parent was approved.", "sub_agent")
+@sentence("A sub-agent's call needs its own approval, even if its parent's identical call was approved.", "sub_agent")
 def nested_same_call(scene: Scene) -> None:
     delegate = ToolCall(id="delegate-1", name="delegate", arguments={"task": "Pay Bob."})
     script: Script = {
@@ -166,7 +166,7 @@ def nested_same_call(scene: Scene) -> None:
     scene.ran(PAID)
 
 
-@sentence("A rejected call that the model proposes again does not run.")
+@sentence("A rejected call does not run when the model proposes it again.")
 def proposed_again(scene: Scene) -> None:
     again = PAY.model_copy(update={"id": "pay-2"})
     script: Script = {
@@ -181,7 +181,7 @@ def proposed_again(scene: Scene) -> None:
     scene.ran(problem="the model proposed again what was rejected")
 
 
-@sentence("An edit that the tool cannot take runs nothing; the request still stands.", "edit", "schema")
+@sentence("An edit that violates the tool's schema runs nothing, and the request stays open.", "edit", "schema")
 def wrong_edit(scene: Scene) -> None:
     script = play(UNSURE)
     pending = waiting(scene.run(script, kill=True))
@@ -194,7 +194,7 @@ def wrong_edit(scene: Scene) -> None:
 # -- odd calls --------------------------------------------------------------------------------------------------------
 
 
-@sentence("A call of deeply nested arguments neither runs unasked nor ends a run.", "odd_calls")
+@sentence("A call with deeply nested arguments never runs without approval, and does not end the run.", "odd_calls")
 def deep_arguments(scene: Scene) -> None:
     deep: Any = "bob"
     for _ in range(DEEP):
@@ -207,7 +207,7 @@ def deep_arguments(scene: Scene) -> None:
     require(isinstance(result, Ended), f"the run was to go on after it: {result}")
 
 
-@sentence("A call that the model gave no id is asked for like any other.", "odd_calls", "no_ids")
+@sentence("A call without an id needs approval like any other.", "odd_calls", "no_ids")
 def without_an_id(scene: Scene) -> None:
     script = play(UNSURE, PAY.model_copy(update={"id": ""}))
     pending = waiting(scene.run(script, kill=True))
@@ -216,7 +216,7 @@ def without_an_id(scene: Scene) -> None:
     scene.ran(PAID)
 
 
-@sentence("In advisory mode odd calls raise nothing of their own.", "advisory")
+@sentence("Advisory mode raises no errors of its own on malformed calls.", "advisory")
 def advice_never_raises(scene: Scene) -> None:
     odd = (ToolCall(id="", name="look_up", arguments={"query": "x"}), ToolCall(id="u", name="no_such_tool"))
     script = play(UNSURE, *odd)
@@ -228,12 +228,12 @@ def advice_never_raises(scene: Scene) -> None:
     require(bare == advised, f"the bare framework {bare}, but advised it {advised}")
 
 
-@sentence("A call of an MCP tool is paused like any other.", "mcp")
+@sentence("A call of an MCP tool pauses like any other.", "mcp")
 def mcp_tool(scene: Scene) -> None:
     _like_pay(scene, PAY.model_copy(update={"name": "mcp_pay"}))
 
 
-@sentence("A call of an output tool is paused like any other.", "output_tool")
+@sentence("A call of an output tool pauses like any other.", "output_tool")
 def output_tool(scene: Scene) -> None:
     _like_pay(scene, PAY.model_copy(update={"name": "final_pay"}), last=True)
 

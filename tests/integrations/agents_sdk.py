@@ -166,7 +166,7 @@ async def pieces_of(result: Any, pieces: list[str]) -> None:
 class Guarded:
     """The agent behind an `UncertaintyGuard`; a paused run is the text of `guard.pause`, in a file."""
 
-    lacks: Mapping[str, str] = {"no_ids": "the SDK ends a run in which a call has no id"}
+    lacks: Mapping[str, str] = {"no_ids": "the SDK ends such a run"}
     offers = ("signing", "forge", "schema", "odd_calls", "permits", "mcp", "output_tool")
 
     def __init__(self, setup: AgentSetup) -> None:
@@ -246,12 +246,12 @@ class Stock:
     """The agent with `needs_approval=True` on `pay`: what the SDK does by itself."""
 
     lacks: Mapping[str, str] = {
-        "abort": "nothing judges the run",
-        "advisory": "nothing judges the run",
-        "belief": "nothing judges the run",
-        "edit": "the SDK approves or rejects",
-        "precondition": "the SDK has no such check",
-        "respond": "the SDK approves or rejects",
+        "abort": "no monitor",
+        "advisory": "no monitor",
+        "belief": "no monitor",
+        "edit": "approve and reject only",
+        "precondition": "no preconditions",
+        "respond": "approve and reject only",
     }
 
     def __init__(self, setup: AgentSetup) -> None:

@@ -163,13 +163,13 @@ class SyncChainAgent(ChainAgent):
 class StockChainAgent(ChainAgent):
     """`HumanInTheLoopMiddleware` alone, as its documentation shows it."""
 
-    NO_MONITOR = "nothing watches the run"
+    NO_MONITOR = "no monitor"
     offers: Sequence[str] = ()
     lacks: Mapping[str, str] = {
         "abort": NO_MONITOR,
         "advisory": NO_MONITOR,
         "belief": NO_MONITOR,
-        "precondition": "has none",
+        "precondition": "no preconditions",
     }
 
     def middleware(self) -> Sequence[AgentMiddleware[Any, Any, Any]]:

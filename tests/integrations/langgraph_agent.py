@@ -85,7 +85,7 @@ class ScriptedChatModel(BaseChatModel):
 
 
 EFFECTS = ToolEffects({"mcp_pay": "irreversible"})
-NO_OUTPUT_TOOLS = "its forms of an answer are no functions"
+NO_OUTPUT_TOOLS = "structured output is not a tool call"
 
 
 def tools_of(setup: AgentSetup, delegate: BaseTool | None = None) -> list[BaseTool]:

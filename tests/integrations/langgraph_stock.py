@@ -18,7 +18,7 @@ from grampus_uq.integrations.langchain_messages import read_turn
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, Watch
 from tests.integrations.langgraph_agent import GraphAgent
 
-NO_MONITOR = "nothing watches the run"
+NO_MONITOR = "no monitor"
 STOPPED = "stopped"
 
 
@@ -30,7 +30,7 @@ class StockAgent(GraphAgent):
         "abort": NO_MONITOR,
         "advisory": NO_MONITOR,
         "belief": NO_MONITOR,
-        "precondition": "has none",
+        "precondition": "no preconditions",
     }
 
     def guard(self, builder: StateGraph[Any, Any, Any, Any], tools: list[BaseTool]) -> None:
@@ -90,7 +90,7 @@ class NaiveGuardAgent(StockAgent):
     """Monitor and interrupt in one node: what the first example of a guard that one writes looks like."""
 
     offers: Sequence[str] = ()
-    lacks: Mapping[str, str] = {"precondition": "has none"}
+    lacks: Mapping[str, str] = {"precondition": "no preconditions"}
 
     def guard(self, builder: StateGraph[Any, Any, Any, Any], tools: list[BaseTool]) -> None:
         monitor, judge = self.setup.monitor(advisory=self.setup.watch is Watch.ADVISORY), self.setup.judge()

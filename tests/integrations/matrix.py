@@ -57,7 +57,7 @@ def table(found: Findings) -> str:
     notes = []
     for name, column in found.items():
         unasked = sorted({need for finding in column for need, why in _lacking(finding) if why == NOT_OFFERED})
-        notes += [f"- {name} is not asked here about {', '.join(unasked)}."] if unasked else []
+        notes += [f"- {name}: not tested for {', '.join(unasked)}."] if unasked else []
     return "\n".join(lines + (["", *notes] if notes else []))
 
 

@@ -108,13 +108,13 @@ async def _nowhere(line: bytes) -> None:
 
 class ProxiedAgent:
     lacks: Mapping[str, str] = {
-        "abort": "it sees calls, not the turns between them",
-        "belief": "it sees calls, not the model's turns",
-        "output_tool": "a client's forms of an answer reach no server",
-        "permits": "without a reader it has no score",
-        "precondition": "its settings hold no function",
-        "stream": "no text of the model passes through it",
-        "twins": "the same call twice at once is one call",
+        "abort": "sees tool calls only, not model turns",
+        "belief": "sees tool calls only, not model turns",
+        "output_tool": "structured output does not reach the server",
+        "permits": "has no score without a reader",
+        "precondition": "its configuration takes no functions",
+        "stream": "sees tool calls only, not the model's text",
+        "twins": "identical simultaneous calls count as one",
     }
     offers = ("signing", "forge", "schema", "odd_calls", "mcp")
 

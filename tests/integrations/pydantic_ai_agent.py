@@ -199,11 +199,11 @@ class Stock:
     """The agent with `requires_approval=True` on `pay`, and a `delegate` that does by hand what has to be done."""
 
     lacks: Mapping[str, str] = {
-        "abort": "nothing judges the run",
-        "advisory": "nothing judges the run",
-        "belief": "nothing judges the run",
-        "precondition": "the framework has no such check",
-        "respond": "the framework approves or denies",
+        "abort": "no monitor",
+        "advisory": "no monitor",
+        "belief": "no monitor",
+        "precondition": "no preconditions",
+        "respond": "approve and deny only",
     }
 
     def __init__(self, setup: AgentSetup) -> None:

@@ -46,8 +46,8 @@ def scripted(setup: AgentSetup) -> ModelClient:
 
 class RunnerAgent:
     lacks: Mapping[str, str] = {
-        "mcp": "a function of yours calls it, and is a tool like any other",
-        "output_tool": "its answer is a text",
+        "mcp": "an MCP tool is wrapped in an ordinary tool",
+        "output_tool": "its final answer is text",
     }
     offers = ("signing", "forge", "schema", "odd_calls", "permits")
 
