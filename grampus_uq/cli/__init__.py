@@ -36,7 +36,6 @@ _COMMANDS: Final = (
     "mcp",
     "permits",
     "prune",
-    "risk",
     "runs",
     "send",
     "stop",

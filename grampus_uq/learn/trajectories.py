@@ -1,39 +1,26 @@
-"""A recorded run as TRACER and its baselines read it: components, characters and readings of each step, and its label.
-
-Numbers only: a recording that kept no text has them all but the characters, when the run was watched with TRACER.
-"""
+"""A recorded run as TRACER reads it: the components of each step, as recorded, and its label."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grampus_uq.learn.columns import TASK, task_of
 from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.recording.runs import Run
-from grampus_uq.records.events import ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.records.events import OutcomeEvent, StepEvent
 from grampus_uq.records.vocabulary import MissingReason
 from grampus_uq.stats.trajectory_risk import StepComponents
-
-_HASHED = re.compile(r"hmac:[0-9a-f]{32}:(\d{1,12})\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerTrajectory:
-    """The steps of one run, of agent and user, in order.
-
-    `characters`: what agent, tools and user wrote at each step. `readings`: by source, the confidence that was read at
-    each step, NaN where none was; only a step of the model has any.
-    """
+    """The steps of one run, of agent and user, in order."""
 
     run_id: str
     task: str
     failed: bool
     steps: tuple[StepComponents, ...]
-    characters: tuple[float, ...]
-    readings: Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,78 +58,24 @@ def _unread(run: Run) -> str:
 
 def trajectory_of(run: Run, *, task_key: str = TASK) -> TracerTrajectory | None:
     """Read one run, complete to its last step; None when it was not watched with TRACER. Failed unless a success."""
-    walk = _Walk()
+    steps: list[StepComponents] = []
+    last: Sequence[StepComponents] = ()  # what the latest event says of the steps that are not complete
     kept = {id(event) for event in run.steps}
     for event in run.events:
-        if isinstance(event, StepEvent) and id(event) in kept:
-            walk.step(event)
-        elif isinstance(event, ObservationEvent):
-            walk.heard += _length(event.text)
-        elif isinstance(event, OutcomeEvent) and event.trajectory is not None:
-            walk.end(event)
-    steps, characters = walk.whole()
-    if not steps:
+        if isinstance(event, StepEvent) and id(event) in kept and event.trajectory is not None:
+            steps += event.trajectory.completed
+            last = () if event.trajectory.pending is None else (event.trajectory.pending,)
+        elif (
+            isinstance(event, OutcomeEvent)
+            and event.trajectory is not None
+            and event.trajectory.reason in (None, MissingReason.NOT_SENSED)
+        ):  # it replaces what was open, and a step after it, of a run that was taken up again, replaces it
+            last = event.trajectory.completed
+    if not steps and not last:
         return None
-    readings = {
-        source: tuple(values.get(place, math.nan) for place in range(len(steps)))
-        for source, values in walk.readings.items()
-    }
     return TracerTrajectory(
         run_id=run.session_id,
         task=task_of(run, task_key) or run.session_id,
         failed=run.outcome is None or run.outcome.success is not True,
-        steps=tuple(steps),
-        characters=characters,
-        readings=readings,
+        steps=(*steps, *last),
     )
-
-
-class _Walk:
-    """The trajectory of the events so far."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepComponents] = []
-        self.open: list[StepComponents] = []  # what the latest event says of the steps that are not complete
-        self.readings: dict[str, dict[int, float]] = {}
-        self.written: dict[int, float] = {}
-        self.heard = 0.0
-
-    def step(self, event: StepEvent) -> None:
-        """Take a step: what it completed, what it opened, and what was read of it."""
-        reading = event.trajectory
-        if reading is None:
-            return
-        self.steps += reading.completed
-        self.open = [] if reading.pending is None else [reading.pending]
-        place = len(self.steps)
-        self._write(max(0, place - 1) if reading.completed else place, self.heard)
-        self.heard = 0.0
-        own = 0.0 if event.step.kind == "tool_call" else _length(event.step.text)
-        calls = () if event.step.kind == "tool_call" else event.step.tool_calls
-        self._write(place, own + sum(len(call.canonical()) for call in calls))
-        if event.step.kind != "tool_call":
-            for one in event.readings:
-                if one.value is not None:
-                    self.readings.setdefault(one.source, {})[place] = one.value
-
-    def end(self, event: OutcomeEvent) -> None:
-        """Take an end: it replaces what was open. A step after it, of a run that was taken up again, replaces it."""
-        if event.trajectory is not None and (self.steps or self.open or event.trajectory.completed):
-            complete = event.trajectory.reason in (None, MissingReason.NOT_SENSED)
-            self.open = list(event.trajectory.completed) if complete else self.open
-
-    def _write(self, place: int, characters: float) -> None:
-        self.written[place] = self.written.get(place, 0.0) + characters
-
-    def whole(self) -> tuple[list[StepComponents], tuple[float, ...]]:
-        """Every step, and the characters of each."""
-        steps = [*self.steps, *self.open]
-        if steps:
-            self._write(len(steps) - 1, self.heard)
-        return steps, tuple(self.written.get(place, 0.0) for place in range(len(steps)))
-
-
-def _length(text: str) -> float:
-    """The characters of a text, of a hashed one too: its hash says how many there were."""
-    hashed = _HASHED.match(text)
-    return float(hashed[1]) if hashed else float(len(text))

@@ -99,7 +99,6 @@ class TrajectorySensor:
         embedder: Embedder | Callable[[list[str]], npt.ArrayLike] | None = None,
         *,
         timeout_s: float = Budget().timeout_s,
-        remembered: int = 1024,
     ) -> TrajectorySensor:
         """Wire an embedder: the hashing one, one of your own (`embed`), or any function from texts to a matrix."""
         if embedder is None:
@@ -107,7 +106,7 @@ class TrajectorySensor:
         elif not isinstance(embedder, Embedder):
             embedder = CallableEmbedder(embedder)
         instant = isinstance(embedder, HashingEmbedder)
-        cached = CachedEmbedder(embedder, capacity=remembered)
+        cached = CachedEmbedder(embedder, capacity=1024)
         return cls(settings=settings, embedder=cached, timeout_s=timeout_s, instant=instant)
 
     def step(self, memory: TurnMemory, step: Step) -> Turns:

@@ -41,10 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from grampus_uq.errors import DataError
 from grampus_uq.importers.imported_run import ImportedRun, turns
 from grampus_uq.importers.tau_bench import read_tau_bench
-from grampus_uq.learn.evaluate.early_warning import ScoredPaths, early_warning
-from grampus_uq.learn.evaluate.risk_scores import ABLATIONS, SCORES, fitted_paths
 from grampus_uq.learn.fit.fit_tracer import cross_validate_tracer
-from grampus_uq.learn.trajectories import TracerTrajectory
 from grampus_uq.records.events import ObservationEvent
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
@@ -61,6 +58,8 @@ from grampus_uq.signals.turn_events import (
 )
 from grampus_uq.stats.ranking import auroc
 from tests.benchmarks._report import emit
+from tests.benchmarks.early_warning import ScoredPaths, early_warning
+from tests.benchmarks.risk_scores import ABLATIONS, SCORES, CountedTrajectory, fitted_paths
 from tests.trajectory_runs import run_components
 
 FloatArray = npt.NDArray[np.float64]
@@ -79,7 +78,7 @@ def turn_events(run: ImportedRun) -> Iterator[TurnEvent]:
 class Read:
     """What a file held: its runs, the counts of what their agents did, by run, and how many could not be used."""
 
-    runs: list[TracerTrajectory] = field(default_factory=list)
+    runs: list[CountedTrajectory] = field(default_factory=list)
     counts: list[FloatArray] = field(default_factory=list)
     skipped: int = 0
 
@@ -107,13 +106,12 @@ def load(path: str, embedder: Embedder, progress: Progress) -> Read:
         else:
             read.counts.append(counts_by_step(run))
             read.runs.append(
-                TracerTrajectory(
+                CountedTrajectory(
                     run_id=run.run_id,
                     task=run.task_id or run.run_id,
                     failed=not run.outcome.success,
                     steps=tuple(steps),
                     characters=tuple(characters),
-                    readings={},
                 )
             )
     return read

@@ -94,10 +94,6 @@ TABLE = """
 1 evaluate runs --watch sqlite:///nowhere.db
 2 evaluate runs --workers 0
 1 evaluate big.json
-1 risk empty
-1 risk runs
-2 risk runs --profile p.json
-2 risk runs --seed -1
 2 fit empty
 1 fit nowhere
 2 fit runs --false-alarms nan
@@ -213,7 +209,6 @@ TABLE = """
 2 doctor --model
 2 doctor --timeout -1
 2 doctor --timeout nan
-2 risk runs --profile p.json --draws 1
 2 stop --all --store sqlite:///nowhere.db --wait -1
 1 evidence export --store sqlite:///nowhere.db -o out.jsonl
 2 evidence export --store sqlite:///nowhere.db

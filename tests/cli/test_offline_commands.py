@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from grampus_uq.cli.backtest_command import command as backtest
 from grampus_uq.cli.evaluate_command import command as evaluate
-from grampus_uq.cli.risk_command import command as risk
 from grampus_uq.cli.runs_command import command as runs_command
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
@@ -129,17 +128,12 @@ def test_import_reads_a_folder_of_every_format_and_names_what_it_leaves_out(tmp_
     assert "is there already" in told.stderr
 
 
-def test_imported_runs_are_evaluated_by_what_the_agent_did_and_risk_says_what_they_lack(tmp_path: Path) -> None:
+def test_imported_runs_are_evaluated_by_what_the_agent_did(tmp_path: Path) -> None:
     made = [tau_row(task_id=number, reward=float(number % 2)) for number in range(8)]
     (tmp_path / "results.json").write_text("[\n" + ",\n".join(map(json.dumps, made)) + "\n]")
     invoke(runs_command, "import", tmp_path / "results.json", "-o", tmp_path / "out")
     table = json.loads(invoke(evaluate, tmp_path / "out", "--draws", 5, "--json").stdout)["table"]
     assert {row["runs"] for row in table if row["stream"] == "count_calls"} == {8}
-    lacking = CliRunner().invoke(risk, [str(tmp_path / "out")])
-    assert lacking.exit_code == 1
-    assert isinstance(lacking.exception, DataError)
-    assert "8 no_components" in str(lacking.exception)
-    assert "--embedder" in str(lacking.exception)
 
 
 @pytest.mark.parametrize("content", ["full", "hashed", "none"])

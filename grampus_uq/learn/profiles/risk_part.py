@@ -54,4 +54,6 @@ def fit_risk(
         "unfitted_auroc": None if validated is None else validated.default_auroc,
     }
     why = f"On {found.fit.failures} failures and {found.fit.successes} successes."
+    if validated is not None and validated.auroc is not None and validated.default_auroc is not None:
+        why += f" AUROC {validated.auroc:.2f} on tasks it was not fitted on, {validated.default_auroc:.2f} unfitted."
     return found.settings, Part(name=NAME, status="fitted", why=why, figures=figures)

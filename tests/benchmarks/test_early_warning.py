@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.evaluate.early_warning import ScoredPaths, conformal_stops, early_warning
+from tests.benchmarks.early_warning import ScoredPaths, conformal_stops, early_warning
 from tests.binomial import binomial_ceiling
 
 Run = tuple[str, bool, list[float]]

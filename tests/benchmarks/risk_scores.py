@@ -5,15 +5,14 @@ The trivial counts are there because, on the published runs that we measured, mo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.learn.trajectories import TracerTrajectory
-from grampus_uq.stats.propagation import SaupState, saup_uncertainty, saup_update
 from grampus_uq.stats.trajectory_risk import (
     Composite,
     StepComponents,
@@ -23,13 +22,22 @@ from grampus_uq.stats.trajectory_risk import (
 )
 
 FloatArray = npt.NDArray[np.float64]
-_PathScore = Callable[[TracerTrajectory], FloatArray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedTrajectory(TracerTrajectory):
+    """A trajectory with the characters that agent, tools and user wrote at each step."""
+
+    characters: tuple[float, ...]
+
+
+_PathScore = Callable[[CountedTrajectory], FloatArray]
 
 
 def tracer_path(parameters: TracerParameters, keep: Callable[[StepComponents], bool] | None = None) -> _PathScore:
     """Make the function that scores every prefix of a run; steps that `keep` refuses stay in it with risk 0."""
 
-    def path(run: TracerTrajectory) -> FloatArray:
+    def path(run: CountedTrajectory) -> FloatArray:
         seen = [step if keep is None or keep(step) else StepComponents(is_agent=step.is_agent) for step in run.steps]
         return np.array(tracer_scores(seen, parameters))
 
@@ -41,65 +49,16 @@ def _counted(what: Callable[[StepComponents], float]) -> _PathScore:
     return lambda run: np.cumsum([what(step) for step in run.steps], dtype=np.float64)
 
 
-def _characters(run: TracerTrajectory) -> FloatArray:
-    """Characters so far; NaN for a recording that kept no text at all."""
-    so_far = np.cumsum(run.characters, dtype=np.float64)
-    return so_far if so_far[-1] else np.full(len(so_far), np.nan)
-
-
-def _averaged(source: str, risk: Callable[[float], float]) -> _PathScore:
-    """Make the function that averages the risk of a reading over the steps that have it; NaN before the first."""
-
-    def path(run: TracerTrajectory) -> FloatArray:
-        total, count, values = 0.0, 0, []
-        for value in run.readings.get(source, (math.nan,) * len(run.steps)):
-            if not math.isnan(value):
-                total, count = total + risk(value), count + 1
-            values.append(total / count if count else math.nan)
-        return np.array(values)
-
-    return path
-
-
-def _saup(run: TracerTrajectory) -> FloatArray:
-    """Root mean square of the steps' token entropies: SAUP with all situational weights 1."""
-    state, values = SaupState(), []
-    for value in run.readings.get("token_entropy", (math.nan,) * len(run.steps)):
-        if not math.isnan(value):
-            state = saup_update(state, _entropy(value), 1.0)
-        so_far = saup_uncertainty(state)
-        values.append(math.nan if so_far is None else so_far)
-    return np.array(values)
-
-
-def _entropy(confidence: float) -> float:
-    """Give the mean token entropy in nats behind the reading exp(-H); divided by any ln K it ranks runs the same."""
-    return -math.log(max(confidence, 1e-300))
-
-
-def _doubt(confidence: float) -> float:
-    return 1.0 - confidence
-
-
 DEFAULTS: Final = TracerParameters()
 SCORES: Final[Mapping[str, _PathScore]] = {
     "tracer_default": tracer_path(DEFAULTS),
     "extended_sum": _counted(extended_step_risk),
     "n_steps": _counted(lambda step: 1.0),
-    "n_chars": _characters,
+    "n_chars": lambda run: np.cumsum(run.characters, dtype=np.float64),
     "tool_errors": _counted(lambda step: float(bool(step.tool_error))),
     "duplicate_calls": _counted(lambda step: float(bool(step.duplicate_call))),
 }
 """TRACER unfitted, its extension, and counts."""
-
-READINGS: Final[Mapping[str, _PathScore]] = {
-    "normalised_entropy": _averaged("token_entropy", _entropy),
-    "self_confidence": _averaged("verbalized", _doubt),
-    "p_true": _averaged("p_true", _doubt),
-    "semantic_entropy": _averaged("semantic_entropy", _doubt),
-    "saup": _saup,
-}
-"""The paper's baselines, from what the monitor read: means over the steps so far, SAUP a root mean square."""
 
 ABLATIONS: Final[Mapping[str, _PathScore]] = {
     "tracer_agent_only": tracer_path(DEFAULTS, keep=lambda step: step.is_agent),
@@ -114,7 +73,7 @@ ABLATIONS: Final[Mapping[str, _PathScore]] = {
 
 
 def fitted_paths(
-    runs: Sequence[TracerTrajectory], fold_of: Sequence[int], parameters: Sequence[TracerParameters]
+    runs: Sequence[CountedTrajectory], fold_of: Sequence[int], parameters: Sequence[TracerParameters]
 ) -> list[FloatArray]:
     """Score every prefix by parameters that were fitted on other folds, as a rank among the runs of those folds.
 
