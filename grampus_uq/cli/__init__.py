@@ -73,10 +73,9 @@ class _LazyGroup(SummarisedGroup):
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="grampus-uq")
 def _group() -> None:
-    """Watch a language-model agent, and pause it before it does harm.
+    """Monitor LLM agents, and hold irreversible calls that they are unsure of.
 
-    Exit status: 0 done; 1 not done, or something was found or left out, and said so; 2 the command line is wrong;
-    130 interrupted.
+    Exit status: 0 done; 1 failed or incomplete, with the reason; 2 wrong usage; 130 interrupted.
     """
 
 

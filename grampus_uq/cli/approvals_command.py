@@ -41,10 +41,12 @@ def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that decides."""
     for option in (
         as_json_option,
-        click.option("--digest", default=None, help="Decide only what has this digest, as `show` printed it."),
-        click.option("--key", "key_file", default=None, help="Private key of `keygen` (or in the environment)."),
-        click.option("--for", "place", default=None, metavar="NAME", help="Decide in NAME's place, who delegated it."),
-        click.option("--as", "principal", default=None, help="Who decides; the login name when not given."),
+        click.option("--digest", default=None, help="Refuse if the call's digest, as printed by `show`, is another."),
+        click.option(
+            "--key", "key_file", default=None, help="File with the private key of `keygen` (or from the environment)."
+        ),
+        click.option("--for", "place", default=None, metavar="NAME", help="Decide in place of NAME, by a delegation."),
+        click.option("--as", "principal", default=None, help="Who decides.  [default: the login name]"),
         store_option,
         click.argument("request_id"),
     ):
@@ -56,8 +58,8 @@ def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
 def command() -> None:
     """List, show and decide pending approvals.
 
-    Decisions are signed with the private key of --key or GRAMPUS_UQ_APPROVAL_KEY_FILE (`keygen` makes one), or with
-    the shared key in GRAMPUS_UQ_APPROVAL_KEY; a runner that knows keys takes no unsigned ones.
+    Decisions are signed with the private key in --key or GRAMPUS_UQ_APPROVAL_KEY_FILE (`keygen` makes one), or
+    with the shared key in GRAMPUS_UQ_APPROVAL_KEY. A runner with keys accepts no unsigned decisions.
     """
 
 
@@ -67,9 +69,9 @@ def _with_ledger(url: str, work: Callable[[Ledger], Awaitable[_Result]]) -> _Res
 
 @command.command()
 @click.argument("file")
-@click.option("--as", "principal", default=None, help="Whose key it is; the login name when not given.")
+@click.option("--as", "principal", default=None, help="Owner of the key.  [default: the login name]")
 def keygen(file: str, principal: str | None) -> None:
-    """Write a new private key to FILE, for its owner's eyes only, and print the public key for the runner."""
+    """Write a new private key to FILE (mode 0600), and print the public key for the runner."""
     signer = write_key(file)
     print_json({principal or getpass.getuser(): signer.public_key})
 
@@ -82,7 +84,7 @@ def keygen(file: str, principal: str | None) -> None:
 @as_json_option
 @click.option("--agent", default=None, help="Only this agent's sessions.")
 def list_(url: str, as_json: bool, agent: str | None) -> None:
-    """List pending requests, and decisions that no runner has taken up."""
+    """List pending requests, and decisions that no runner has processed."""
 
     async def work(ledger: Ledger) -> tuple[float, list[tuple[Card, list[ApprovalDecision]]], int]:
         sessions = await ledger.pending(agent)
@@ -221,7 +223,7 @@ def _shown(shown: Card, decisions: Sequence[ApprovalDecision]) -> dict[str, Any]
 @command.command()
 @_deciding
 def approve(**given: Any) -> None:
-    """Let the waiting call run, exactly as it was shown."""
+    """Approve the pending call, exactly as it was shown."""
     _decide("approve", **given)
 
 
@@ -230,7 +232,7 @@ def approve(**given: Any) -> None:
 @click.option("--message", "-m", default=None, help="Reason for the model.")
 @click.option("--never", is_flag=True, help="Also close every permit that covers the call.")
 def reject(**given: Any) -> None:
-    """Refuse the waiting call."""
+    """Reject the pending call."""
     _decide("reject", **given)
 
 
@@ -238,13 +240,13 @@ def reject(**given: Any) -> None:
 @_deciding
 @click.option("--arguments", required=True, help="The new arguments, a JSON object.")
 def edit(arguments: str, **given: Any) -> None:
-    """Let the waiting call run with other arguments; the runner holds them against the tool's schema."""
+    """Approve the pending call with other arguments; the runner checks them against the tool's schema."""
     _decide("edit", arguments=_parsed(arguments), **given)
 
 
 @command.command()
 @_deciding
-@click.option("--message", "-m", required=True, help="What stands in place of the call's result.")
+@click.option("--message", "-m", required=True, help="Text used as the call's result.")
 def respond(**given: Any) -> None:
     """Answer in place of the tool; the call does not run."""
     _decide("respond", **given)

@@ -37,7 +37,7 @@ from grampus_uq.recording.copies import distinct_runs
 
 _RECORDING: Final = b'{"v":'
 _SHOWN: Final = 600
-_METHOD: Final = "vcp: the fewest steps, to read; lf_envelope and lf: suffixes, to roll back."
+_METHOD: Final = "vcp: the fewest steps, for reading; lf_envelope and lf: suffixes, for rolling back."
 
 
 @click.command()
@@ -47,14 +47,16 @@ _METHOD: Final = "vcp: the fewest steps, to read; lf_envelope and lf: suffixes, 
     required=True,
     type=click.Path(path_type=Path),
     metavar="LABELLED",
-    help="Failures whose errors are known (some fit the step scorer, the rest calibrate), or a fitted profile.",
+    help="Failures with known errors (some fit the step scorer, the rest calibrate), or a fitted profile.",
 )
-@click.option("--level", type=float, default=None, show_default="0.8", help="Wanted coverage, in (0, 1).")
+@click.option("--level", type=float, default=None, show_default="0.8", help="Coverage, in (0, 1).")
 @click.option("--method", type=click.Choice(list(METHODS)), default=None, show_default="vcp", help=_METHOD)
-@click.option("--run", "run_id", default=None, help="Only this run of FAILED.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the parts and of tie draws.")
+@click.option("--run", "run_id", default=None, help="Analyse only this run of FAILED.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the split and of tie draws."
+)
 @as_json_option
-@click.option("--output", "-o", type=OutputFile(), metavar="REPORT.html", help="Draw one run.")
+@click.option("--output", "-o", type=OutputFile(), metavar="REPORT.html", help="Write a report of one run.")
 def command(
     failed: Path,
     calibration: Path,
@@ -65,11 +67,12 @@ def command(
     as_json: bool,
     output: str | None,
 ) -> None:
-    """Find the steps of a failed run that hold its decisive error with a stated probability.
+    """Find the steps of a failed run that contain its decisive error, with a stated probability.
 
-    FAILED and LABELLED are logs of failed runs (JSON lines or an array; `history`, `mistake_step`) or recordings (files
-    or folders) made with content="full". A recording is labelled by `grampus-uq runs label SESSION failure --note
-    "error at STEP"`. Logs of LABELLED that cannot calibrate, and runs that FAILED holds too, are left out and named.
+    FAILED and LABELLED are logs of failed runs (JSON lines or an array; `history`, `mistake_step`) or
+    recordings (files or folders) made with content="full". A recording is labelled by `grampus-uq runs label
+    SESSION failure --note "error at STEP"`. Logs of LABELLED that cannot calibrate, and runs that FAILED holds
+    too, are left out and named.
     """
     with naming_refused() as refuse:
         trajectories = [run for run in _failed(failed, refuse) if run_id in (None, run.trajectory_id)]

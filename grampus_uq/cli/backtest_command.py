@@ -22,9 +22,9 @@ from grampus_uq.stats.eprocess_thresholds import Threshold
 @click.command()
 @click.argument("profile")
 @click.argument("paths", nargs=-1, required=True)
-@click.option("--unlabelled", is_flag=True, help="Use no outcomes: only pauses and their position are shown.")
-@click.option("--all", "everything", is_flag=True, help="Show the thresholds of every mode, not the deployed one's.")
-@click.option("--watch", "store", metavar="STORE", help="Also say how the watch on this detector stands.")
+@click.option("--unlabelled", is_flag=True, help="Ignore outcomes: show only pauses and their position.")
+@click.option("--all", "everything", is_flag=True, help="Show the thresholds of every mode, not only the deployed one.")
+@click.option("--watch", "store", metavar="STORE", help="Also report the calibration watch on this detector.")
 @workers_option
 @as_json_option
 def command(

@@ -16,14 +16,16 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.stats.calibration_watch import WatchStatus
 
-_check = click.option("--check", is_flag=True, help="Exit with status 1 when one no longer holds, or none is watched.")
+_check = click.option(
+    "--check", is_flag=True, help="Exit with status 1 if a calibration no longer holds, or none is watched."
+)
 
 
 @click.group(cls=SummarisedGroup)
 def command() -> None:
-    """Watch whether a fitted detector's calibration still describes the runs that come in.
+    """Check whether a fitted detector's calibration still fits incoming runs.
 
-    False alarms are bounded at whichever time one looks; an alarm latches until a new calibration is deployed.
+    The rate of false alarms is bounded at all times. An alarm stays until a new calibration is deployed.
     """
 
 
@@ -32,7 +34,7 @@ def command() -> None:
 @as_json_option
 @_check
 def show(url: str, as_json: bool, check: bool) -> None:
-    """Show what every watch in the store has found."""
+    """Show the state of every calibration watch in the store."""
     _report(read_statuses(url), as_json, check)
 
 
@@ -40,16 +42,18 @@ def show(url: str, as_json: bool, check: bool) -> None:
 @click.argument("profile")
 @click.argument("paths", nargs=-1, required=True)
 @store_option
-@click.option("--level", default=0.01, show_default=True, help="Probability of ever alarming without a change.")
-@click.option("--advisory", is_flag=True, help="No run was ever paused by the profile: its alarms have outcomes too.")
+@click.option("--level", default=0.01, show_default=True, help="Probability of ever raising an alarm without a change.")
+@click.option(
+    "--advisory", is_flag=True, help="The profile never paused a run, so that runs with an alarm have outcomes too."
+)
 @as_json_option
 @_check
 def feed(
     profile: str, paths: tuple[str, ...], url: str, level: float, advisory: bool, as_json: bool, check: bool
 ) -> None:
-    """Take the finished runs of PATHS, recordings or folders of them, for PROFILE's detector; each counts once.
+    """Add the finished runs in PATHS, recordings or folders of them, to the watch on PROFILE's detector.
 
-    Labels that were added to the recordings since are taken too, so this may run on a clock.
+    Each run counts once. New labels on runs added before are taken too, so this can run on a schedule.
     """
     from grampus_uq.learn.fit.finished_runs import finished_in_recordings
     from grampus_uq.recording.artifacts import load
@@ -86,7 +90,7 @@ def feed(
 @as_json_option
 @_check
 def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> None:
-    """Say how a finished run turned out; it counts once, and stays counted."""
+    """Label the outcome of a finished run; it counts once and permanently."""
     from grampus_uq.runtime.guarantee_watch import label_run
 
     found = with_store(url, lambda store: label_run(store, run_id, outcome == "success"))

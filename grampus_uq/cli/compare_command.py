@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.argument("second", metavar="PROFILE")
 @click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the bootstrap.")
 @workers_option
 @as_json_option
 def command(
@@ -39,10 +39,10 @@ def command(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Say what two profiles would have done on the same labelled RUNS, and how they differ.
+    """Compare the decisions of two profiles on the same labelled RUNS.
 
-    The recorded readings go through both; signals that were not read stay unread. Runs that a human or the monitor
-    touched are left out and counted.
+    Both profiles process the recorded readings; signals that were not read stay unread. Runs that a human or
+    the monitor stopped or decided on are left out and counted.
     """
     import numpy as np
 

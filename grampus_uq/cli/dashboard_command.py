@@ -12,10 +12,10 @@ _DEFAULT = Limits()
 
 
 @click.command(name="dashboard", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-o", "--output", required=True, type=OutputFolder(), metavar="DIR", help="Written there.")
-@click.option("--alpha", type=float, default=_DEFAULT.alpha, show_default=True, help="Of your detector.")
+@click.option("-o", "--output", required=True, type=OutputFolder(), metavar="DIR", help="Folder for the files.")
+@click.option("--alpha", type=float, default=_DEFAULT.alpha, show_default=True, help="Alpha of your detector.")
 @click.option(
-    "--watch-level", type=float, default=_DEFAULT.watch_level, show_default=True, help="Of the calibration watch."
+    "--watch-level", type=float, default=_DEFAULT.watch_level, show_default=True, help="Level of the calibration watch."
 )
 @click.option(
     "--approvals-wait",
@@ -33,7 +33,7 @@ _DEFAULT = Limits()
     metavar="USD",
     help="Alert when the monitor's own model calls cost more.",
 )
-@click.option("--force", is_flag=True, help="Replace files that were changed.")
+@click.option("--force", is_flag=True, help="Overwrite changed files.")
 @as_json_option
 def command(
     output: str,
@@ -44,9 +44,9 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write a dashboard for Grafana, alerts for Prometheus, and what starts both with Jaeger and a collector.
+    """Write a Grafana dashboard, Prometheus alerts, and a compose file with Jaeger and a collector.
 
-    DIR/README.md has three steps. With a Grafana and a Prometheus of your own, take the dashboard and alerts.yml only.
+    DIR/README.md has three steps. If you have Grafana and Prometheus, use only the dashboard and alerts.yml.
     """
     limits = Limits(
         alpha=alpha,

@@ -25,23 +25,25 @@ from grampus_uq.runtime.stored_delegations import (
 )
 
 _HOUR_S = 3600.0
-_as_option = click.option("--as", "principal", default=None, help="Who one is; the login name when not given.")
+_as_option = click.option("--as", "principal", default=None, help="Your name.  [default: the login name]")
 
 
 @click.group(name="delegations", cls=SummarisedGroup)
 def command() -> None:
-    """Let a deputy decide in one's place until a time, list who may, and revoke it.
+    """Grant, list and revoke delegations, which let a deputy decide in your place.
 
-    It counts where the runner's `ApprovalPolicy(deputies=...)` names the deputy and the delegation is signed, by an
-    approver, with the private key of --key or GRAMPUS_UQ_APPROVAL_KEY_FILE.
+    A delegation is valid if the runner's `ApprovalPolicy(deputies=...)` names the deputy, and an approver
+    signed it with the private key in --key or GRAMPUS_UQ_APPROVAL_KEY_FILE.
     """
 
 
 @command.command()
 @click.argument("deputy")
-@click.option("--hours", required=True, type=click.FloatRange(0.01, LONGEST_S / _HOUR_S), help="From now on.")
+@click.option("--hours", required=True, type=click.FloatRange(0.01, LONGEST_S / _HOUR_S), help="Duration from now on.")
 @click.option("--tool", "tools", multiple=True, metavar="NAME", help="Only on calls of this tool; may be repeated.")
-@click.option("--key", "key_file", default=None, help="Private key of `approvals keygen` (or in the environment).")
+@click.option(
+    "--key", "key_file", default=None, help="File with the private key of `approvals keygen` (or from the environment)."
+)
 @_as_option
 @store_option
 @as_json_option
@@ -54,7 +56,7 @@ def grant(
     url: str,
     as_json: bool,
 ) -> None:
-    """Let DEPUTY decide in one's place, from now on and for so many hours."""
+    """Let DEPUTY decide in your place from now on, for a number of hours."""
     signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
     if signer is None:
         raise ConfigurationError.of("--key", "delegations grant", "given: a delegation is signed", None)
@@ -84,7 +86,7 @@ def grant(
 @store_option
 @as_json_option
 def list_(url: str, as_json: bool) -> None:
-    """List delegations, those that end first first; signatures are checked by the runner alone."""
+    """List delegations, earliest end first; only the runner checks signatures."""
     found = with_store(url, stored_delegations)
     if as_json:
         print_json([_shown(one) for one in found])
@@ -119,7 +121,7 @@ def _until(given: Delegation) -> str:
 @_as_option
 @store_option
 def revoke(delegation_id: str, principal: str | None, url: str) -> None:
-    """End a delegation now; what the deputy decided and no runner has taken up lapses."""
+    """End a delegation now; the deputy's decisions that no runner has processed lapse."""
     who = principal or getpass.getuser()
 
     async def work(store: SessionStore) -> StoredDelegation:

@@ -37,34 +37,40 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
 @click.option(
     "--n",
     type=click.IntRange(min=1),
-    help=f"Mails to handle, or questions to ask.  [default: {DEFAULT_MAILS}, {DEFAULT_N}]",
+    help=f"Emails to handle, or questions to ask.  [default: {DEFAULT_MAILS}, {DEFAULT_N}]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws mails or questions.")
-@click.option("--inbox", is_flag=True, help="(mails) Let what is held wait on a page, where you decide it.")
-@click.option("--details", is_flag=True, help="(mails) Show every mail with what both monitors did.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Selects emails or questions.")
+@click.option("--inbox", is_flag=True, help="(mails) Serve a page on which you decide the held calls.")
+@click.option("--details", is_flag=True, help="(mails) Show every email with the decisions of both monitors.")
 @click.option("--model", metavar="NAME", help="(questions) Any model that litellm knows.  [default: the embedded one]")
 @click.option("--api-base", metavar="URL", help="(questions) An OpenAI-compatible server, for --model if given.")
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
-    help="(questions) Limit of an answer.  [default: 24 embedded, else 1024]",
+    help="(questions) Maximum length of an answer.  [default: 24 embedded, else 1024]",
 )
-@click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="(questions) At a time.")
+@click.option(
+    "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="(questions) Concurrent questions."
+)
 @click.option("--advisory", is_flag=True, help="(questions) Pause nothing, only record what would have been paused.")
-@click.option("--profile", "profile_file", type=click.Path(dir_okay=False), help="(questions) Let a profile decide.")
-@click.option("--every-signal", is_flag=True, help="(questions) Sample every answer again: to fit on.")
-@click.option("--otlp", metavar="URL", help="(questions) Send the spans there, such as http://localhost:4317.")
-@click.option("--runs-folder", type=click.Path(file_okay=False), default="runs", show_default=True, help="Recordings.")
+@click.option(
+    "--profile", "profile_file", type=click.Path(dir_okay=False), help="(questions) Let a fitted profile decide."
+)
+@click.option("--every-signal", is_flag=True, help="(questions) Sample every answer again: best for fitting.")
+@click.option("--otlp", metavar="URL", help="(questions) Send spans to this endpoint, such as http://localhost:4317.")
+@click.option(
+    "--runs-folder", type=click.Path(file_okay=False), default="runs", show_default=True, help="Folder for recordings."
+)
 @as_json_option
 @click.pass_context
 def command(context: click.Context, /, task: str, inbox: bool, details: bool, as_json: bool, **options: Any) -> None:
-    """Watch a small model act, and what is held before it does harm.
+    """Run a small model, and see which of its calls are held.
 
-    The mails are customers' who want money back or an order cancelled. Each is handled three ways: without a monitor,
-    under the default limits, and under a profile that was fitted on other mails.
+    The emails come from customers who want a refund or a cancellation. Each is handled three ways: without a
+    monitor, under the default limits, and under a profile fitted on other emails.
 
-    With --task questions the model answers questions with known answers, and publish_answer, which cannot be undone,
-    is held or cleared.
+    With --task questions the model answers questions with known answers, and the irreversible call
+    publish_answer is held or cleared.
     """
     if task == "questions":
         if details or inbox:

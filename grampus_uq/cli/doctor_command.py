@@ -48,12 +48,12 @@ _STAGES = {
 )
 @as_json_option
 def command(model: str, api_base: str | None, timeout_s: float, as_json: bool) -> None:
-    """Try what the signals need on MODEL, with about 20 short calls.
+    """Test with about 20 short calls which signals work with MODEL.
 
-    MODEL is "local" (the embedded model), litellm's name of a model, or, with --api-base, the name that the server
-    there has for it. A key for that server is read from GRAMPUS_UQ_API_KEY, never from the command line.
+    MODEL is "local" (the embedded model), a litellm model name or, with --api-base, the server's name for the
+    model. The key for that server is read from GRAMPUS_UQ_API_KEY, never from the command line.
 
-    Exit status: 0 when the model answers, 1 when it does not.
+    Exit status: 0 if the model answers, 1 otherwise.
     """
     found = anyio.run(_examine, model, api_base, timeout_s)
     if as_json:

@@ -24,10 +24,10 @@ _HOUR_S = 3_600.0
 
 @click.group(name="drills", cls=SummarisedGroup)
 def command() -> None:
-    """Mix known-bad cases into what waits, and see how many of them reviewers let through.
+    """Mix known-bad calls into the pending approvals, and measure how many reviewers miss.
 
-    A drill is a past call with a wrong amount or recipient, or one that ran or was refused before. Nothing can run it,
-    and the reviewer is told at once.
+    A drill is a past call with a wrong amount or recipient, or a repeat of one that ran or was rejected. It can
+    never run, and the reviewer learns the result at once.
     """
 
 
@@ -35,7 +35,11 @@ def command() -> None:
 @store_option
 @as_json_option
 @click.option(
-    "--share", type=FiniteRange(0.001, 0.5), default=0.05, show_default=True, help="Of what is shown of these tools."
+    "--share",
+    type=FiniteRange(0.001, 0.5),
+    default=0.05,
+    show_default=True,
+    help="Share of drills among the shown requests for these tools.",
 )
 @click.option(
     "--change",
@@ -43,19 +47,33 @@ def command() -> None:
     multiple=True,
     required=True,
     metavar="TOOL:CHANGE[:ARGUMENT]",
-    help="What makes a call of a tool certainly wrong: refund:amount:eur, refund:recipient:to, refund:duplicate, "
-    "refund:stale; repeatable.",
+    help=(
+        "Change that makes a call of a tool certainly wrong: refund:amount:eur, "
+        "refund:recipient:to, refund:duplicate, refund:stale; repeatable."
+    ),
 )
-@click.option("--tolerated", type=FiniteRange(0.01, 0.9), default=0.15, show_default=True, help="Missed share.")
-@click.option("--pace", type=click.IntRange(min=1), default=60, show_default=True, help="Decisions an hour.")
+@click.option(
+    "--tolerated",
+    type=FiniteRange(0.01, 0.9),
+    default=0.15,
+    show_default=True,
+    help="Tolerated share of missed drills.",
+)
+@click.option(
+    "--pace",
+    type=click.IntRange(min=1),
+    default=60,
+    show_default=True,
+    help="Decisions per hour above which a pause is suggested.",
+)
 @click.option(
     "--source-hours",
     type=FiniteRange(0.0, 8_760.0),
     default=24.0,
     show_default=True,
-    help="A call serves once it was approved so long ago.",
+    help="Age in hours from which an approved call can become a drill.",
 )
-@click.option("--as", "principal", default=None, help="Who switches them on; the login name when not given.")
+@click.option("--as", "principal", default=None, help="Who switches them on.  [default: the login name]")
 def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str | None, **given: Any) -> None:
     """Switch drills on, or change their share and kinds."""
     from grampus_uq.runtime.drills import DrillPlan
@@ -96,7 +114,7 @@ def _rule(text: str) -> DrillRule:
 @store_option
 @as_json_option
 def off(url: str, as_json: bool) -> None:
-    """Show no drills any more; what was answered stays."""
+    """Switch drills off; answers so far are kept."""
     from grampus_uq.runtime.stored_drills import StoredDrills
 
     were_on = with_store(url, lambda store: StoredDrills(store).switch_off())
@@ -109,9 +127,9 @@ def off(url: str, as_json: bool) -> None:
 @command.command()
 @store_option
 @as_json_option
-@click.option("--check", is_flag=True, help="Exit with 1 where more than tolerated is missed.")
+@click.option("--check", is_flag=True, help="Exit with 1 if more drills are missed than tolerated.")
 def report(url: str, as_json: bool, check: bool) -> None:
-    """Say how many drills were missed: in all, by person, by time since the start, by what waited."""
+    """Report the share of missed drills: in total, by person, by time since the start, by queue length."""
     plan, found = with_store(url, _reviewed)
     if as_json:
         print_json(asdict(found) | {"on": plan is not None})

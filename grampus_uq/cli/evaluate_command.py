@@ -25,26 +25,28 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
 
 @click.command(name="evaluate", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
-@click.option("--profile", metavar="FILE", help="Judge by this fitted profile: the recorded readings go through it.")
+@click.option("--profile", metavar="FILE", help="Score this fitted profile on the recorded readings.")
 @click.option(
     "--censoring",
     type=click.Choice(["none", "simple", "exact"]),
     default="none",
     show_default=True,
-    help="Runs at their step budget: left out, scored as failures, or scored with their probability of success.",
+    help="Runs stopped at their step limit: left out, scored as failures, or scored by their probability of success.",
 )
 @click.option(
     "--continuation",
     metavar="FILE.csv",
-    help="Columns session_id, q: probability of success of censored runs, for --censoring exact. Others are estimated.",
+    help="Columns session_id, q: success probability of censored runs, for --censoring exact. Others are estimated.",
 )
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the bootstrap.")
-@click.option("--watch", "store", metavar="STORE", help="Also say how the watches in this session store stand.")
-@click.option("--all", "every_row", is_flag=True, help="Every row: each stream raw, recalibrated and by each summary.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option("--watch", "store", metavar="STORE", help="Also report the calibration watches in this session store.")
+@click.option(
+    "--all", "every_row", is_flag=True, help="Show every row: each stream raw, recalibrated and by each summary."
+)
 @workers_option
 @as_json_option
-@click.option("--output", "-o", type=OutputFile(), metavar="REPORT.html", help="Also write the report with charts.")
+@click.option("--output", "-o", type=OutputFile(), metavar="REPORT.html", help="Also write an HTML report with charts.")
 def command(
     paths: tuple[str, ...],
     profile: str | None,
@@ -58,10 +60,10 @@ def command(
     as_json: bool,
     output: str | None,
 ) -> None:
-    """Say which signal tells good runs from bad ones, and what holding calls by it would have gained.
+    """Find the signal that best separates good runs from bad ones, and the gain of holding calls by it.
 
-    RUNS are labelled recordings, packed ones too, or folders of them. The best dozen signals are shown; the Trajectory
-    Proper Score and the rest with --all, in the report and in --json.
+    RUNS are labelled recordings (also packed) or folders of them. The twelve best signals are shown; --all, the
+    report and --json add the Trajectory Proper Score and the rest.
     """
     import numpy as np
 

@@ -25,17 +25,19 @@ _LONGEST = 50_000_000
 
 @click.group(name="evidence", cls=SummarisedGroup)
 def command() -> None:
-    """Export what was shown, decided, signed and run, and verify such a file without store or server."""
+    """Export what was shown, decided, signed and executed, and verify such a file offline."""
 
 
 @command.command()
 @store_option
 @as_json_option
-@click.option("-o", "--output", required=True, type=OutputFile(), metavar="FILE.jsonl", help="Where to write it.")
+@click.option("-o", "--output", required=True, type=OutputFile(), metavar="FILE.jsonl", help="Output file.")
 def export(url: str, as_json: bool, output: str) -> None:
-    """Write the evidence, and print the digest of its last line: keep that where nobody of the store's can write.
+    """Write the evidence file, and print the digest of its last line. Keep the digest out of reach of the store's
+    users.
 
-    Without that digest a file shows no change of what it holds, but not that the newest was left out.
+    Verification finds changes within the file by itself; only with the digest does it find that the newest
+    entries are missing.
     """
     from grampus_uq.runtime.evidence import evidence
 
@@ -63,10 +65,12 @@ def export(url: str, as_json: bool, output: str) -> None:
 @click.argument("file", metavar="FILE.jsonl")
 @as_json_option
 @click.option("--keys", "keys_file", default=None, help='The approvers\' public keys: {"ann": "ed25519:…"}.')
-@click.option("--digest", default=None, help="Of the last line, as `export` printed it.")
-@click.option("--required", type=click.IntRange(1), default=1, show_default=True, help="Approvals that a call needs.")
-@click.option("--others-decide", is_flag=True, help="Nobody lets a run go on that they started.")
-@click.option("--deputy", "deputies", multiple=True, metavar="NAME", help="Who decides in an approver's place only.")
+@click.option("--digest", default=None, help="Digest of the last line, as printed by `export`.")
+@click.option("--required", type=click.IntRange(1), default=1, show_default=True, help="Approvals required per call.")
+@click.option("--others-decide", is_flag=True, help="Nobody may decide on a run that they started.")
+@click.option(
+    "--deputy", "deputies", multiple=True, metavar="NAME", help="A deputy, who decides only in an approver's place."
+)
 def verify(
     file: str,
     as_json: bool,
@@ -76,9 +80,9 @@ def verify(
     others_decide: bool,
     deputies: tuple[str, ...],
 ) -> None:
-    """Verify a file of evidence. Exit status 1 for anything that was changed, or that ran without what it names.
+    """Verify an evidence file. Exit status 1 if anything was changed, or ran without the approval it names.
 
-    Without --keys no signature is looked at, without --digest nothing shows that the newest was left out.
+    Without --keys signatures are not checked; without --digest missing newest entries go unnoticed.
     """
     from grampus_uq.gate.signatures import PublicKeys
     from grampus_uq.runtime.evidence import verified

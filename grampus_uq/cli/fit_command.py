@@ -39,61 +39,70 @@ from grampus_uq.signals.registry import switches_of
     default="profile.json",
     show_default=True,
     metavar="FILE",
-    help="Where the profile is written.",
+    help="Output file.",
 )
-@click.option("--false-alarms", default=0.1, show_default=True, help="Allowed share of good runs ever paused.")
+@click.option("--false-alarms", default=0.1, show_default=True, help="Largest share of good runs ever paused.")
 @click.option(
-    "--assurance", default=0.9, show_default=True, help="Probability that calibration was not unlucky; 0: mean."
+    "--assurance",
+    default=0.9,
+    show_default=True,
+    help="Probability that the promise holds over calibrations; 0: on average only.",
 )
 @click.option("--budget", type=float, default=None, help="Without labels: pause at most this share of all runs.")
 @click.option(
     "--accuracy", type=float, help="Release irreversible calls so that this share of the released is right (0.9)."
 )
-@click.option(
-    "--wrong-releases", type=float, help="Instead: let at most this share of runs be released and wrong (0.05)."
-)
-@click.option("--certified-only", is_flag=True, help="Release nothing rather than without a guarantee.")
-@click.option("--pause-share", type=float, help="Instead: hold at most this share of irreversible calls.")
+@click.option("--wrong-releases", type=float, help="Or: at most this share of runs is released and wrong (0.05).")
+@click.option("--certified-only", is_flag=True, help="Release nothing without a guarantee.")
+@click.option("--pause-share", type=float, help="Or: hold at most this share of irreversible calls.")
 @click.option(
     "--cost-failure",
     "cost_of_failure",
     type=float,
-    help="Instead: cost of a wrong call; with --cost-pause.",
+    help="Or: cost of a wrong call; with --cost-pause.",
 )
-@click.option("--cost-pause", "cost_of_pause", type=float, help="What asking a human costs, in the same unit.")
-@click.option("--cost-abort", "cost_of_abort", type=float, help="Cost of ending a good run; without it none ends.")
+@click.option("--cost-pause", "cost_of_pause", type=float, help="Cost of asking a human, in the same unit.")
+@click.option(
+    "--cost-abort", "cost_of_abort", type=float, help="Cost of aborting a good run; without it no run is aborted."
+)
 @click.option(
     "--irreversible",
     multiple=True,
     metavar="NAME",
     callback=lambda _ctx, _param, names: _checked(names),
-    help="Tools whose name holds this are irreversible, beside those that the recordings' monitors held to be so.",
+    help="Tools with this in their name are irreversible, in addition to those of the recordings' monitors.",
 )
-@click.option("--base", metavar="PROFILE", help="Policy, estimator and propagator that the profile is to have.")
+@click.option("--base", metavar="PROFILE", help="Profile that supplies policy, estimator and propagator.")
 @click.option(
     "--keep-p-success",
     "keep_p_success",
     is_flag=True,
-    help="Keep p_success of --base: all labels set thresholds.",
+    help="Keep p_success of --base, so that all labels set thresholds.",
 )
 @click.option(
     "--labels",
     type=click.Choice(["random", "by-score"]),
-    help="How the labelled runs were chosen; by score, one without a label counts as wrong.  [default: look]",
+    help=(
+        "How the labelled runs were chosen; with by-score a run without a label counts as wrong.  [default: detected]"
+    ),
 )
-@click.option("--task-key", default=TASK, show_default=True, help="Session metadata that names a run's task.")
-@click.option("--held-out", default=0.5, show_default=True, help="Share of runs that set thresholds and teach nothing.")
+@click.option("--task-key", default=TASK, show_default=True, help="Session metadata with the run's task.")
 @click.option(
-    "--runs-per-day", type=FiniteRange(min=0, min_open=True), help="For the forecast of pauses.  [default: as recorded]"
+    "--held-out", default=0.5, show_default=True, help="Share of runs that set thresholds and are not learned from."
 )
-@click.option("--stream", "streams", multiple=True, help="Fit a detector alone, on these score streams.")
+@click.option(
+    "--runs-per-day",
+    type=FiniteRange(min=0, min_open=True),
+    help="Runs per day, for the forecast of pauses.  [default: as recorded]",
+)
+@click.option("--stream", "streams", multiple=True, help="Fit a detector alone, on these streams.")
 @click.option(
     "--detector-at",
     type=click.Choice(["calls", "steps"]),
-    help="What the detector looks at.  [default: irreversible calls, where half of the runs have one]",
+    help="Steps that the detector examines.  [default: irreversible calls, if half of the runs have one]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws the splits.")
-@click.option("--force", is_flag=True, help="Write a profile even when nothing could be fitted.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the splits.")
+@click.option("--force", is_flag=True, help="Write a profile even if nothing could be fitted.")
 @workers_option
 @as_json_option
 def command(
@@ -111,14 +120,15 @@ def command(
 ) -> None:
     """Fit a profile on PATHS: labelled recordings, or folders of them.
 
-    Everything is fitted that their labels allow, on disjoint runs: what each stream is worth,
-    p_success, TRACER, a detector, the release of irreversible calls, error attribution; what could not be fitted says
-    why. With --stream or --budget, a detector alone. Where nothing can be fitted, nothing is written, and the exit
-    status is 1; --force writes it all the same.
+    Fits everything that the labels allow, on disjoint runs: the worth of each stream, p_success, TRACER, a
+    detector, the release of irreversible calls, error attribution. Parts that could not be fitted state the
+    reason. With --stream or --budget, fits a detector alone. If nothing can be fitted, nothing is written and
+    the exit status is 1; --force writes the profile anyway.
 
-    Runs that a human or the monitor touched, or that hit the limit of steps, have no outcome of their own: they are
-    left out and counted. With --budget no label is needed, and the promise is on the share of all runs that are paused.
-    The stream trajectory_risk needs runs that were watched with TRACER; the profile then holds its default parameters.
+    Runs that a human or the monitor stopped or decided on, or that hit the step limit, have no outcome of their
+    own: they are left out and counted. --budget needs no labels; its promise concerns the share of all runs
+    that are paused. The stream trajectory_risk needs runs recorded with TRACER; the profile then has TRACER's
+    default parameters.
     """
     if "" in streams:
         raise ConfigurationError.of("--stream", "fit", "the name of a score stream", "")

@@ -16,10 +16,10 @@ from grampus_uq.runtime.health import health_in_words, store_health
 @store_option
 @as_json_option
 @click.option("--days", type=FiniteRange(0.01, 3_650.0), default=7.0, show_default=True, help="Length of the window.")
-@click.option("--budget", type=FiniteRange(0.0, 1e6), default=None, help="Pauses a day that are wanted at most.")
-@click.option("--check", is_flag=True, help="Exit with 1 where there are more pauses than the budget.")
+@click.option("--budget", type=FiniteRange(0.0, 1e6), default=None, help="Largest acceptable number of pauses per day.")
+@click.option("--check", is_flag=True, help="Exit with 1 if there are more pauses than the budget.")
 def command(url: str, as_json: bool, days: float, budget: float | None, check: bool) -> None:
-    """Say how a store's agents and reviewers are, over the last days."""
+    """Report the state of a store's agents and reviewers over the last days."""
     found = with_store(url, lambda store: store_health(store, days=days, budget_a_day=budget))
     if as_json:
         print_json(asdict(found))

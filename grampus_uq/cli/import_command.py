@@ -68,12 +68,18 @@ class _Imported:
 
 @click.command(name="import")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
-@click.option("--output", "-o", required=True, type=OutputFolder(), metavar="FOLDER", help="Where the recordings go.")
+@click.option("--output", "-o", required=True, type=OutputFolder(), metavar="FOLDER", help="Folder for the recordings.")
 @click.option("--format", "form", type=click.Choice(["auto", *FORMATS]), default="auto", show_default=True)
-@click.option("--content", type=click.Choice(get_args(Content)), default="hashed", show_default=True, help="Of texts.")
-@click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that says success.")
-@click.option("--agent", "agent_id", default="", help="Name of the agent, where the files name none.")
-@click.option("--embedder", type=click.Choice(["hash", "minilm"]), help="Also read what TRACER compares texts by.")
+@click.option(
+    "--content",
+    type=click.Choice(get_args(Content)),
+    default="hashed",
+    show_default=True,
+    help="What is kept of texts.",
+)
+@click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that states success.")
+@click.option("--agent", "agent_id", default="", help="Name of the agent, if the files have none.")
+@click.option("--embedder", type=click.Choice(["hash", "minilm"]), help="Also compute TRACER's text comparisons.")
 @workers_option
 @as_json_option
 def import_(
@@ -87,11 +93,12 @@ def import_(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Import runs from elsewhere: result files of benchmarks, traces, exports and logs, in the formats of --format.
+    """Import runs from benchmark results, traces, exports and logs, in the formats of --format.
 
-    FILE is a file or a folder of files, plain or gzip. A record that is wrong is named and left out, and so is a run
-    that FOLDER holds already; exit status 1 when anything was. What the agent did is counted at every step: readings
-    (`count_calls`, ...) that `fit` and `evaluate` take like those of a live run, whatever --content keeps of the texts.
+    FILE is a file or a folder of files, plain or gzip. Invalid records, and runs that FOLDER already has, are
+    named and skipped, and the exit status is then 1. The agent's actions are counted at every step as readings
+    (`count_calls`, ...), which `fit` and `evaluate` use like those of a live run, whatever --content keeps of
+    the texts.
     """
     files = list(_files(paths))
     refuse_none(files, paths, "file")
@@ -178,11 +185,11 @@ def _sensor(embedder: str) -> TrajectorySensor:
 
 @click.command(name="replay")
 @click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
-@click.option("--profile", required=True, metavar="FILE", help="The fitted profile that the readings go through.")
+@click.option("--profile", required=True, metavar="FILE", help="The fitted profile to apply.")
 @workers_option
 @as_json_option
 def replay_(paths: tuple[str, ...], profile: str, workers: int | None, as_json: bool) -> None:
-    """Put recorded readings through another profile, and count what it would have concluded otherwise."""
+    """Apply another profile to recorded readings, and count the differences."""
     from grampus_uq.recording.artifacts import load
 
     judge = load(profile).profile
@@ -222,7 +229,7 @@ def _shown(found: ReplayCounts) -> Iterator[str]:
 @workers_option
 @as_json_option
 def pack_(paths: tuple[str, ...], output: str, workers: int | None, as_json: bool) -> None:
-    """Pack recordings into few Parquet files, line for line; every command reads them like the recordings."""
+    """Pack recordings into a few Parquet files without loss; every command reads them like recordings."""
     refuse_none(next(recording_files(paths), None), paths, "recording")
     with progress("Packing sessions") as advance:
         workers = chosen_workers(paths, workers)

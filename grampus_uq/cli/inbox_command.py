@@ -22,21 +22,23 @@ from grampus_uq.runtime.stores import open_store
 
 _PORT = 8600
 _origin_option = click.option(
-    "--origin", default=None, help=f"The public address, as https://NAME; http://localhost:{_PORT} when not given."
+    "--origin", default=None, help=f"The public address, as https://NAME; http://localhost:{_PORT} by default."
 )
 
 
 @click.group(cls=SummarisedGroup, invoke_without_command=True)
-@click.option("--store", "url", default=None, envvar="GRAMPUS_UQ_STORE", help="Where sessions are kept, as a URL.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--store", "url", default=None, envvar="GRAMPUS_UQ_STORE", help="Session store, as a URL.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=_PORT, show_default=True, type=click.IntRange(1, 65_535))
 @_origin_option
 @click.option(
-    "--required", default=1, show_default=True, type=click.IntRange(1, 20), help="Approvals a runner asks for."
+    "--required", default=1, show_default=True, type=click.IntRange(1, 20), help="Approvals required by the runner."
 )
-@click.option("--sentences", "path", default=None, help="TOML file with a line for each tool, what a call of it does.")
-@click.option("--runs", "folder", default=None, help="A folder of recordings, for labels on pages.")
-@click.option("--notify", default=None, metavar="URL", help="Tell this webhook when something new waits.")
+@click.option(
+    "--sentences", "path", default=None, help="TOML file with a sentence per tool that says what its calls do."
+)
+@click.option("--runs", "folder", default=None, help="Folder of recordings to label on the pages.")
+@click.option("--notify", default=None, metavar="URL", help="Webhook to notify of new pending approvals.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -49,9 +51,9 @@ def command(
     folder: str | None,
     notify: str | None,
 ) -> None:
-    """Serve the inbox; its commands invite people and print their public keys.
+    """Serve the inbox, the web pages for pending approvals; its commands manage people and keys.
 
-    Behind a reverse proxy give its public address as --origin, and let it pass the header Host as it is.
+    Behind a reverse proxy, give its public address as --origin, and pass the Host header unchanged.
     """
     if context.invoked_subcommand is not None:
         return
@@ -90,14 +92,18 @@ def command(
 
 @command.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="What they may do.")
+@click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="What NAME may do.")
 @click.option(
-    "--hours", default=1.0, show_default=True, type=click.FloatRange(0.01, 168.0), help="How long it is good."
+    "--hours",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.01, 168.0),
+    help="Hours for which the link is valid.",
 )
 @store_option
 @_origin_option
 def invite(name: str, role: str, hours: float, url: str, origin: str | None) -> None:
-    """Print a link with which NAME makes a passkey, once; it is stored nowhere, so it cannot be printed again."""
+    """Print a one-time link with which NAME creates a passkey; it is not stored, so it cannot be printed again."""
     settings = InboxSettings(origin=origin or f"http://localhost:{_PORT}")
     token = with_store(url, lambda store: People(store).invite(name, Role(role), for_s=3600.0 * hours))
     click.echo(f"{settings.origin}/invitation#{token}")
@@ -106,9 +112,13 @@ def invite(name: str, role: str, hours: float, url: str, origin: str | None) -> 
 
 @command.command()
 @store_option
-@click.option("--deputies", is_flag=True, help="Those of deputies, marked; `ApprovalPolicy(deputies=)` names them.")
+@click.option(
+    "--deputies",
+    is_flag=True,
+    help="Print the deputies' keys instead, marked as such; `ApprovalPolicy(deputies=)` names them.",
+)
 def keys(url: str, deputies: bool) -> None:
-    """Print the public keys of everybody who may decide, as the JSON file that `PublicKeys.from_file` reads."""
+    """Print the public keys of all approvers, as the JSON file that `PublicKeys.from_file` reads."""
     print_json(keys_of(with_store(url, _everybody), Role.DEPUTY if deputies else Role.DECIDE))
 
 
@@ -116,7 +126,7 @@ def keys(url: str, deputies: bool) -> None:
 @store_option
 @as_json_option
 def people(url: str, as_json: bool) -> None:
-    """List who has a passkey, with role."""
+    """List people with a passkey, and their roles."""
     found = with_store(url, _everybody)
     if as_json:
         print_json([{"name": one.name, "role": one.role.value, "passkeys": len(one.passkeys)} for one in found])
@@ -130,7 +140,7 @@ def people(url: str, as_json: bool) -> None:
 @click.argument("name")
 @store_option
 def remove(name: str, url: str) -> None:
-    """Forget NAME and end their sessions; take the public key out of the runner's configuration yourself."""
+    """Remove NAME and end their sessions; remove the public key from the runner's configuration yourself."""
     if not with_store(url, lambda store: People(store).remove(name)):
         raise click.ClickException(f"Nobody is registered as {name!r:.80}.")
     click.echo(f"{name} is removed. The runner takes their decisions until their key is removed there.")

@@ -18,11 +18,11 @@ _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
 
 @click.command(name="label-next")
 @click.argument("folder", metavar="FOLDER")
-@click.option("--by", default=None, help="Who labels.  [default: the user's login name]")
-@click.option("--second", is_flag=True, help="Runs that one other person labelled: for the agreement.")
+@click.option("--by", default=None, help="Author of the labels.  [default: the login name]")
+@click.option("--second", is_flag=True, help="Label runs that one other person has labelled, to measure agreement.")
 @as_json_option
 def label_next(folder: str, by: str | None, second: bool, as_json: bool) -> None:
-    """Label finished runs one key each, those first whose label is worth most. With --json only list them."""
+    """Label finished runs with one key each, the most valuable first. With --json only list them."""
     who = by if by is not None else getpass.getuser()
     with naming_refused() as refuse:
         queue = label_queue(folder, by=who, second=second, on_refused=refuse)
@@ -69,7 +69,7 @@ def _labelled(folder: str, session_id: str, key: str, who: str, second: bool) ->
 @click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
 @as_json_option
 def agreement(paths: tuple[str, ...], as_json: bool) -> None:
-    """Say how far the people who labelled the same runs agree, and on which runs they differ."""
+    """Report how far people who labelled the same runs agree, and the runs on which they differ."""
     with naming_refused() as refuse:
         found = label_agreement(paths, on_refused=refuse)
     if as_json:

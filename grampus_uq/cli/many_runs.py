@@ -19,7 +19,7 @@ workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
     default=None,
-    help="Processes that read.  [default: all cores; 1 for little data]",
+    help="Reading processes.  [default: all cores; 1 for little data]",
 )
 
 

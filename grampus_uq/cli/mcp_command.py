@@ -24,27 +24,27 @@ _LAUNCHERS: Final = frozenset({"npx", "uvx", "uv", "pipx", "run", "python", "pyt
 
 
 @click.command()
-@click.option("--config", "path", default=None, help="Settings in a TOML file; options here come before it.")
+@click.option("--config", "path", default=None, help="TOML file with settings; options take precedence.")
 @click.option(
     "--store",
     default=None,
     envvar="GRAMPUS_UQ_STORE",
-    help="Where sessions are kept: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
+    help="Session store: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
 )
-@click.option("--agent", default=None, help="Name of the agent in the store; by default made of the COMMAND.")
-@click.option("--session", default=None, help="Go on with this session after a restart.")
+@click.option("--agent", default=None, help="Name of the agent in the store.  [default: derived from COMMAND]")
+@click.option("--session", default=None, help="Resume this session after a restart.")
 @click.option("--recordings", default=None, help="Folder for recordings.")
-@click.option("--trusted", is_flag=True, default=None, help="Believe the server's annotations of its tools.")
-@click.option("--advisory", is_flag=True, default=None, help="Record what would wait, and let it run.")
-@click.option("--unguarded", is_flag=True, help="Only pass messages on: no call is judged, none waits.")
+@click.option("--trusted", is_flag=True, default=None, help="Trust the server's tool annotations.")
+@click.option("--advisory", is_flag=True, default=None, help="Hold nothing; record what would have been held.")
+@click.option("--unguarded", is_flag=True, help="Only forward messages: no call is judged or held.")
 @click.option("--http", "address", default=None, metavar="HOST:PORT", help="Serve the config's [servers] over HTTP.")
 @click.argument("server", nargs=-1, metavar="-- COMMAND...")
 def command(
     path: str | None, unguarded: bool, address: str | None, server: tuple[str, ...], **given: str | bool | None
 ) -> None:
-    """Run the MCP server COMMAND behind a proxy, on standard input and output; or serve others with --http.
+    """Run the MCP server COMMAND behind a proxy on standard input and output, or other servers with --http.
 
-    A call that waits is listed and decided by `grampus-uq approvals`. Exits with the server's status.
+    Pending calls are listed and decided by `grampus-uq approvals`. Exits with the server's status.
     """
     if bool(server) == (address is not None) or (unguarded and address is not None):
         raise click.UsageError("Give the COMMAND of one server, or --http.")

@@ -33,10 +33,10 @@ _DAY_S, _HOUR_S = 86_400.0, 3_600.0
 
 @click.group(name="permits", cls=SummarisedGroup)
 def command() -> None:
-    """Fewer questions with a proof: which calls go ahead unasked, and with which promise.
+    """Manage permits: calls that proceed without asking, with a stated promise.
 
-    A permit is signed like a decision: with the key of --key or GRAMPUS_UQ_APPROVAL_KEY_FILE, or the shared key in
-    GRAMPUS_UQ_APPROVAL_KEY; a runner that knows keys takes no unsigned ones.
+    A permit is signed like a decision: with the key in --key or GRAMPUS_UQ_APPROVAL_KEY_FILE, or with the
+    shared key in GRAMPUS_UQ_APPROVAL_KEY. A runner with keys accepts no unsigned permits.
     """
 
 
@@ -48,10 +48,17 @@ def _granting(function: Callable[..., Any]) -> Callable[..., Any]:
     where = 'A condition on an argument: amount=max:50, to=in:["ann"]; also min, equals (JSON values); repeatable.'
     for option in (
         as_json_option,
-        click.option("--key", "key_file", default=None, help="Private key of `approvals keygen` (or the environment)."),
-        click.option("--as", "principal", default=None, help="Who grants; the login name when not given."),
-        click.option("--days", type=FiniteRange(0.01, 3_650.0), default=None, help="How long it lasts [90]."),
-        click.option("--at-most", type=FiniteRange(0.001, 0.5), default=None, help="Largest wrong share [0.02]."),
+        click.option(
+            "--key",
+            "key_file",
+            default=None,
+            help="File with the private key of `approvals keygen` (or from the environment).",
+        ),
+        click.option("--as", "principal", default=None, help="Who grants.  [default: the login name]"),
+        click.option("--days", type=FiniteRange(0.01, 3_650.0), default=None, help="Duration in days [90]."),
+        click.option(
+            "--at-most", type=FiniteRange(0.001, 0.5), default=None, help="Largest share of wrong calls [0.02]."
+        ),
         click.option("--where", "conditions", multiple=True, metavar="NAME=RULE:VALUE", help=where),
         store_option,
     ):
@@ -66,9 +73,9 @@ def _reviewers_options(function: Callable[..., Any]) -> Callable[..., Any]:
         type=FiniteRange(0.5, 0.999),
         default=0.95,
         show_default=True,
-        help="Of the miss rate: 0.95 for the number that `drills report` prints.",
+        help="Confidence of the miss rate; 0.95 for the number from `drills report`.",
     )
-    rate = "Upper end of the share of wrong calls that reviewers approve, by drills."
+    rate = "Upper bound on the share of wrong calls that reviewers approve, from drills."
     return click.option("--miss-rate", type=FiniteRange(0.0, 0.9), default=None, help=rate)(sure(function))
 
 
@@ -83,10 +90,20 @@ def _reviewers_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Score of a call, in [0, 1]; higher: likelier right.",
 )
-@click.option("--of-released", is_flag=True, help="The share is of the calls that may go out, not of all calls.")
-@click.option("--assurance", type=FiniteRange(0.5, 0.999), default=0.95, show_default=True, help="Of the promise.")
+@click.option("--of-released", is_flag=True, help="The share is of the calls that may proceed, not of all calls.")
 @click.option(
-    "--audits", type=FiniteRange(0.01, 0.9), default=0.05, show_default=True, help="Least share asked anyway."
+    "--assurance",
+    type=FiniteRange(0.5, 0.999),
+    default=0.95,
+    show_default=True,
+    help="Probability that the promise holds.",
+)
+@click.option(
+    "--audits",
+    type=FiniteRange(0.01, 0.9),
+    default=0.05,
+    show_default=True,
+    help="Smallest share of calls audited at random.",
 )
 @_reviewers_options
 @click.option(
@@ -94,27 +111,27 @@ def _reviewers_options(function: Callable[..., Any]) -> Callable[..., Any]:
     type=FiniteRange(0.01, 8_760.0),
     default=72.0,
     show_default=True,
-    help="A question without an answer for so long counts as wrong.",
+    help="Hours after which an unanswered question counts as wrong.",
 )
 @click.option(
     "--from",
     "recorded",
     multiple=True,
     metavar="RUNS",
-    help="Begin with the answers in these recordings: all runs of a period in which all calls were asked about.",
+    help="Start with the answers in these recordings: all runs of a period in which every call was asked about.",
 )
 @click.option(
     "--nothing-in-force",
     is_flag=True,
-    help="Recordings that do not say it: your word that no permit or grant for the tool was in force.",
+    help="For recordings without this information: declare that no permit or grant for the tool was in force.",
 )
-@click.option("--profile", metavar="FILE", help="The profile that judged those runs, if one was given.")
-@click.option("--agent-version", default="", help="What `StoredPermits` names as `agent_version`, if anything.")
+@click.option("--profile", metavar="FILE", help="The profile that judged those runs, if any.")
+@click.option("--agent-version", default="", help="The `agent_version` of `StoredPermits`, if any.")
 def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, as_json: bool, **given: Any) -> None:
-    """Let calls of one tool go ahead, once answers have earned it: at most a small share of them goes out wrong.
+    """Let calls of one tool proceed without asking once answers support it; at most a small share is wrong.
 
-    With --from it begins with answers of before. Where runners seal what they store, run this where
-    GRAMPUS_UQ_SEAL_KEY (or the shared approval key) is theirs: they believe no other start.
+    With --from, the permit starts with recorded answers. If runners seal their state, run this with their
+    GRAMPUS_UQ_SEAL_KEY (or shared approval key): they trust no other start.
     """
     from grampus_uq.gate.permits import Permit
     from grampus_uq.runtime.stored_permits import grant_permit
@@ -184,9 +201,9 @@ def _seal() -> Seal | None:
 @_granting
 @_reviewers_options
 def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Close a permit, and grant one with further conditions, a smaller share or a measured miss rate in its place.
+    """Replace a permit by one with further conditions, a smaller share or a measured miss rate.
 
-    It begins with nothing earned: a small share of wrong calls among all says nothing of each part of them.
+    The new permit starts without answers: a small share of wrong calls overall implies nothing about each part.
     """
     from grampus_uq.runtime.permit_words import find_permit, narrowed
     from grampus_uq.runtime.stored_permits import replace_permit
@@ -215,10 +232,12 @@ def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool,
 @click.argument("permit_id")
 @store_option
 @as_json_option
-@click.option("--as", "principal", default=None, help="Who takes it back; the login name when not given.")
+@click.option("--as", "principal", default=None, help="Who revokes it.  [default: the login name]")
 @click.option("--message", "-m", default="", help="Reason.")
 def revoke(url: str, permit_id: str, principal: str | None, message: str, as_json: bool) -> None:
-    """Close a permit for good: everything is asked about again. Needs no key: who reaches the store may stop it."""
+    """Close a permit for good: every call needs approval again. Needs no key: anybody with access to the store may
+    stop it.
+    """
     from grampus_uq.runtime.permit_words import find_permit
     from grampus_uq.runtime.stored_permits import close_permit
 
@@ -239,7 +258,7 @@ def revoke(url: str, permit_id: str, principal: str | None, message: str, as_jso
 @store_option
 @as_json_option
 def list_(url: str, as_json: bool) -> None:
-    """List permits: scope, threshold in force, answers, calls that went ahead, and what they promise."""
+    """List permits: scope, threshold in force, answers, cleared calls and promise."""
     from grampus_uq.runtime.stored_permits import stored_permits
 
     found = with_store(url, stored_permits)
@@ -266,9 +285,9 @@ def _list_row(standing: Standing) -> list[str]:
 @store_option
 @as_json_option
 def show(url: str, permit_id: str, as_json: bool) -> None:
-    """Show one permit: its promise, its evidence, what waits, and whether its log gives the very same state.
+    """Show one permit: promise, evidence, pending calls, and whether its log reproduces its state.
 
-    Signatures and seals are not looked at here: only a host has the keys.
+    Signatures and seals are not checked here: only a host has the keys.
     """
     from grampus_uq.runtime.permit_words import find_permit, permit_facts, same_as_logged
     from grampus_uq.runtime.stored_permits import replayed_permit
@@ -339,16 +358,26 @@ def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) ->
     default=0.05,
     show_default=True,
     metavar="SHARE",
-    help="Largest share of all calls that go out wrong.",
+    help="Largest share of all calls that are executed wrongly.",
 )
-@click.option("--of-released", is_flag=True, help="The share is of the calls that may go out, not of all calls.")
-@click.option("--assurance", type=FiniteRange(0.5, 0.999), default=0.95, show_default=True, help="Of the promise.")
+@click.option("--of-released", is_flag=True, help="The share is of the calls that may proceed, not of all calls.")
 @click.option(
-    "--audits", type=FiniteRange(0.01, 0.9), default=0.05, show_default=True, help="Least share asked anyway."
+    "--assurance",
+    type=FiniteRange(0.5, 0.999),
+    default=0.95,
+    show_default=True,
+    help="Probability that the promise holds.",
+)
+@click.option(
+    "--audits",
+    type=FiniteRange(0.01, 0.9),
+    default=0.05,
+    show_default=True,
+    help="Smallest share of calls audited at random.",
 )
 @click.option("--stream", default="p_success", show_default=True, help="Score, in [0, 1]; higher: likelier right.")
-@click.option("--profile", metavar="FILE", help="Compute the stream anew with this profile.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the audits.")
+@click.option("--profile", metavar="FILE", help="Recompute the stream with this profile.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the audits.")
 @workers_option
 @as_json_option
 def simulate(
@@ -363,10 +392,11 @@ def simulate(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Play labelled RUNS through a threshold that answers earn: asked, gone out, gone out wrong.
+    """Simulate a permit on labelled RUNS: calls asked about, executed, and executed wrongly.
 
-    The case of a run is its first irreversible call, wrong where the run failed. It starts by asking about everything.
-    The promise needs runs that were labelled whatever became of them, and a profile that was not fitted on them.
+    Each run counts by its first irreversible call, which is wrong if the run failed. The simulation starts by
+    asking about every call. The promise needs runs labelled regardless of their outcome, and a profile that was
+    not fitted on them.
     """
     import numpy as np
 

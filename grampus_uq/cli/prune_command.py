@@ -18,13 +18,19 @@ _DAY_S = 86_400.0
 @store_option
 @click.option("--older-than", "days", type=float, default=None, help="Days since the session ended.")
 @click.option(
-    "--keep", type=click.IntRange(min=0), default=None, help="Of those that ended only the latest so many stay."
+    "--keep", type=click.IntRange(min=0), default=None, help="Keep only this many of the ended sessions, the latest."
 )
 @click.option(
-    "--move-to", default=None, metavar="FOLDER", help="Write each as a recording first (`runs pack` packs them)."
+    "--move-to", default=None, metavar="FOLDER", help="First write each as a recording (`runs pack` packs them)."
 )
-@click.option("--audits", is_flag=True, help="Their audits too, which are otherwise kept.")
-@click.option("--audits-older-than", "audit_days", type=float, default=None, help="Kept audits of so many days, too.")
+@click.option("--audits", is_flag=True, help="Also delete their audit logs, which are otherwise kept.")
+@click.option(
+    "--audits-older-than",
+    "audit_days",
+    type=float,
+    default=None,
+    help="Also delete kept audit logs older than this many days.",
+)
 @as_json_option
 def command(
     url: str,
@@ -35,7 +41,7 @@ def command(
     audit_days: float | None,
     as_json: bool,
 ) -> None:
-    """Forget sessions that ended, with their transcripts and checkpoints. Live ones are never touched."""
+    """Delete ended sessions, with their transcripts and checkpoints. Live ones are never touched."""
     if days is None and keep is None and audit_days is None:
         rule = "one at least of --older-than, --keep and --audits-older-than"
         raise ConfigurationError.of("--older-than", "prune", rule, None)

@@ -65,7 +65,7 @@ _FORMS: Final[dict[str, TableForm]] = {"jsonl": "jsonl", "csv": "csv", "parquet"
 def command() -> None:
     """List, show, label, check, import, pack and replay recorded runs, or write them as a table.
 
-    FOLDER is a folder of recordings (searched at any depth) or a recording.
+    FOLDER is a folder of recordings (searched at any depth) or one recording.
     """
 
 
@@ -79,10 +79,10 @@ command.add_command(replay_)
 @command.command(name="list")
 @_paths
 @as_json_option
-@click.option("--unlabelled", is_flag=True, help="Only runs whose success is not known.")
+@click.option("--unlabelled", is_flag=True, help="Only runs without a known outcome.")
 @click.option("--paused", is_flag=True, help="Only runs with a pause or an abort, advisory ones included.")
 def list_(paths: tuple[str, ...], as_json: bool, unlabelled: bool, paused: bool) -> None:
-    """One line a run: steps, pauses, least and last confidence, and how it ended."""
+    """List runs, one per line: steps, pauses, lowest and last confidence, and outcome."""
 
     n_runs = 0
 
@@ -126,13 +126,13 @@ def _time(seconds: float) -> str:
 @_paths
 @click.argument("session_id", metavar="SESSION")
 @as_json_option
-@click.option("--text", is_flag=True, help="Show what model, tools and humans wrote, as far as it was recorded.")
+@click.option("--text", is_flag=True, help="Show recorded text of model, tools and humans.")
 @click.option("--output", "-o", type=OutputFile(), metavar="RUN.html", help="Write the run as a page instead.")
 def show(paths: tuple[str, ...], session_id: str, as_json: bool, text: bool, output: str | None) -> None:
-    """One run: every step, observation, decision and outcome, in order. With --json the events as recorded.
+    """Show one run: every step, observation, decision and outcome, in order. With --json the events as recorded.
 
-    The page of --output draws confidence and evidence against their limits, says what was held and why, and opens what
-    was said on click, as far as it was recorded.
+    The page of --output draws confidence and evidence against their limits, lists held calls with reasons, and
+    shows recorded text on click.
     """
     if output is not None and (as_json or text):
         raise click.UsageError("--output takes neither --json nor --text: the page holds what was recorded.")
@@ -188,15 +188,15 @@ def _event_cells(event: Event, text: bool) -> list[Any]:
 @click.argument("session_id", metavar="SESSION", required=False)
 @click.argument("outcome", metavar="success|failure|unknown", required=False)
 @click.option(
-    "--from", "table", metavar="FILE.csv", help="Label many: columns session_id, success[, stop_reason, note]."
+    "--from", "table", metavar="FILE.csv", help="Label many runs: columns session_id, success[, stop_reason, note]."
 )
-@click.option("--by", default=None, help="Who says so.  [default: the user's login name]")
+@click.option("--by", default=None, help="Author of the label.  [default: the login name]")
 @click.option(
     "--stop-reason",
     type=click.Choice([reason.value for reason in StopReason]),
-    help="How the run ended, if it was not recorded.",
+    help="How the run ended, if not recorded.",
 )
-@click.option("--note", help="Anything worth keeping; it is kept as it is.")
+@click.option("--note", help="A note, kept as written.")
 @as_json_option
 def label_(
     folder: str,
@@ -208,7 +208,7 @@ def label_(
     note: str | None,
     as_json: bool,
 ) -> None:
-    """Append what is known of a run's outcome, with who and when. A later label wins; earlier ones stay recorded."""
+    """Append a label with a run's outcome, author and time. The latest label counts; earlier ones stay recorded."""
     who = by if by is not None else getpass.getuser()
     given: list[OutcomeEvent] = []
     missing: list[str] = []
@@ -258,10 +258,12 @@ def label_(
     metavar="FILE",
     help="FILE.csv, .jsonl or .parquet; - for standard output.",
 )
-@click.option("--format", "form", type=click.Choice(["jsonl", "csv", "parquet"]), help="[default: by the name of FILE]")
+@click.option(
+    "--format", "form", type=click.Choice(["jsonl", "csv", "parquet"]), help="[default: by the suffix of FILE]"
+)
 @as_json_option
 def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool) -> None:
-    """Write a flat table with a row a step: readings, confidences, level, action, outcome."""
+    """Write a flat table with one row per step: readings, confidences, level, action, outcome."""
     wanted = _FORMS.get(form or output.rpartition(".")[2].lower())
     if wanted is None:
         raise click.UsageError("The name of FILE says no format; give --format jsonl, csv or parquet.")
@@ -291,7 +293,7 @@ def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool)
 @_paths
 @as_json_option
 def validate_(paths: tuple[str, ...], as_json: bool) -> None:
-    """Check every line; name what is wrong by path, line and field. Exit status 1 when there is an error."""
+    """Check every line; report errors by path, line and field. Exit status 1 if there is an error."""
     ok, sessions = True, 0
 
     def reports() -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ _MOST_NAMED = 20
     required=True,
     metavar="ENDPOINT",
     envvar=["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
-    help="Such as http://localhost:4317 (gRPC) or http://localhost:4318 (HTTP).",
+    help="Endpoint, such as http://localhost:4317 (gRPC) or http://localhost:4318 (HTTP).",
 )
 @click.option(
     "--protocol",
@@ -29,7 +29,7 @@ _MOST_NAMED = 20
     help="[default: http for port 4318 and addresses that end in /v1/traces, else grpc]",
 )
 @click.option("--service-name", metavar="NAME", help="[default: OTEL_SERVICE_NAME, else grampus-uq]")
-@click.option("--content", is_flag=True, help="Send what the model said and tools were called with, unredacted.")
+@click.option("--content", is_flag=True, help="Also send model answers and tool arguments, unredacted.")
 @click.option("--timeout", "timeout_s", type=FiniteRange(min=1.0), default=30.0, show_default=True, metavar="S")
 @as_json_option
 def command(
@@ -41,12 +41,12 @@ def command(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Send recorded runs as traces, at the times at which they happened.
+    """Send recorded runs as traces, with the recorded times.
 
-    RUNS are recordings or folders of them. Ids come from the recordings: sending again makes no second trace. Texts
-    and arguments are sent only with --content, and only as far as they were recorded. Headers (keys), certificates and
-    compression are taken from OpenTelemetry's environment variables, such as
-    OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer ...". Lines that cannot be read are named, the others sent; the
+    RUNS are recordings or folders of them. Ids are derived from the recordings, so sending again creates no
+    second trace. Texts and arguments are sent only with --content, as far as they were recorded. Headers
+    (keys), certificates and compression come from OpenTelemetry's environment variables, such as
+    OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer ...". Unreadable lines are named, the rest is sent, and the
     exit status is then 1.
     """
     exporter = otlp_exporter(endpoint, protocol=protocol, timeout_s=timeout_s)

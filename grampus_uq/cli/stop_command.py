@@ -20,16 +20,16 @@ from grampus_uq.runtime.store import SessionStore
 @click.argument("agent_id", required=False)
 @click.argument("session_id", required=False)
 @store_option
-@click.option("--all", "everything", is_flag=True, help="Every session of the store that runs now.")
+@click.option("--all", "everything", is_flag=True, help="Stop every running session of the store.")
 @click.option(
     "--wait",
     "wait_s",
     type=FiniteRange(min=0),
     default=5.0,
     show_default=True,
-    help="Seconds to wait until they stand.",
+    help="Seconds to wait for sessions to stop.",
 )
-@click.option("--as", "principal", default=None, help="Who orders it; the login name when not given.")
+@click.option("--as", "principal", default=None, help="Who orders it.  [default: the login name]")
 @as_json_option
 def command(
     agent_id: str | None,
@@ -40,9 +40,9 @@ def command(
     principal: str | None,
     as_json: bool,
 ) -> None:
-    """Stop the session SESSION_ID of AGENT_ID, or with --all every session: within a second of the order.
+    """Stop the session SESSION_ID of AGENT_ID, or every session with --all, within a second.
 
-    Exits with an error when nobody was there to be stopped, or somebody still runs after --wait seconds.
+    Exits with an error if no session was running, or if one still runs after --wait seconds.
     """
     given = sum(value is not None for value in (agent_id, session_id))
     if given != (0 if everything else 2):

@@ -19,7 +19,7 @@ store_option = click.option(
     "url",
     required=True,
     envvar="GRAMPUS_UQ_STORE",
-    help="Where sessions are kept: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
+    help="Session store: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
 )
 several_stores_option = click.option(
     "--store",
@@ -27,7 +27,7 @@ several_stores_option = click.option(
     required=True,
     multiple=True,
     envvar="GRAMPUS_UQ_STORE",
-    help="Where sessions are kept (or GRAMPUS_UQ_STORE); repeated: the stores of several tenants.",
+    help="Session store (or GRAMPUS_UQ_STORE); repeat for the stores of several tenants.",
 )
 
 

@@ -20,7 +20,7 @@ from grampus_uq.runtime.store import SessionStore
 
 @click.group(cls=SummarisedGroup)
 def command() -> None:
-    """List sessions that workers set aside after too many errors, retry them, or give them up."""
+    """List, retry or drop sessions that workers set aside after too many errors."""
 
 
 @command.command(name="list")
@@ -28,7 +28,7 @@ def command() -> None:
 @as_json_option
 @click.option("--agent", default=None, help="Only this agent's sessions.")
 def list_(url: str, as_json: bool, agent: str | None) -> None:
-    """List the first 1,000 sessions that were set aside, with their last error."""
+    """List the first 1,000 sessions that were set aside, with their last errors."""
 
     async def work(store: SessionStore) -> tuple[float, list[dead_letters.DeadLetter]]:
         return await store.now(), await dead_letters.dead_letters(store, agent)
@@ -58,9 +58,9 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
 @click.argument("agent_id", required=False)
 @click.argument("session_id", required=False)
 @store_option
-@click.option("--all", "everything", is_flag=True, help="Every session that was set aside.")
+@click.option("--all", "everything", is_flag=True, help="Return every session that was set aside.")
 def retry(agent_id: str | None, session_id: str | None, url: str, everything: bool) -> None:
-    """Give the session SESSION_ID of AGENT_ID back to the workers, or with --all every one."""
+    """Return the session SESSION_ID of AGENT_ID to the workers, or every one with --all."""
     given = sum(value is not None for value in (agent_id, session_id))
     if given != (0 if everything else 2):
         rule = "given both, or --all instead of both"
@@ -85,9 +85,9 @@ def retry(agent_id: str | None, session_id: str | None, url: str, everything: bo
 @click.argument("agent_id")
 @click.argument("session_id")
 @store_option
-@click.option("--as", "principal", default=None, help="Who gives it up; the login name when not given.")
+@click.option("--as", "principal", default=None, help="Who drops it.  [default: the login name]")
 def drop(agent_id: str, session_id: str, url: str, principal: str | None) -> None:
-    """Give a session up that was set aside: it ends as failed, and nothing of it runs."""
+    """Drop a session that was set aside: it ends as failed, and nothing of it runs."""
 
     async def work(store: SessionStore) -> None:
         await dead_letters.drop(Ledger(store), agent_id, session_id, principal=principal or getpass.getuser())

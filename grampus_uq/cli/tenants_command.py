@@ -15,7 +15,7 @@ from grampus_uq.runtime.stores.tenants import add_tenant, problems
 
 @click.group(cls=SummarisedGroup)
 def command() -> None:
-    """Keep tenants of one PostgreSQL store apart, by row-level security; a tenant is a database role."""
+    """Separate tenants of one PostgreSQL store by row-level security; a tenant is a database role."""
 
 
 def _postgres(url: str) -> str:
@@ -29,7 +29,7 @@ def _postgres(url: str) -> str:
 @click.argument("role")
 @store_option
 def add(role: str, url: str) -> None:
-    """Give the database role ROLE a place of its own in the store; --store logs in as the owner of its tables."""
+    """Give the database role ROLE a separate area of the store; --store logs in as the owner of its tables."""
     anyio.run(add_tenant, _postgres(url), role)
     click.echo(f"{visible(role)} has a place of its own. What was there before belongs to the owner of the tables.")
 
@@ -38,7 +38,7 @@ def add(role: str, url: str) -> None:
 @store_option
 @as_json_option
 def check(url: str, as_json: bool) -> None:
-    """List the roles that may use the store, and every reason why their rows are not kept apart."""
+    """List the roles that may use the store, and every reason why their rows are not separated."""
     roles, found = anyio.run(problems, _postgres(url))
     if as_json:
         print_json({"roles": roles, "problems": found})

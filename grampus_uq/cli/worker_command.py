@@ -33,18 +33,28 @@ _HEALTH_S = 60.0
 @click.command()
 @click.argument("factory", metavar="MODULE:FUNCTION")
 @several_stores_option
-@click.option("--agent", "agents", multiple=True, required=True, help="Whose sessions it resumes; may be repeated.")
-@click.option("--at-once", type=click.IntRange(min=1), default=8, show_default=True, help="Sessions side by side.")
-@click.option("--per-agent", type=click.IntRange(min=1), default=None, help="Sessions of one agent side by side.")
-@click.option("--per-tenant", type=click.IntRange(min=1), default=None, help="Sessions of one store, in all workers.")
-@click.option("--tries", type=click.IntRange(min=1), default=5, show_default=True, help="Errors until it is set aside.")
+@click.option(
+    "--agent", "agents", multiple=True, required=True, help="Agent whose sessions it resumes; may be repeated."
+)
+@click.option("--at-once", type=click.IntRange(min=1), default=8, show_default=True, help="Concurrent sessions.")
+@click.option("--per-agent", type=click.IntRange(min=1), default=None, help="Concurrent sessions of one agent.")
+@click.option(
+    "--per-tenant", type=click.IntRange(min=1), default=None, help="Concurrent sessions of one store, in all workers."
+)
+@click.option(
+    "--tries",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Errors after which a session is set aside.",
+)
 @click.option(
     "--drain",
     "drain_s",
     type=FiniteRange(min=0),
     default=30.0,
     show_default=True,
-    help="Seconds to let sessions go on after SIGTERM.",
+    help="Seconds for sessions to continue after SIGTERM.",
 )
 @as_json_option
 def command(
@@ -58,12 +68,13 @@ def command(
     drain_s: float,
     as_json: bool,
 ) -> None:
-    """Resume sessions that were decided, expired or orphaned, until SIGTERM or SIGINT.
+    """Resume decided, expired or orphaned sessions until SIGTERM or SIGINT.
 
-    MODULE:FUNCTION is yours: called with the store, it returns (or is awaited for) the `AgentRunner` that resumes the
-    sessions, or the `ThreadRunner` of a LangGraph graph. Modules are looked for in the current folder too. With --json
-    each job's end, and the state of the worker once a minute, is one JSON object on a line. Several stores share the
-    places: no tenant's flood keeps another waiting, and a store that is down stops nobody else.
+    MODULE:FUNCTION is your function. Called with the store, it returns (also as a coroutine) the `AgentRunner`
+    that resumes the sessions, or the `ThreadRunner` of a LangGraph graph. Modules are also searched in the
+    current folder. With --json each finished job, and the worker's state once a minute, is one JSON object per
+    line. Several stores share the worker's places: a busy tenant does not delay another, and a store that is
+    down affects no other.
     """
     if "memory:" in urls:
         raise ConfigurationError.of("--store", "worker", "a store that outlives a process", "memory:")
