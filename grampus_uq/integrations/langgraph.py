@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
 
 from grampus_uq import ConfigurationError, MissingDependencyError, UncertaintyMonitor
 from grampus_uq.integrations.blocking import run_blocking
@@ -92,7 +92,7 @@ class UncertaintyGuard:
         if taken or builder.branches.get(after) or builder.branches.get(node):
             rule = f"a graph without edges from {after!r} and {node!r}: the guard leads on from there"
             raise ConfigurationError.of("builder", "UncertaintyGuard.attach", rule, sorted(builder.edges))
-        schema = _schema(builder, after, node)
+        schema = _schema(builder, self.judge.acts, after, node)
         if not isinstance(tools, str):
             builder.add_node(node, self.tool_node(tools), input_schema=schema)
         elif node in builder.nodes:
@@ -175,10 +175,17 @@ class UncertaintyGuard:
         return judge.states.latest(session_id_of(config)) if state is None else read_state(judge, config, state)
 
 
-def _schema(builder: StateGraph[Any, Any, Any, Any], *names: str) -> Any:
-    """Return the schema of the graph and these nodes, with the guard's channel."""
+def _schema(builder: StateGraph[Any, Any, Any, Any], acts: bool, *names: str) -> Any:
+    """Return the schema of the graph and these nodes, with the guard's channel.
+
+    Agents that answer in one superstep write the channel at once: LangGraph refuses it, and advice may refuse nothing.
+    """
     nodes = [builder.nodes[name] for name in names if name in builder.nodes]
     schemas = [builder.state_schema, *(node.input_schema for node in nodes)]
     keys = {key: hint for schema in schemas for key, hint in get_type_hints(schema, include_extras=True).items()}
     make: Any = TypedDict
-    return make("GuardedState", {**keys, KEY: dict}, total=False)
+    return make("GuardedState", {**keys, KEY: dict if acts else Annotated[dict, _latest]}, total=False)
+
+
+def _latest(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    return new

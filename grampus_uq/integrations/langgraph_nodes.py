@@ -24,6 +24,7 @@ from langgraph.types import Command, Send, interrupt
 
 from grampus_uq import ConfigurationError
 from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.gate import permitted
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
@@ -194,7 +195,8 @@ class GuardNodes:
         if turn.get("stopped") is not None:
             return self.end
         ready = [r for r in carried.records if r.phase is CallPhase.CLEARED and r.proposed.id not in answered]
-        if ready and len(ready) == len(carried.records) and not any(record.edited for record in ready):
+        # A call that may run once only has a task of its own: no sibling's failure or interrupt makes it run again.
+        if ready and len(ready) == len(carried.records) and not any(r.decisions or permitted(r) for r in ready):
             return self.tools
         if ready:
             return [self._send(state, record) for record in ready]

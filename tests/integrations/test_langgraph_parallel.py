@@ -1,0 +1,95 @@
+"""The guard for LangGraph where calls and agents run at once: siblings that fail or ask, branches, fan-out."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, Send, interrupt
+
+from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+MONITOR = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+
+
+@given(ways=st.lists(st.sampled_from(["pays", "fails", "asks"]), min_size=1, max_size=4), own=st.booleans())
+@settings(max_examples=6)
+@example(ways=["pays", "fails"], own=True)
+@example(ways=["pays", "asks"], own=False)
+def test_approved_calls_run_once_each_and_keep_their_results_whatever_their_siblings_do(
+    ways: list[str], own: bool
+) -> None:
+    """Each of several approved calls pays, or first raises, or first interrupts."""
+    paid: list[int] = []
+    failed: set[int] = set()
+
+    def pay(number: int) -> str:
+        """Pay."""
+        if ways[number] == "asks":
+            interrupt("Now?")
+        if ways[number] == "fails" and number not in failed:
+            failed.add(number)
+            raise RuntimeError
+        paid.append(number)
+        return f"paid {number}"
+
+    def agent(state: MessagesState) -> dict[str, Any]:
+        if any(message.type == "tool" for message in state["messages"]):
+            return {"messages": [AIMessage("Done.")]}
+        calls: Any = [{"name": "pay", "args": {"number": n}, "id": f"call-{n}"} for n in range(len(ways))]
+        return {"messages": [AIMessage("I pay.", tool_calls=calls)]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", agent)
+    builder.add_edge(START, "agent")
+    if own:
+        builder.add_node("tools", ToolNode([pay]))
+    uncertainty_guard(MONITOR).attach(builder, tools="tools" if own else [pay])
+    app = builder.compile(checkpointer=InMemorySaver())
+    app.invoke({"messages": [HumanMessage("Pay.")]}, CONFIG)
+    requests = waiting(app.get_state(CONFIG))
+    assert len(requests) == len(ways)
+    given: Any = resume(app.get_state(CONFIG), [one.decide("approve", principal="ann") for one in requests])
+    for _ in range(2 * len(ways)):
+        with contextlib.suppress(RuntimeError):
+            app.invoke(given, CONFIG)
+        asks = [one.id for one in app.get_state(CONFIG).interrupts]
+        given = Command(resume=dict.fromkeys(asks, "yes")) if asks else None
+        if not app.get_state(CONFIG).next:
+            break
+    assert sorted(paid) == list(range(len(ways)))
+    results = [message.text for message in app.get_state(CONFIG).values["messages"] if message.type == "tool"]
+    assert sorted(results) == [f"paid {number}" for number in range(len(ways))]
+
+
+@pytest.mark.parametrize("fan_out", [False, True])
+def test_advice_lets_agents_answer_in_one_superstep(fan_out: bool) -> None:
+    """Two agents in branches of one graph, or one agent sent three tasks."""
+
+    def texts(*, guarded: bool) -> list[str]:
+        builder = StateGraph(MessagesState)
+        for name in ("first", "second"):
+            builder.add_node(name, lambda state, name=name: {"messages": [AIMessage(f"I am the {name}.")]})
+            if guarded:
+                uncertainty_guard(MONITOR, advisory=True).attach(builder, after=name, tools=f"tools of {name}")
+        if fan_out:
+            sent = [Send("first", {"messages": [HumanMessage(f"{number}")]}) for number in range(3)]
+            builder.add_conditional_edges(START, lambda state: sent, ["first"])
+        else:
+            builder.add_edge(START, "first")
+            builder.add_edge(START, "second")
+        for name in ("first", "second"):
+            builder.add_node(f"tools of {name}", ToolNode([]))
+        app = builder.compile(checkpointer=InMemorySaver())
+        return [message.text for message in app.invoke({"messages": [HumanMessage("Go.")]}, CONFIG)["messages"]]
+
+    assert texts(guarded=True) == texts(guarded=False)
