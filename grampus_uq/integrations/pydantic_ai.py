@@ -195,13 +195,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
         return self.run
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> Any:
-        """Let sub-agents find this run, and leave the belief in the history at the end."""
-        run = self._current()
-        token = RUNNING.set(run)
-        try:
-            result = await handler()
-        finally:
-            RUNNING.reset(token)
+        """Leave the belief in the history at the end."""
+        run, result = self._current(), await handler()
         messages = result.all_messages()
         if isinstance(result.output, DeferredToolRequests):
             await run.hear_denials(messages)  # no model was asked since, and what is listed loses its result
@@ -300,12 +295,16 @@ class UncertaintyCapability(AbstractCapability[Any]):
         return await self._execute(ctx, release, lambda: handler(values))
 
     async def _execute(self, ctx: RunContext[Any], release: Release, work: Callable[[], Any]) -> Any:
+        """Run a released call: sub-agents find this run inside it, and only there (`iter` lends its caller a context)."""
         run = self._current()
+        token = RUNNING.set(run)
         try:
             return await run.calls.execute(release, work, suspends=lambda result: isinstance(result, ApprovalRequired))
         except ApprovalRequired:
             run.write_into(ctx.messages)
             raise
+        finally:
+            RUNNING.reset(token)
 
     # -- output functions -----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field
 from pydantic_ai import Agent, ToolOutput
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
-from pydantic_ai.messages import NativeToolCallPart, NativeToolReturnPart, ToolCallPart
+from pydantic_ai.messages import ModelResponse, NativeToolCallPart, NativeToolReturnPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.tools import DeferredToolRequests
 from pydantic_ai.toolsets import AbstractToolset, WrapperToolset
@@ -359,3 +359,23 @@ async def test_a_native_tools_call_is_a_step_with_its_result() -> None:
         ("tool_call", ["web_search"]),
     ]
     assert [e.text for e in recorder.events if getattr(e, "kind", "") == "tool_result"] == ["{'hits': 3}"]
+
+
+@pytest.mark.parametrize("way", ["iter", "run_stream", "run_stream_events"])
+async def test_a_conversation_that_starts_while_the_caller_reads_another_is_its_own_session(way: str) -> None:
+    bank = Bank()
+
+    async def stream(messages: Any, info: Any) -> Any:
+        yield "Done."
+
+    model = FunctionModel(lambda messages, info: ModelResponse(parts=says()), stream_function=stream)
+    outer = Agent(model, capabilities=[bank.guard])
+    async with getattr(outer, way)("Go.", conversation_id="outer") as reading:
+        inside = await bank.agent.run("Pay.", conversation_id="inner")
+        (request,) = waiting(inside)
+        if way == "iter":
+            async for _ in reading:
+                pass
+    assert request.session_id == "inner"
+    await bank.agent.run(**resume(inside.all_messages_json(), [sign(request)]), conversation_id="inner")
+    assert bank.paid == [["bob", 5]]
