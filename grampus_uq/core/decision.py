@@ -116,9 +116,11 @@ def _chained(now: Situation, ruling: _Ruling) -> _Ruling:
     step, chance = chain.after(0, None if doubt is None else doubt.probability)
     if step == "release":
         return (ruling[0], CHAIN, ruling[2]) if ruling[1] == "call_evidence" else ruling
-    what = "without a chance that it is right" if chance is None else f"right with a chance of {chance:.2f}"
+    what = "no estimate of the chance that it is right, review needed"
+    if chance is not None:
+        what = f"chance of {chance:.2f} that it is right, too low to run without review"
     told = "" if doubt is None else f", {doubt_in_words(doubt)}"
-    return _PAUSE, CHAIN, f"irreversible call {what}, too little to go out unseen{told}; {_numbers(now)}"
+    return _PAUSE, CHAIN, f"irreversible call: {what}{told}; {_numbers(now)}"
 
 
 def _guarantee(now: Situation, rule: str, action: UncertaintyAction) -> str | None:
@@ -150,7 +152,7 @@ def _ruling(now: Situation) -> _Ruling:
             decision = _in_doubt(now, state.worst_case, decision)
     asked = now.tool_name is not None and profile.policy.asks_always(now.tool_name)
     if asked and decision[0] is not _ABORT and decision[:2] != (_PAUSE, "detector"):  # a grant may lift this pause
-        decision = _PAUSE, "always_ask", f"the policy always asks for this tool; {decision[2] or _numbers(now)}"
+        decision = _PAUSE, "always_ask", f"the policy always asks about this tool; {decision[2] or _numbers(now)}"
     if profile.fallback is not None and decision[0].stops:
         return decision[0], decision[1], f"{decision[2]}; the fitted profile does not apply here: {profile.fallback}"
     return decision
@@ -195,24 +197,24 @@ def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -
     """Return the release rule's ruling on an irreversible call; none without a calibrated chance."""
     least, below, chance = release.at_least, release.abort_below, now.turn.p_success
     if least is None:
-        return _PAUSE, "release", "irreversible call, and no chance of success is high enough to release one"
+        return _PAUSE, "release", "irreversible call: no chance of success is high enough for a release"
     if chance is None:
         return action, "tier", ""
     if chance >= least:
         return action, "release", f"chance of success {_apart(chance, ' is at least', least)}"
     aborts = below is not None and chance < below
     needed = below if aborts and below is not None else least
-    reason = f"irreversible call at a chance of success of {_apart(chance, ', below', needed)}{_lowest(now)}"
+    reason = f"irreversible call: chance of success {_apart(chance, ', below', needed)}{_lowest(now)}"
     return (_ABORT if aborts else _PAUSE), "release", reason
 
 
 def _guarded(now: Situation, decision: _Ruling) -> _Ruling:
-    """An irreversible call: graver where it or a step before is doubtful, evidence is missing, an alarm has rung."""
+    """An irreversible call: graver where it or a step before is doubtful, evidence is missing, an alarm was raised."""
     policy, state = now.profile.policy, now.state
     rings = decision[1] == "detector"
     if state.alarmed and not rings and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]:
         # a grant lifts a tier's pause, not this one
-        reason = f"irreversible call after the detector's alarm has rung in this run; {_numbers(now)}"
+        reason = f"irreversible call after the detector's alarm in this run; {_numbers(now)}"
         decision = policy.on_alarm, "detector", reason
     doubt = _doubt(now)
     if doubt is not None and _gives_way(decision, _PAUSE):
@@ -222,7 +224,7 @@ def _guarded(now: Situation, decision: _Ruling) -> _Ruling:
         decision = policy.on_missing_evidence, "missing_evidence", missing
     floor, worst = policy.worst_so_far_floor, state.worst
     if floor is not None and worst is not None and worst < floor and _gives_way(decision, _PAUSE):
-        reason = f"irreversible call after a step at confidence {_apart(worst, ', below', floor)}"
+        reason = f"irreversible call after a step with confidence {_apart(worst, ', below', floor)}"
         decision = _PAUSE, "worst_so_far", reason
     return decision
 
@@ -250,7 +252,7 @@ def _doubt(now: Situation) -> str | None:
     if doubt.part == UNREAD_CALL:
         return f"irreversible call: {doubt_in_words(doubt)}; {_numbers(now)}"
     needed = _apart(doubt.probability, ", needs", floor)
-    sure = f"irreversible call of probability {needed}, {doubt_in_words(doubt)}"
+    sure = f"irreversible call: model probability {needed}, {doubt_in_words(doubt)}"
     return f"{sure}; confidence {now.confidence:.2f}"
 
 
@@ -269,41 +271,41 @@ def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:
     would = _ruling(replace(now, state=state, level=level, confidence=case.cumulative, turn=turn, doubt=None))
     if not would[0].stops:
         return decision
-    reason = f"irreversible call without a reading that was due ({case.unread}); at its worst: {would[2]}"
+    reason = f"irreversible call with a missing reading ({case.unread}); in the worst case: {would[2]}"
     return missing, "missing_evidence", reason
 
 
 def _missing(now: Situation) -> str | None:
     """Why there is no evidence on an irreversible call; None where there is."""
     if not now.proposed:
-        return f"irreversible call with arguments that no turn of the model proposed; {_numbers(now)}"
+        return f"irreversible call with arguments that the model did not propose; {_numbers(now)}"
     profile, alarm = now.profile, now.state.alarm
     counted = profile.released_by_counts and now.turn.p_success is not None
     if not now.state.has_reading and not counted:
-        return "irreversible call: nothing read yet"
+        return "irreversible call: no reading yet"
     if not now.turn.read and not counted:
-        return f"irreversible call without any reading of the turn that proposes it; {_numbers(now)}"
+        return f"irreversible call: no reading of the turn that proposes it; {_numbers(now)}"
     fitted = profile.release is not None or profile.detector is not None
     if fitted and not counted and now.doubt is not None and now.doubt.part == UNREAD_CALL:
-        return f"irreversible call whose own tokens should have been read and were not; {_numbers(now)}"
+        return f"irreversible call: the log-probabilities of its own tokens are missing; {_numbers(now)}"
     if profile.release is not None and now.turn.p_success is None:
-        return f"irreversible call without a chance of success of the turn that proposes it; {_numbers(now)}"
+        return f"irreversible call: no chance of success for the turn that proposes it; {_numbers(now)}"
     if profile.detector is not None and (alarm is None or alarm.evidence.log_m is None):
-        return f"irreversible call before the detector had any score; {_numbers(now)}"
+        return f"irreversible call: the detector has no score yet; {_numbers(now)}"
     return None
 
 
 def _loudness(now: Situation) -> str:
     """Why a step is logged."""
     if not now.state.has_reading:
-        return "nothing read yet"
+        return "no reading yet"
     return f"confidence {now.confidence:.2f} is {_WORDS[now.level]}"
 
 
 def _numbers(now: Situation, needed: float | None = None) -> str:
     """The belief, what was needed, and the lowest reading of the turn."""
     if not now.state.has_reading:
-        return "nothing read yet"
+        return "no reading yet"
     if needed is None or now.confidence >= needed:
         return f"confidence {now.confidence:.2f}{_lowest(now)}"
     return f"confidence {_apart(now.confidence, ', needs', needed)}{_lowest(now)}"

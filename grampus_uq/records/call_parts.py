@@ -45,12 +45,12 @@ class Support(StrEnum):
 
 
 _SUPPORT_IN_WORDS: Final = {
-    Support.RETURNED: "a tool returned it",
-    Support.RETURNED_AMONG_OTHERS: "a tool returned it, among others like it",
-    Support.SAID: "it was said",
-    Support.SAID_AMONG_OTHERS: "it was said, among others like it",
-    Support.COMPUTED: "computed from what was said or returned",
-    Support.NOWHERE: "in no message and no tool result",
+    Support.RETURNED: "returned by a tool",
+    Support.RETURNED_AMONG_OTHERS: "returned by a tool, among similar values",
+    Support.SAID: "stated in a message",
+    Support.SAID_AMONG_OTHERS: "stated in a message, among similar values",
+    Support.COMPUTED: "computed from stated or returned values",
+    Support.NOWHERE: "in no message or tool result",
 }
 
 
@@ -124,17 +124,17 @@ def doubt_with_values(doubt: CallDoubt) -> str:
 
     >>> other = Candidate(text="7.0", whole=False, probability=0.42, match="7.09", occurs_as=("unit_price",))
     >>> doubt_with_values(CallDoubt(call="", probability=0.31, part="amount", least=0.31, candidates=(other,)))
-    'least sure of `amount` (0.31); also likely: one that begins 7.0 (0.42), as 7.09 does, there as `unit_price`'
+    'least sure of `amount` (0.31); also likely: a value starting with 7.0 (0.42), such as 7.09 in `unit_price`'
     """
-    there = f"; it occurs as {_named(doubt.occurs_as)}" if doubt.occurs_as else ""
+    there = f"; found in {_named(doubt.occurs_as)}" if doubt.occurs_as else ""
     others = "; or ".join([_candidate_in_words(one) for one in doubt.candidates])
     return f"{doubt_in_words(doubt)}{there}" + (f"; also likely: {others}" if others else "")
 
 
 def _candidate_in_words(one: Candidate) -> str:
-    beginning = "" if one.whole else "one that begins "
-    match = "" if one.match is None else f", as {_shown(one.match)} does"
-    there = f", there as {_named(one.occurs_as)}" if one.occurs_as else ""
+    beginning = "" if one.whole else "a value starting with "
+    match = "" if one.match is None else f", such as {_shown(one.match)}"
+    there = f" in {_named(one.occurs_as)}" if one.occurs_as else ""
     return f"{beginning}{_shown(one.text)} ({one.probability:.2f}){match}{there}"
 
 
@@ -155,9 +155,9 @@ def without_values(part: CallPart) -> CallPart:
 def doubt_in_words(doubt: CallDoubt) -> str:
     """The part of a call that its writer was least sure of, how sure, and the source of its value."""
     if doubt.part == UNREAD_CALL:
-        return "its own log-probabilities were due and not read"
+        return "the log-probabilities of its own tokens are missing"
     if doubt.part == WHOLE_CALL and not doubt.least:
-        return "its tokens were not found in what the model wrote, or not all of them"
+        return "some or all of its tokens are not in the model's output"
     part = {TOOL_NAME: "the tool", WHOLE_CALL: "the arguments", NEW_WORD: "a word of the answer"}.get(
         doubt.part, f"`{doubt.part}`"
     )

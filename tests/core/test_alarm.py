@@ -256,7 +256,7 @@ def test_a_detector_whose_streams_nobody_feeds_lets_no_irreversible_call_through
     assert not any(a.action.stops for a in seen)
     _, call = advance(profile_of(unfed), state, step(10, "tool_call", Effect.IRREVERSIBLE), [])
     assert (call.action, call.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "missing_evidence")
-    assert "before the detector had any score" in call.reasoning
+    assert "the detector has no score yet" in call.reasoning
     fed, _ = drive(profile_of(detector), [0.75] * 10)
     _, call = advance(profile_of(detector), fed, step(10, "tool_call", Effect.IRREVERSIBLE), [])
     assert not call.action.stops

@@ -101,20 +101,20 @@ def test_a_doubtful_call_is_aborted_where_a_missing_reading_would_have_aborted_i
         profile = Profile(policy=rules.model_copy(update={"call_floor": floor}))
         verdict = judged(profile, after(profile, [1.0], unread, read(*parts(0.3))))
         assert (verdict.action, verdict.rule) == ("abort", "missing_evidence")
-        assert "at its worst: irreversible call: confidence" in verdict.reason
+        assert "in the worst case: irreversible call: confidence" in verdict.reason
 
 
 def test_it_says_which_part_the_model_was_least_sure_of_and_by_how_much() -> None:
     verdict = judged(DEFAULT, after(DEFAULT, [1.0], read(*parts(0.31, name=0.9))))
     assert (verdict.action, verdict.rule) == ("pause_for_human", "call_evidence")
     assert verdict.reason == (
-        "irreversible call of probability 0.28, needs 0.80, least sure of `amount` (0.31); confidence 0.86"
+        "irreversible call: model probability 0.28, needs 0.80, least sure of `amount` (0.31); confidence 0.86"
     )
     never = judged(DEFAULT, after(DEFAULT, [1.0], read(*parts(0.0))))
-    assert "of probability 0.00, needs 0.80, least sure of `amount` (0.00)" in never.reason
+    assert "probability 0.00, needs 0.80, least sure of `amount` (0.00)" in never.reason
     made_up = CallPart(name="amount", probability=0.5, least=0.5, support=Support.NOWHERE)
     verdict = judged(DEFAULT, after(DEFAULT, [1.0], read(made_up)))
-    assert "least sure of `amount` (0.50; in no message and no tool result)" in verdict.reason
+    assert "least sure of `amount` (0.50; in no message or tool result)" in verdict.reason
 
 
 def test_the_values_that_were_likely_stand_beside_the_verdict_and_not_in_its_reason() -> None:
@@ -124,7 +124,7 @@ def test_the_values_that_were_likely_stand_beside_the_verdict_and_not_in_its_rea
     plain = judged(DEFAULT, after(DEFAULT, [1.0], read(replace(part, occurs_as=(), candidates=()))))
     assert verdict == plain, "they decide nothing, and the reason, which is recorded, holds no content"
     assert verdict.doubt_in_words == (
-        "least sure of `amount` (0.50); it occurs as `customer`; also likely: 7.09 (0.40), there as `unit_price`"
+        "least sure of `amount` (0.50); found in `customer`; also likely: 7.09 (0.40) in `unit_price`"
     )
     assert plain.doubt_in_words == "least sure of `amount` (0.50)"
     assert Verdict(action=verdict.action, level=verdict.level, rule="tier", reason="").doubt_in_words == ""
@@ -361,7 +361,7 @@ def test_a_call_that_was_not_read_says_so() -> None:
     state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY,), BROKEN)
     verdict = judge_call(CERTAIN, state, PAY, Effect.IRREVERSIBLE)
     assert verdict.rule == "call_evidence"
-    assert verdict.reason.startswith("irreversible call: its own log-probabilities were due and not read; confidence ")
+    assert verdict.reason.startswith("irreversible call: the log-probabilities of its own tokens are missing; conf")
     assert not held(proposing(after(GUIDE, [1.0] * 3, calls=()), "turn", (PAY,), NONE_CAME), PAY)
 
 

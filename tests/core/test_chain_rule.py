@@ -65,21 +65,21 @@ def test_the_agents_own_call_is_judged_as_the_first_tier_is() -> None:
     generous = OWN.model_copy(update={"intercept": 9.0})
     chain = CHAIN.model_copy(update={"tiers": (CHAIN.tiers[0], ChainTier(name="big", chance=generous))})
     assert Case(doubt=DOUBTFUL, chain=chain).decided()[1] == "chain"
-    assert "a chance of 0.50" in Case(doubt=DOUBTFUL, chain=chain).decided()[2]
+    assert "chance of 0.50 that" in Case(doubt=DOUBTFUL, chain=chain).decided()[2]
 
 
 def test_the_reason_says_the_chance_and_what_the_model_was_least_sure_of() -> None:
     _, _, reason = Case(doubt=DOUBTFUL, chain=CHAIN).decided()
     assert reason == (
-        "irreversible call right with a chance of 0.50, too little to go out unseen, least sure of `amount` (0.95); "
-        "confidence 0.90"
+        "irreversible call: chance of 0.50 that it is right, too low to run without review, "
+        "least sure of `amount` (0.95); confidence 0.90"
     )
     _, _, reason = Case(doubt=None, chain=CHAIN).decided()
-    assert reason == "irreversible call without a chance that it is right, too little to go out unseen; confidence 0.90"
+    assert reason == "irreversible call: no estimate of the chance that it is right, review needed; confidence 0.90"
     floor = Case(doubt=SURE, policy=UncertaintyPolicy(call_floor=0.99))
     assert replace(floor, chain=CHAIN).decided()[2] == floor.decided()[2], "the floor's own reason, where it holds"
     unread = Case(doubt=UNREAD, policy=NO_FLOOR, chain=CHAIN).decided()[2]
-    assert unread == "irreversible call: its own log-probabilities were due and not read"
+    assert unread == "irreversible call: the log-probabilities of its own tokens are missing"
 
 
 @given(

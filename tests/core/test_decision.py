@@ -315,7 +315,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
     [
         ({}, (PROCEED, "tier", "")),
         ({"irreversible": False, "level": MEDIUM, "confidence": 0.7}, (LOG, "tier", "confidence 0.70 is MEDIUM")),
-        ({"irreversible": False, "level": MEDIUM, "has_reading": False}, (LOG, "tier", "nothing read yet")),
+        ({"irreversible": False, "level": MEDIUM, "has_reading": False}, (LOG, "tier", "no reading yet")),
         (
             {"irreversible": False, "level": HIGH, "confidence": 0.5996},
             (PAUSE, "tier", "HIGH: confidence 0.5996, needs 0.6000"),
@@ -337,13 +337,13 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             {"turn": TurnEvidence(read=True, belief=0.3)},
             (ABORT, "tier", "irreversible call: confidence 0.30, needs 0.80"),
         ),
-        ({"policy": ASKS}, (PAUSE, "always_ask", "the policy always asks for this tool; confidence 0.90")),
+        ({"policy": ASKS}, (PAUSE, "always_ask", "the policy always asks about this tool; confidence 0.90")),
         (
             {"policy": ASKS, "level": HIGH, "confidence": 0.5},
             (
                 PAUSE,
                 "always_ask",
-                "the policy always asks for this tool; irreversible call: confidence 0.50, needs 0.80",
+                "the policy always asks about this tool; irreversible call: confidence 0.50, needs 0.80",
             ),
         ),
         (
@@ -352,14 +352,14 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
         ),
         (
             {"detector": DETECTOR, "alarm": acknowledge_alarm(RINGING), "alarmed": True},
-            (PAUSE, "detector", "irreversible call after the detector's alarm has rung in this run; confidence 0.90"),
+            (PAUSE, "detector", "irreversible call after the detector's alarm in this run; confidence 0.90"),
         ),
         (
             {"release": SURE, "turn": LOWEST},
             (
                 PAUSE,
                 "release",
-                "irreversible call at a chance of success of 0.795, below 0.800; lowest: stated confidence 0.30",
+                "irreversible call: chance of success 0.795, below 0.800; lowest: stated confidence 0.30",
             ),
         ),
         (
@@ -367,7 +367,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 ABORT,
                 "release",
-                "irreversible call at a chance of success of 0.10, below 0.20; lowest: semantic entropy 0.25; "
+                "irreversible call: chance of success 0.10, below 0.20; lowest: semantic entropy 0.25; "
                 "no confidence stated",
             ),
         ),
@@ -377,14 +377,14 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
         ),
         (
             {"release": ReleaseRule(at_least=None), "turn": LOWEST},
-            (PAUSE, "release", "irreversible call, and no chance of success is high enough to release one"),
+            (PAUSE, "release", "irreversible call: no chance of success is high enough for a release"),
         ),
         (
             {"release": SURE, "policy": MISSING_LOGS},
             (
                 LOG,
                 "missing_evidence",
-                "irreversible call without a chance of success of the turn that proposes it; confidence 0.90",
+                "irreversible call: no chance of success for the turn that proposes it; confidence 0.90",
             ),
         ),
         (
@@ -392,7 +392,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 PAUSE,
                 "missing_evidence",
-                "irreversible call whose own tokens should have been read and were not; confidence 0.90",
+                "irreversible call: the log-probabilities of its own tokens are missing; confidence 0.90",
             ),
         ),
         (
@@ -400,7 +400,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 PAUSE,
                 "missing_evidence",
-                "irreversible call whose own tokens should have been read and were not; confidence 0.90",
+                "irreversible call: the log-probabilities of its own tokens are missing; confidence 0.90",
             ),
         ),
         (
@@ -412,27 +412,27 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 PAUSE,
                 "missing_evidence",
-                "irreversible call without any reading of the turn that proposes it; confidence 0.90",
+                "irreversible call: no reading of the turn that proposes it; confidence 0.90",
             ),
         ),
         (
             {"detector": DETECTOR, "alarm": UNSEEN},
-            (PAUSE, "missing_evidence", "irreversible call before the detector had any score; confidence 0.90"),
+            (PAUSE, "missing_evidence", "irreversible call: the detector has no score yet; confidence 0.90"),
         ),
         (
             {"policy": UncertaintyPolicy(on_missing_evidence=ABORT), "level": MEDIUM, "has_reading": False},
-            (ABORT, "missing_evidence", "irreversible call: nothing read yet"),
+            (ABORT, "missing_evidence", "irreversible call: no reading yet"),
         ),
         (
             {"policy": UncertaintyPolicy(worst_so_far_floor=0.5), "worst": 0.4},
-            (PAUSE, "worst_so_far", "irreversible call after a step at confidence 0.40, below 0.50"),
+            (PAUSE, "worst_so_far", "irreversible call after a step with confidence 0.40, below 0.50"),
         ),
         (
             {"worst_case": WorstCase(cumulative=0.7, memory=None, worst=0.0, alarm=None, p_success=None, unread="p")},
             (
                 PAUSE,
                 "missing_evidence",
-                "irreversible call without a reading that was due (p); at its worst: irreversible call: "
+                "irreversible call with a missing reading (p); in the worst case: irreversible call: "
                 "confidence 0.70, needs 0.80",
             ),
         ),
@@ -441,7 +441,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 PAUSE,
                 "missing_evidence",
-                "irreversible call without a reading that was due (p); at its worst: irreversible call: "
+                "irreversible call with a missing reading (p); in the worst case: irreversible call: "
                 "confidence 0.50, needs 0.80",
             ),
         ),
@@ -455,8 +455,8 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 ABORT,
                 "missing_evidence",
-                "irreversible call without a reading that was due (p); at its worst: irreversible call at a chance of "
-                "success of 0.50, below 0.80",
+                "irreversible call with a missing reading (p); in the worst case: irreversible call: chance of "
+                "success 0.50, below 0.80",
             ),
         ),
         (
@@ -464,7 +464,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 PAUSE,
                 "missing_evidence",
-                "irreversible call without a reading that was due (p); at its worst: log evidence of failure 0.69 "
+                "irreversible call with a missing reading (p); in the worst case: log evidence of failure 0.69 "
                 "exceeds 0.69; confidence 0.90",
             ),
         ),
@@ -477,7 +477,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 PAUSE,
                 "missing_evidence",
-                "irreversible call without a reading that was due (p); at its worst: irreversible call after a step at "
+                "irreversible call with a missing reading (p); in the worst case: irreversible call after a step with "
                 "confidence 0.40, below 0.50",
             ),
         ),
@@ -485,19 +485,19 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
         ({"turn": TurnEvidence(read=True, belief=0.85)}, (PROCEED, "tier", "")),
         (
             {"alarmed": True, "level": MEDIUM, "confidence": 0.7},
-            (PAUSE, "detector", "irreversible call after the detector's alarm has rung in this run; confidence 0.70"),
+            (PAUSE, "detector", "irreversible call after the detector's alarm in this run; confidence 0.70"),
         ),
         ({"release": SURE, "policy": UncertaintyPolicy(on_missing_evidence=PROCEED)}, (PROCEED, "tier", "")),
         (
             {"release": SURE, "turn": TurnEvidence(read=True, p_success=0.2)},
-            (PAUSE, "release", "irreversible call at a chance of success of 0.20, below 0.80"),
+            (PAUSE, "release", "irreversible call: chance of success 0.20, below 0.80"),
         ),
         (
             {"detector": DETECTOR, "alarm": RINGING, "release": SURE, "turn": UNSTATED},
             (
                 ABORT,
                 "release",
-                "irreversible call at a chance of success of 0.10, below 0.20; lowest: semantic entropy 0.25; "
+                "irreversible call: chance of success 0.10, below 0.20; lowest: semantic entropy 0.25; "
                 "no confidence stated",
             ),
         ),
@@ -506,7 +506,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 PAUSE,
                 "always_ask",
-                "the policy always asks for this tool; log evidence of failure 0.69 exceeds 0.69; confidence 0.90",
+                "the policy always asks about this tool; log evidence of failure 0.69 exceeds 0.69; confidence 0.90",
             ),
         ),
         (
@@ -668,5 +668,5 @@ def test_only_an_alarm_or_a_release_carries_a_guarantee_and_confidence_needs_a_r
 
 
 def test_a_call_that_no_turn_proposed_so_says_it_with_the_numbers() -> None:
-    reason = "irreversible call with arguments that no turn of the model proposed; confidence 0.90"
+    reason = "irreversible call with arguments that the model did not propose; confidence 0.90"
     assert Case(proposed=False).decided() == (PAUSE, "missing_evidence", reason)

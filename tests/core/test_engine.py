@@ -377,10 +377,10 @@ def test_every_action_but_proceeding_has_a_reason():
     assert model(0.5)[1].reasoning == "confidence 0.72 is MEDIUM"
     assert tool(believing(0.72)).reasoning == "irreversible call: confidence 0.72, needs 0.80"
     assert tool(believing(0.9, turn_read=False)).reasoning == (
-        "irreversible call without any reading of the turn that proposes it; confidence 0.90"
+        "irreversible call: no reading of the turn that proposes it; confidence 0.90"
     )
-    assert tool(START).reasoning == "irreversible call: nothing read yet"
-    assert tool(START, "search").reasoning == "nothing read yet"
+    assert tool(START).reasoning == "irreversible call: no reading yet"
+    assert tool(START, "search").reasoning == "no reading yet"
 
 
 def test_a_round_confidence_on_a_threshold_stays_on_its_side():

@@ -300,7 +300,7 @@ async def test_a_judgement_that_fails_holds_the_call_that_a_good_one_releases(fa
     held = (await seen_live(failure, sensing=Sensing(budget=Budget(timeout_s=0.05)))).would_allow(PAY)
     assert (held.action, held.rule) == (Action.PAUSE_FOR_HUMAN, "missing_evidence")
     assert "p_true: " in held.reason
-    assert "at its worst: " in held.reason
+    assert "in the worst case: " in held.reason
 
 
 @pytest.mark.anyio

@@ -59,7 +59,7 @@ def test_every_pause_says_the_value_what_it_needs_and_the_lowest_reading_or_that
         verdict = session.would_allow(ToolCall(name="pay"), effect=Effect.IRREVERSIBLE)
         if not verdict.allowed:
             if not session.state.has_reading:
-                assert "nothing read yet" in verdict.reason
+                assert "no reading yet" in verdict.reason
                 assert "1.0" not in verdict.reason
                 continue
             shown = re.search(r"confidence (\d\.\d+)", verdict.reason)

@@ -261,7 +261,7 @@ async def test_a_turn_vouches_for_no_other_arguments_than_those_it_listed(argume
         changed = ToolCall(id=call_id, name=PAY, arguments=arguments)
         verdict = session.would_allow(changed)
         assert (verdict.action, verdict.rule) == (Action.PAUSE_FOR_HUMAN, "missing_evidence")
-        assert verdict.reason.startswith("irreversible call with arguments that no turn of the model proposed; ")
+        assert verdict.reason.startswith("irreversible call with arguments that the model did not propose; ")
         step, action = await session.observe_tool_call(changed, "t")
         assert (action, step.reasoning) == (verdict.action, verdict.reason)
         assert step.missing_reason.startswith("proposal: not_proposed")

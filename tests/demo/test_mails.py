@@ -116,7 +116,7 @@ def test_the_report_fits_the_terminal_and_marks_the_doubtful_part(tmp_path: Path
     place = next(number for number, line in enumerate(lines) if "^" in line)
     marked = lines[place - 1][lines[place].index("^") : lines[place].rindex("^") + 1]
     assert marked == "Z0000", "the value whose tokens are the least probable"
-    assert re.search(r"held +.*chance of success of 0\.\d\d, below 0\.\d\d", text)
+    assert re.search(r"held +.*chance of success 0\.\d\d, below 0\.\d\d", text)
     assert f"{sum(plan.artifact.provenance.counts[k] for k in ('success', 'failure'))} other mails" in text
     most = max(ends[-1].mail.amount for ends in report.handled[:3])
     assert report.shown is not None

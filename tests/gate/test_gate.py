@@ -130,7 +130,7 @@ def test_the_monitor_lets_through_what_it_lets_through_and_asks_the_rest_with_it
     asks, action = judged(policy=GUARDS_PAY)
     assert (asks.phase, asks.effect, action) == (CallPhase.WAITING, Effect.IRREVERSIBLE, PAUSE)
     request = asks.requests[0]
-    assert (request.rule, request.reason) == ("missing_evidence", "irreversible call: nothing read yet")
+    assert (request.rule, request.reason) == ("missing_evidence", "irreversible call: no reading yet")
     assert (request.level, request.confidence, request.guarantee) == (UncertaintyLevel.MEDIUM, None, None)
     assert (request.created_s, request.expires_s) == (NOW, NOW + 60.0)
     declared, _ = judged(declared=Effect.IRREVERSIBLE)
@@ -153,7 +153,7 @@ def test_a_call_without_arguments_is_not_the_proposed_one_that_has_some() -> Non
     assert anyio.run(judge, PAY)[1] is PROCEED
     bare, action = anyio.run(judge, ToolCall(id="c1", name="pay"))
     assert action is PAUSE
-    assert bare.requests[0].reason.startswith("irreversible call with arguments that no turn of the model proposed")
+    assert bare.requests[0].reason.startswith("irreversible call with arguments that the model did not propose")
 
 
 def test_what_aborts_is_neither_cleared_nor_asked() -> None:

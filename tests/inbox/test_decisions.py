@@ -479,7 +479,7 @@ async def test_the_argument_that_the_model_was_least_sure_of_is_marked_with_its_
     page = (await ann.get(f"/requests/{request.id}")).text
     (marked,) = re.findall(r'<div class="doubted"><dt>(\w+) .*?least sure: ([0-9.]+)<', page)
     assert marked == ("to", "0.66")
-    assert "in no message and no tool result" in page
+    assert "in no message or tool result" in page
 
 
 async def test_other_likely_values_stand_on_the_card_as_text_and_in_no_reason(store: SessionStore) -> None:
@@ -491,7 +491,7 @@ async def test_other_likely_values_stand_on_the_card_as_text_and_in_no_reason(st
     tokens = (*one_a_character(before), other, *one_a_character(after))
     request = await desk.pause(call, logprobs=tokens)
     page = (await ann.get(f"/requests/{request.id}")).text
-    assert "also likely: one that begins &#34;&lt;i&gt;zoe&#34; (0.41)" in page
+    assert "also likely: a value starting with &#34;&lt;i&gt;zoe&#34; (0.41)" in page
     assert "zoe" not in request.reason
 
 

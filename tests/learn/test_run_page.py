@@ -40,12 +40,12 @@ def test_a_held_call_says_which_part_its_writer_was_least_sure_of_and_who_held_i
     by_profile = held.assessment.model_copy(update={"rule": "release"})
     found[third] = replace(held, step=made, assessment=by_profile, readings=())
     page = Page(run_html(a_run(found)))
-    assert "The model was least sure of `seat` (0.20; it was said)." in page.text
+    assert "Model: least sure of `seat` (0.20; stated in a message)." in page.text
     assert "What was held was held by the fitted profile, not by this confidence." in page.text
     other = Candidate(text="<b>7A", whole=True, probability=0.4, occurs_as=("row",))
     told = (parts[0], replace(parts[1], occurs_as=("price",), candidates=(other,)))
     found[second] = replace(turn, readings=(Reading(source="call_probability", value=0.18, parts=told),))
-    assert 'it occurs as `price`; also likely: "<b>7A" (0.40), there as `row`.' in Page(run_html(a_run(found))).text
+    assert 'found in `price`; also likely: "<b>7A" (0.40) in `row`.' in Page(run_html(a_run(found))).text
     found[third] = replace(held, step=replace(made, tool_calls=(ToolCall(id="x", name="book"),)), readings=())
     other = Page(run_html(a_run(found))).text
     assert "least sure" not in other, "of another call nothing is known"

@@ -104,7 +104,7 @@ def test_a_run_that_lost_the_tokens_of_one_call_of_several_misses_them() -> None
     look = [piece('{"name": "look", "arguments": {}}', 0.99)]
     lost = verdict(look)
     assert (lost.allowed, lost.rule) == (False, "call_evidence")
-    assert "its own log-probabilities were due and not read" in lost.reason
+    assert "the log-probabilities of its own tokens are missing" in lost.reason
     assert verdict(None).allowed, "a provider that reports none of calls is no failure"
 
 

@@ -113,7 +113,8 @@ def test_show_says_what_the_model_was_least_sure_of_and_what_else_was_likely(
     desk = Desk(tmp_path, [turn.model_copy(update={"logprobs": (first, written, last)}), end])
     (line,) = [one for one in desk.cli("show", desk.request.id).output.splitlines() if one.startswith("doubt")]
     assert line == (
-        'doubt      least sure of `to` (0.50; it was said); also likely: one that begins "p\\u0430ul" (0.41)'
+        "doubt      least sure of `to` (0.50; stated in a message); also likely: "
+        'a value starting with "p\\u0430ul" (0.41)'
     )
 
 

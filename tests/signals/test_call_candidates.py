@@ -58,9 +58,9 @@ def test_the_parts_of_a_call_say_what_else_was_likely_and_what_the_value_is_else
     doubt = doubt_of([part], 0)
     assert doubt is not None
     assert doubt_with_values(doubt) == (
-        "least sure of `amount` (0.32; a tool returned it); it occurs as `customer`; "
-        "also likely: one that begins 7 (0.35), as 7.09 does, there as `unit_price`; "
-        "or one that begins 14 (0.10), as 14.18 does, there as `total`"
+        "least sure of `amount` (0.32; returned by a tool); found in `customer`; "
+        "also likely: a value starting with 7 (0.35), such as 7.09 in `unit_price`; "
+        "or a value starting with 14 (0.10), such as 14.18 in `total`"
     )
 
 

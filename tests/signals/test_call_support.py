@@ -83,7 +83,7 @@ def test_a_value_that_stands_in_a_tools_result_is_returned_and_no_text_raises(
 
 def test_the_words_say_where_the_doubtful_value_comes_from() -> None:
     doubt = CallDoubt(call="1 refund", probability=0.2, part="amount", least=0.31, support=Support.NOWHERE)
-    assert doubt_in_words(doubt) == "least sure of `amount` (0.31; in no message and no tool result)"
+    assert doubt_in_words(doubt) == "least sure of `amount` (0.31; in no message or tool result)"
 
 
 LISTED = Message(
@@ -123,4 +123,4 @@ def test_more_text_never_makes_a_chosen_value_the_only_one_of_its_form(text: str
 
 def test_two_kinds_of_origin_are_told_in_words() -> None:
     doubt = CallDoubt(call="c", probability=0.3, part="order", least=0.3, support=Support.RETURNED_AMONG_OTHERS)
-    assert doubt_in_words(doubt) == "least sure of `order` (0.30; a tool returned it, among others like it)"
+    assert doubt_in_words(doubt) == "least sure of `order` (0.30; returned by a tool, among similar values)"

@@ -282,7 +282,7 @@ def test_a_value_with_the_escapes_of_its_form_is_found(value: str) -> None:
 def test_the_reason_says_that_a_call_was_not_found() -> None:
     doubt = doubt_of(call_parts(written("Looking."), [PAY]), 0)
     assert doubt is not None
-    assert doubt_in_words(doubt) == "its tokens were not found in what the model wrote, or not all of them"
+    assert doubt_in_words(doubt) == "some or all of its tokens are not in the model's output"
     assert doubt_in_words(replace(doubt, least=0.3)) == "least sure of the arguments (0.30)"
 
 
