@@ -36,7 +36,14 @@ from grampus_uq.learn.profiles.cases import worth_labelling
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual, rates
 from grampus_uq.learn.profiles.labelled import NO_STEP, LabelledRuns, labelled_runs
 from grampus_uq.learn.profiles.options import FitOptions
-from grampus_uq.learn.profiles.p_success import FittedPSuccess, can_learn, fit_p_success, keep_p_success, rank_by_one
+from grampus_uq.learn.profiles.p_success import (
+    FittedPSuccess,
+    can_learn,
+    fit_p_success,
+    keep_p_success,
+    most_read,
+    rank_by_one,
+)
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.profiles.releasing import fit_release
 from grampus_uq.learn.profiles.risk_part import fit_risk
@@ -217,7 +224,9 @@ def _detector(
         why = "No run with an outcome of its own."
         return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs that nobody touched")
     available = {**runs.streams, **({} if fitted is None else {"p_success": fitted.values})}
-    streams = options.streams or (("p_success",) if fitted is not None else ("fused",))
+    own = most_read(runs, ("call_probability", "fused")) if _at_calls(runs, options) else None
+    untaught = (own or "fused",)
+    streams = options.streams or (("p_success",) if fitted is not None else untaught)
     unknown = [name for name in streams if name not in available]
     if unknown and options.streams is None:
         why = "No step has a reading."
@@ -230,11 +239,14 @@ def _detector(
     if "trajectory_risk" in streams:
         taught |= ~parted
     found = _detector_on(streams, available, runs, taught, options, rng)
-    if found.detector.threshold.shortage and options.streams is None and taught.any() and "fused" in available:
-        taught = np.zeros_like(taught)
-        streams, other = ("fused",), _detector_on(("fused",), available, runs, taught, options, rng)
-        found = other
+    if found.detector.threshold.shortage and options.streams is None and taught.any() and untaught[0] in available:
+        streams, taught = untaught, np.zeros_like(taught)
+        found = _detector_on(streams, available, runs, taught, options, rng)
     return found, _detector_part(found, streams, runs, taught, options)
+
+
+def _at_calls(runs: LabelledRuns, options: FitOptions) -> bool:
+    return looks_at_calls(runs.calls) if options.detector_at is None else options.detector_at == "calls"
 
 
 def _detector_on(
@@ -247,9 +259,8 @@ def _detector_on(
 ) -> DetectorFit:
     """Its statistic from the runs to learn on and all failures, its threshold from successes that taught no stream."""
     names = {name for name, out in zip(runs.ids, taught, strict=True) if not out}
-    at_calls = looks_at_calls(runs.calls) if options.detector_at is None else options.detector_at == "calls"
     found = fit_detector(
-        runs.detector_runs({name: available[name] for name in streams}, at_calls=at_calls),
+        runs.detector_runs({name: available[name] for name in streams}, at_calls=_at_calls(runs, options)),
         rng=rng,
         alpha=options.false_alarms,
         delta=options.delta,

@@ -29,7 +29,8 @@ class FitOptions:
             `p_success`, say); a run without a label then counts as wrong, and the promises hold however they were
             chosen. None: by score where the labelled ones score otherwise than the rest (Mann-Whitney at .001), or
             where every labelled run with an irreversible call succeeded and others like it have no label.
-        streams: what the detector watches; None: `p_success` where it could be fitted, else `fused`.
+        streams: what the detector watches; None: `p_success` where it could be fitted, else the calls' own
+            probability where each has one and the detector looks at calls, else `fused`.
         held_out: share of the runs that set thresholds and teach nothing, where anything is learned.
         detector: fit one.
         detector_at: what it looks at: "calls", irreversible ones alone, each by the turn that proposes it, or "steps",

@@ -14,6 +14,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.fit_calibration import FittedSuccess, apply_exactly, apply_fusion, fit_fusion, fit_success
 from grampus_uq.learn.profiles.labelled import DERIVED, LabelledRuns
 from grampus_uq.learn.profiles.profile_parts import Part
+from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.reliability import trajectory_ece
@@ -71,10 +72,10 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
     """Fit p_success on one stream, chosen without outcomes, and on all runs: for labels that are too few to part.
 
     Its map is increasing, so that the outcomes teach how sure to be and never which step is better than which: every
-    run may still set a threshold. The stream is `fused`, else the reading that is there most often. None where there is
-    no reading, or no outcome.
+    run may still set a threshold. The stream is the call's own probability where every call has it, else `fused`, else
+    the reading that is there most often. None where there is no reading, or no outcome.
     """
-    name = _most_read(runs, runs.streams)
+    name = most_read(runs, runs.streams)
     if name is None or not len(runs):
         return None
     judged = runs.taught_by(np.ones(len(runs), dtype=np.bool_))
@@ -90,12 +91,18 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
     return RankedByOne(fitted=fitted, solid=fitted if solid else None, part=part)
 
 
-def _most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
-    """`fused`, else the reading that is there most often; no count, whose direction the outcomes teach, and no
-    trajectory risk, whose parameters may have been fitted on these runs."""
-    may = sorted(name for name in names if name not in ("propagated", "trajectory_risk") and not is_count(name))
+def most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
+    """The call's own probability where no moment lacks it, else `fused`, else the reading that is there most often; no
+    count, whose direction the outcomes teach, and no trajectory risk, whose parameters may have been fitted on these
+    runs."""
+    may = sorted(
+        n for n in names if n in runs.streams and n not in ("propagated", "trajectory_risk") and not is_count(n)
+    )
     moments = runs.moments
     read = {name: int((~np.isnan(runs.streams[name][moments])).sum()) for name in may}
+    first = UncertaintySource.CALL_PROBABILITY
+    if 0 < read.get(first, 0) == int(moments.sum()):
+        return first
     name = "fused" if read.get("fused") else max(may, key=lambda one: read[one], default="")
     return name if read.get(name) else None
 
@@ -137,7 +144,7 @@ def fit_p_success(
         found = _fit(runs, learn, names)
     except ConfigurationError as error:
         return None, [*parts, Part(name="p_success", status="not fitted", why=str(error))]
-    main = _most_read(runs, names)
+    main = most_read(runs, names)
     fusion = _rising(found.fusion, main) if found.fusion.flat and main in found.fusion.readings else found.fusion
     values = np.full(len(next(iter(runs.streams.values()))), np.nan)
     for half, other in enumerate(found.for_halves):

@@ -180,6 +180,29 @@ def test_a_detector_looks_at_calls_where_half_of_the_runs_have_one_and_live_as_i
     assert np.mean(bad) > np.mean(fine) + 0.25
 
 
+@pytest.mark.parametrize(("gaps", "stream"), [(0, "call_probability"), (1, "fused")])
+def test_few_labels_rank_by_the_calls_own_probability_unless_a_call_lacks_it(
+    tmp_path: Path, gaps: int, stream: str
+) -> None:
+    with RecordingProcessor(tmp_path) as recorder:
+        monitor = UncertaintyMonitor(policy=POLICY, processors=[recorder], advisory=True)
+        for i in range(20):
+            session = monitor.session(f"r{i}", "a", **FITTING)
+            own = [] if i < gaps else [Reading(source="call_probability", value=0.9 if i < 15 else 0.1)]
+            spoken = Reading(source="token_probability", value=0.8 if i < 15 else 0.4)
+            session.commit(Step(step_id="s0", kind="llm_call", time_s=0.0), [spoken])
+            proposal = Step(step_id="s1", kind="llm_call", time_s=0.0, tool_calls=(CALL,))
+            session.commit(proposal, [spoken, *own])
+            session.commit(Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(CALL,)), ())
+            session.finish(Outcome(success=i < 15))
+    options = FitOptions(wrong_releases=0.1, false_alarms=0.2, assurance=0.0)
+    profile = fit_profile(tmp_path, base=BASE, options=options).artifact.profile
+    assert profile.calibration is not None
+    assert profile.detector is not None
+    assert profile.calibration.moved_by == (stream,)
+    assert profile.detector.streams == (stream,)
+
+
 def test_runs_that_seldom_call_and_a_wish_keep_every_step_under_the_detectors_eye(tmp_path: Path) -> None:
     seldom = record(tmp_path / "seldom", 80, calls=False)
     record(tmp_path / "seldom", 30, seed=1, prefix="c")
