@@ -324,11 +324,13 @@ def _bounded(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> tupl
     Each gets an id that is new to the transcript, which needs exactly one result for each call. Arguments that could
     not be read back from a store (too deep, too long, too many digits, no JSON) are refused before anything is judged.
     """
-    seen, bounded, refused = set(taken), list[ToolCall](), dict[str, str]()
+    seen, bounded, refused, number = set(taken), list[ToolCall](), dict[str, str](), 0
     for index, call in enumerate(calls):
         identity = replace_lone_surrogates(call.id)[:_MAX_NAME]
         if not identity or identity in seen:
-            identity = f"{step_id}_call_{index}"
+            number = max(number, index)
+            while (identity := f"{step_id}_call_{number}") in seen:  # a model may write what a stand-in looks like
+                number += 1
         read = read_arguments(call.arguments if index < _MAX_CALLS else {})
         if index >= _MAX_CALLS:
             refused[identity] = f"one answer may propose {_MAX_CALLS} calls at most"

@@ -130,6 +130,31 @@ def test_whatever_is_proposed_the_session_can_be_read_again_and_runs_as_it_was_s
     assert [call for call in pays.ran if call not in proposed] == []
 
 
+ids = st.lists(
+    st.lists(st.sampled_from(["", "a", "llm_0_call_0", "llm_0_call_1", "llm_1_call_0", "llm_1_call_1", "x" * 1_001])),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(turns=ids)
+@settings(max_examples=examples(80), deadline=None)
+def test_whatever_ids_a_model_writes_each_call_runs_once_and_has_an_id_of_its_own(turns: list[list[str]]) -> None:
+    async def run() -> None:
+        pays, numbers = Pays(), iter(range(1_000))
+        said = [
+            answer("Pay.", tool_calls=[ToolCall(id=one, name="pay", arguments={"n": next(numbers)}) for one in turn])
+            for turn in turns
+            if turn
+        ]
+        result = await AgentRunner(scripted([*said, "Done."]), pays).run(AGENT, "x", session_id="s")
+        proposed = [call for message in result.messages for call in message.tool_calls]
+        assert len({call.id for call in proposed}) == len(proposed) == sum(map(len, turns))
+        assert sorted(call.arguments["n"] for call in pays.ran) == list(range(len(proposed)))
+
+    anyio.run(run)
+
+
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
