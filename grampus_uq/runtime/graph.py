@@ -150,7 +150,7 @@ class Graph:
             waiting, checkpoint.waiting = checkpoint.waiting, []
             for name in waiting:
                 if getattr(self._nodes[name].handler, PASSED, False):
-                    await self._follow(name, checkpoint, [])
+                    self._follow(await self._targets(name, checkpoint.state), name, checkpoint, [])
                 else:
                     checkpoint.ready.append(name)
             self._release_joins(checkpoint)
@@ -234,17 +234,21 @@ class Graph:
                 await checkpoint.save()
 
         await run_together([partial(run, name) for name in names])
-        results, checkpoint.done, checkpoint.ready = checkpoint.done, {}, []
-        checkpoint.state = merged(before, [results[name] for name in names])
+        results = checkpoint.done
+        state = merged(before, [results[name] for name in names])
+        waiting = {name for name in names if self._waits(name, results[name])}
+        going_on = [name for name in names if name not in waiting and results[name].status is not AgentStatus.FAILED]
+        # A route may fail, or be cancelled: the checkpoint is changed behind the last one, and not in between.
+        targets = {name: await self._targets(name, state) for name in going_on}
+        checkpoint.done, checkpoint.ready, checkpoint.state = {}, [], state
         remaining = list(names)
         for name in names:
             remaining.remove(name)
             checkpoint.finished.append(name)
-            if results[name].status is AgentStatus.WAITING_FOR_HUMAN and not self._escalates(name, results[name]):
+            if name in waiting:
                 checkpoint.waiting.append(name)
-                continue
-            if results[name].status is not AgentStatus.FAILED:
-                await self._follow(name, checkpoint, remaining)
+            elif name in targets:
+                self._follow(targets[name], name, checkpoint, remaining)
         if any(result.status is AgentStatus.FAILED for result in results.values()):
             checkpoint.state.status = AgentStatus.FAILED
             checkpoint.ready = []
@@ -252,20 +256,27 @@ class Graph:
             self._release_joins(checkpoint)
         await checkpoint.save()
 
+    def _waits(self, name: str, state: AgentState) -> bool:
+        """Return True for a node that waits for a human, unless its escalation node waits in its place."""
+        return state.status is AgentStatus.WAITING_FOR_HUMAN and not self._escalates(name, state)
+
     def _escalates(self, name: str, state: AgentState) -> bool:
         """Return True if the guard routes to an escalation node that waits in its place."""
         return self._nodes[name].route is not None and state.metadata.get("uncertainty_escalate") is True
 
-    async def _follow(self, name: str, checkpoint: GraphCheckpoint, running: list[str]) -> None:
+    async def _targets(self, name: str, state: AgentState) -> list[str]:
+        """The nodes that follow a node."""
         node = self._nodes[name]
-        targets: list[str] = list(node.edges)
-        if node.route is not None:
-            chosen = node.route(checkpoint.state)
-            label = await chosen if inspect.isawaitable(chosen) else chosen
-            if label not in node.routes:
-                raise ConfigurationError.of("route", f"Graph node {name!r}", f"one of {sorted(node.routes)}", label)
-            target = node.routes[label]
-            targets = [] if target is None else [target]
+        if node.route is None:
+            return list(node.edges)
+        chosen = node.route(state)
+        label = await chosen if inspect.isawaitable(chosen) else chosen
+        if label not in node.routes:
+            raise ConfigurationError.of("route", f"Graph node {name!r}", f"one of {sorted(node.routes)}", label)
+        target = node.routes[label]
+        return [] if target is None else [target]
+
+    def _follow(self, targets: list[str], name: str, checkpoint: GraphCheckpoint, running: list[str]) -> None:
         for target in targets:
             arrived = checkpoint.arrived.setdefault(target, [])
             arrived.append(name)

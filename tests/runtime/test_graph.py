@@ -27,6 +27,7 @@ from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.runtime.graph import NodeHandler
 from grampus_uq.runtime.store import Change, Document, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
+from tests.sampling import examples
 
 pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 
@@ -189,6 +190,40 @@ def test_in_any_acyclic_graph_every_reachable_node_runs_exactly_once_after_its_p
     for source, target in edges:
         if source in reachable:
             assert visited.index(str(source)) < visited.index(str(target))
+
+
+@given(failures=st.lists(st.sampled_from(["raises", "is cancelled", "is unknown"]) | st.none(), max_size=6))
+@settings(max_examples=examples(60), deadline=None)
+def test_a_route_that_fails_loses_no_node_and_repeats_none(failures: list[str | None]) -> None:
+    async def run() -> None:
+        store, visited, left, scopes = MemoryStore(), list[str](), list(failures), list[anyio.CancelScope]()
+
+        async def route(state: AgentState) -> str:
+            failure = left.pop() if left else None
+            if failure == "raises":
+                raise StoreError("down")
+            if failure == "is cancelled":
+                scopes[-1].cancel()
+                await anyio.lowlevel.checkpoint()
+            return "unheard of" if failure == "is unknown" else "on"
+
+        def build() -> Graph:
+            graph = Graph(graph_id="g", store=store)
+            for name in "abc":
+                graph.add_node(name, say(name, visited))
+            graph.add_conditional_edge("a", route, {"on": "b"})
+            return graph.add_conditional_edge("b", route, {"on": "c"})
+
+        status = None
+        while status is not AgentStatus.COMPLETED:
+            with anyio.CancelScope() as scope, contextlib.suppress(StoreError, ConfigurationError):
+                scopes.append(scope)
+                one = build().execute(fresh()) if status is None else build().restore_and_execute()
+                status = AgentStatus.RUNNING
+                status = (await one).status
+        assert visited == ["a", "b", "c"]
+
+    anyio.run(run)
 
 
 # -- leases, answers, merges, loops -----------------------------------------------------------------
