@@ -56,6 +56,10 @@ __all__ = [
 ]
 
 REJECTED = "Not executed: a human rejected this call.{message} Do not propose it again."
+NOT_AGAIN = (
+    "Not executed again: this call was started before and may have taken effect; a human refused to repeat it."
+    "{message} Do not propose it again."
+)
 REJECTED_BEFORE = "Not executed: a human already rejected exactly this call. Do something else."
 RAN_BEFORE = "Not executed again: this approved call was already started once."
 NOT_EXECUTED = "Not executed: instead of deciding, a human gave guidance (see below)."
@@ -179,6 +183,11 @@ class CallRecord(BaseModel):
     def edited(self) -> bool:
         """True when a human changed the arguments."""
         return self.call != self.proposed
+
+    @property
+    def began_before(self) -> bool:
+        """Return True if an earlier start may have taken effect, and a human is or was asked about it."""
+        return self.child_session is None and any(request.unknown_outcome for request in self.requests)
 
     @property
     def cleared_here(self) -> bool:
@@ -362,7 +371,8 @@ def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRe
     """Apply the decisions that settle the record's request (`ApprovalPolicy.holding`)."""
     first = decisions[0]
     if first.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
-        new = settled(record, answer_text(first), is_error=first.kind is ApprovalKind.REJECT)
+        text = answer_text(first, NOT_AGAIN if record.began_before else REJECTED)
+        new = settled(record, text, is_error=first.kind is ApprovalKind.REJECT)
         return new.change(decisions=tuple(decisions))
     new = record.change(
         phase=CallPhase.CLEARED,
@@ -385,11 +395,11 @@ def _with_arguments(call: ToolCall, decision: ApprovalDecision) -> ToolCall:
     return call if decision.arguments is None else call.model_copy(update={"arguments": decision.arguments})
 
 
-def answer_text(decision: ApprovalDecision) -> str:
+def answer_text(decision: ApprovalDecision, rejected: str = REJECTED) -> str:
     """The text for the model in place of a result, when a human rejected the call, or answered for it."""
     if decision.kind is ApprovalKind.RESPOND:
         return decision.message or ""
-    return REJECTED.format(message=f" They said: {decision.message}" if decision.message else "")
+    return rejected.format(message=f" They said: {decision.message}" if decision.message else "")
 
 
 def edit_note(record: CallRecord) -> str | None:
@@ -411,7 +421,7 @@ def guided(record: CallRecord, text: str) -> CallRecord:
         return record
     if record.child_session is not None:
         return cleared(record, "unmonitored").change(guidance=text)
-    if any(request.unknown_outcome for request in record.requests):
+    if record.began_before:
         return record  # guidance cannot say what became of a call: that needs a decision
     return settled(record, NOT_EXECUTED, is_error=True)
 

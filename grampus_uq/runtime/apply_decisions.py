@@ -15,7 +15,6 @@ from grampus_uq.gate.call import (
     MAX_REJECTED,
     CallPhase,
     CallRecord,
-    answer_text,
     asked_again,
     cleared,
     decided,
@@ -247,7 +246,7 @@ async def _carry_out(
 
 async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecision, ...]) -> None:
     state = turn.lease.state
-    if record.requests[0].unknown_outcome and deciding[0].kind is not ApprovalKind.APPROVE:
+    if record.began_before and deciding[0].kind is not ApprovalKind.APPROVE:
         await turn.lease.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
     new = decided(record, deciding)
     await turn.gate.answered(new.change(requests=record.requests), turn.terms())
@@ -256,7 +255,7 @@ async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalD
         return
     if deciding[0].kind is ApprovalKind.REJECT:
         state.rejected = [*state.rejected, record.proposed.likeness()][-MAX_REJECTED:]
-    state.settle(new, answer_text(deciding[0]), is_error=new.is_error)
+    state.settle(new, new.text or "", is_error=new.is_error)
 
 
 def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:

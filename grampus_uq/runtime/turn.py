@@ -26,6 +26,7 @@ from grampus_uq.gate.call import (
     granted,
     review,
 )
+from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalRequest
@@ -34,7 +35,7 @@ from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.audit import call_facts, started_facts
 from grampus_uq.runtime.concurrent_tasks import run_together
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.let_ahead import LetAhead
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.session_lease import SessionLease
@@ -235,21 +236,26 @@ class Turn:
         they are not `announced`, which is for calls that merely read.
         """
         started = []
-        for record in cleared:
-            new = await self.gate.start(
-                record,
-                record.call,
-                self.terms(),
-                self._declared(record.call.name),
-                self.policy(),
-                self._state.keep,
-                delegates=record.call.name in self.delegates,
-            )
-            if new.phase is CallPhase.STARTED:
-                started.append(new)
-            else:
-                why = new.requests[0].reason if new.requests else "it ran already"
-                await self.lease.note("clearance_refused", {**self.facts(record), "why": why})
+        try:
+            for record in cleared:
+                new = await self.gate.start(
+                    record,
+                    record.call,
+                    self.terms(),
+                    self._declared(record.call.name),
+                    self.policy(),
+                    self._state.keep,
+                    delegates=record.call.name in self.delegates,
+                )
+                if new.phase is CallPhase.STARTED:
+                    started.append(new)
+                else:
+                    why = new.requests[0].reason if new.requests else "it ran already"
+                    await self.lease.note("clearance_refused", {**self.facts(record), "why": why})
+        except BaseException:  # none of these was announced, so none runs: what became of them is known
+            ids = {record.proposed.id for record in cleared}
+            self._clear_again([r for r in self._state.turn if r.proposed.id in ids and r.phase is CallPhase.STARTED])
+            raise
         return await self.announce(started) if announced else started
 
     async def announce(self, started: list[CallRecord]) -> list[CallRecord]:
@@ -277,7 +283,7 @@ class Turn:
         except StoreError:
             guarded = [record for record in started if self._guarded(record)]
             allowed = any(record.decisions or record.grant is not None for record in guarded)
-            await self._withdraw(announced if allowed else guarded)
+            await self._withdraw(started if allowed else guarded)
             if allowed:
                 raise
             for record in guarded:
@@ -286,7 +292,7 @@ class Turn:
         await self.let_ahead.hear(decided)
         for record, why in lapsed:
             self._state.keep(self.gate.void(record, self.terms(), why))
-            await self.lease.try_save(("execution_withdrawn", {**self.facts(record), "why": why}))
+            await self.lease.try_save(self.withdrawn(record, why=why))
         held = [*decided, *(record for record, _ in lapsed)]
         return [record for record in started if record not in held]
 
@@ -300,19 +306,25 @@ class Turn:
 
     async def _withdraw(self, announced: Sequence[CallRecord]) -> None:
         """Withdraw announced calls: they are cleared as before, and the audit records it where possible."""
-        for record in announced:
-            self.gate.give_back(record)
-            self._state.keep(record.change(phase=CallPhase.CLEARED))
+        self._clear_again(announced)
         with contextlib.suppress(StoreError):
             for record in announced:
-                await self.lease.note("execution_withdrawn", self.facts(record))
+                await self.lease.note(*self.withdrawn(record))
+
+    def _clear_again(self, started: Sequence[CallRecord]) -> None:
+        for record in started:
+            self.gate.give_back(record)
+            self._state.keep(record.change(phase=CallPhase.CLEARED))
+
+    def withdrawn(self, record: CallRecord, **why: str) -> Note:
+        """The audit's note that a start did not run; what became of an earlier start stays unknown."""
+        what = "outcome_unknown" if record.began_before else "execution_withdrawn"
+        return what, {**self.facts(record), **why}
 
     @staticmethod
     def _guarded(record: CallRecord) -> bool:
-        """Return True if the call must not run unrecorded: irreversible, or cleared by a human or a grant."""
-        if record.effect in (Effect.READ, Effect.REVERSIBLE):
-            return False
-        return record.effect is Effect.IRREVERSIBLE or bool(record.decisions) or record.grant is not None
+        """Return True if the call must not run unrecorded: not harmless, or cleared by a human or a grant."""
+        return record.effect not in HARMLESS or bool(record.decisions) or record.grant is not None
 
     async def _run_one(self, record: CallRecord) -> ToolResult | None:
         delegate = self.delegates.get(record.call.name)

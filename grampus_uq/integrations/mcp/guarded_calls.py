@@ -421,7 +421,7 @@ class GuardedCalls:
             for one in started:
                 void = self.gate.void(one, turn.terms(), why)
                 state.keep(self._asked_under(self._notes.told(void), self._tools.shown(one.proposed.name)))
-        notes: list[Note] = [("execution_withdrawn", turn.facts(one)) for one in started]
+        notes = [turn.withdrawn(one) for one in started]
         with contextlib.suppress(SessionConflictError):
             await turn.lease.try_save(*notes)
         self.session.wake()

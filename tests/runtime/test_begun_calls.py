@@ -1,0 +1,170 @@
+"""Laws of calls that a worker began: what may have run is never forgotten, what did not run is never asked about."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import anyio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grampus_uq import AgentRunner, FunctionTools, ToolCall, UncertaintyMonitor, UncertaintyPolicy, tool
+from grampus_uq.errors import GrampusError, StoreError
+from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.records.vocabulary import Effect, Role
+from grampus_uq.runtime.apply_decisions import HumanResponse
+from grampus_uq.runtime.rollback import rollback
+from grampus_uq.runtime.stopping import order_stop
+from grampus_uq.runtime.store import Append, Change, Document
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.testing import answer
+from tests.runtime.agents import AGENT, scripted
+from tests.sampling import examples
+
+
+class Announced(MemoryStore):
+    """Does something as a call is announced as started, before or behind that write; `down` refuses everything."""
+
+    down = False
+    before: Callable[[], None] | None = None
+    behind: Callable[[], None] | None = None
+    stops = False
+
+    def _reached(self) -> None:
+        if self.down:
+            raise StoreError("down")
+
+    async def write(self, *changes: Change) -> float:
+        starts = any("execution_started" in b for c in changes if isinstance(c, Append) for b in c.bodies)
+        if starts and self.before is not None:
+            self.before()
+        self._reached()
+        now_s = await super().write(*changes)
+        if starts and self.stops:
+            self.stops = False
+            await order_stop(AgentRunner(scripted(["Done."]), FunctionTools(), store=self).ledger, AGENT.name, "s")
+        if starts and self.behind is not None:
+            self.behind()
+        return now_s
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        self._reached()
+        return await super().get(kind, key)
+
+
+class Till:
+    """A payment whose process dies as often as `deaths` says, once it is paid."""
+
+    def __init__(self, effect: Effect, deaths: int) -> None:
+        self.store, self.paid, self._effect, self._deaths = Announced(), list[str](), effect, deaths
+        self._scope = anyio.CancelScope()
+
+    def runner(self, calls: int = 1, **given: object) -> AgentRunner:
+        @tool(effect=self._effect)
+        async def pay(to: str) -> str:
+            self.paid.append(to)
+            if len(self.paid) <= self._deaths:
+                self._scope.cancel()
+                await anyio.lowlevel.checkpoint()
+            return "paid"
+
+        policy = UncertaintyPolicy(enable_p_true=False, always_ask_tool_names=["pay"])
+        turn = answer(
+            'I pay. {"confidence": 0.99}',
+            tool_calls=[ToolCall(id=f"c{n}", name="pay", arguments={"to": f"A{n}"}) for n in range(calls)],
+        )
+        return AgentRunner(
+            scripted([turn, "Done."]),
+            FunctionTools(pay),
+            uncertainty_monitor=UncertaintyMonitor(policy=policy),
+            store=self.store,
+            checkpoints=True,
+            lease_s=0.01,
+            **given,  # type: ignore[arg-type]  # settings of a runner
+        )
+
+    async def resumed(self, kind: str = "") -> None:
+        """Decide all that waits, and let one worker go on until the run ends, waits or the worker dies."""
+        with anyio.CancelScope() as self._scope, contextlib.suppress(GrampusError):
+            one = self.runner()
+            state, _ = await one.ledger.known(AGENT.name, "s")
+            await anyio.sleep(state.leased_for_s())
+            response: HumanResponse = "Do something else." if kind == "guidance" else None
+            if kind in list(ApprovalKind):
+                response = [request.decide(kind, principal="ann", message="no") for request in state.pending()]
+            await one.resume(AGENT.name, "s", response)
+        self.store.down = False
+
+
+def _falls(store: Announced) -> None:
+    store.down = True
+
+
+after = st.sampled_from(["stopped", "down before", "down behind", "reject", "guidance", "stopped while it waits"])
+
+
+@given(then=st.lists(after, min_size=1, max_size=3))
+@settings(max_examples=examples(60), deadline=None)
+def test_whatever_becomes_of_a_call_that_may_have_run_it_is_told_and_a_rollback_lists_it(then: list[str]) -> None:
+    async def run() -> None:
+        till = Till(Effect.IRREVERSIBLE, deaths=1)
+        await till.runner().run(AGENT, "pay", session_id="s")
+        await till.resumed("approve")
+        await till.resumed()
+        assert till.paid == ["A0"]
+        for one in then:
+            till.store.before = (lambda: _falls(till.store)) if one == "down before" else None
+            till.store.behind = (lambda: _falls(till.store)) if one == "down behind" else None
+            till.store.stops = one == "stopped"
+            if one == "stopped while it waits":
+                await order_stop(till.runner().ledger, AGENT.name, "s")
+            await till.resumed(one if one in ("reject", "guidance") else "approve")
+        till.store.before = till.store.behind = None
+        state, _ = await till.runner().ledger.known(AGENT.name, "s")
+        told = [m.content or "" for m in state.messages if m.role is Role.TOOL and not m.metadata.get("placeholder")]
+        assert all("may have taken effect" in text or text == "paid" for text in told)
+        await anyio.sleep(state.leased_for_s())
+        result = await rollback(till.runner(), AGENT.name, "s", 0)
+        executed = result.metadata["rollback"]["executed"]
+        assert [call["call"]["arguments"] for call in executed] == [{"to": "A0"}]
+
+    anyio.run(run)
+
+
+@given(effect=st.sampled_from([one for one in Effect if one is not Effect.READ]), behind=st.booleans())
+@settings(max_examples=examples(16), deadline=None)
+def test_with_the_store_down_what_a_human_allowed_runs_once_also_when_the_process_dies(
+    effect: Effect, behind: bool
+) -> None:
+    async def run() -> None:
+        till = Till(effect, deaths=1)
+        await till.runner().run(AGENT, "pay", session_id="s")
+        setattr(till.store, "behind" if behind else "before", lambda: _falls(till.store))
+        await till.resumed("approve")
+        till.store.before = till.store.behind = None
+        await till.resumed("respond")
+        assert till.paid in ([], ["A0"])
+
+    anyio.run(run)
+
+
+@given(calls=st.integers(1, 3), at=st.integers(0, 2))
+@settings(max_examples=examples(9), deadline=None)
+def test_a_worker_that_dies_in_a_precondition_leaves_approved_calls_approved(calls: int, at: int) -> None:
+    async def run() -> None:
+        till, scope = Till(Effect.IRREVERSIBLE, deaths=0), anyio.CancelScope()
+
+        async def dies(call: ToolCall) -> None:
+            if call.id == f"c{at % calls}":
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
+
+        one = till.runner(calls, precondition=dies)
+        requests = (await one.run(AGENT, "pay", session_id="s")).pending
+        with scope:
+            await one.resume(AGENT.name, "s", [request.decide("approve", principal="ann") for request in requests])
+        await till.runner(calls).resume(AGENT.name, "s")
+        assert sorted(till.paid) == [f"A{n}" for n in range(calls)]
+
+    anyio.run(run)
