@@ -221,13 +221,17 @@ class Ledger:
                     waiting.append(found)
         return waiting
 
-    async def parent_status(self, parent: Any) -> str | None:
+    async def parent_status(self, parent: Any, run: Any) -> str | None:
         """The status of the parent that a sub-agent's session names; None without one in this store.
 
-        Nothing of a session runs any more whose parent has ended.
+        Nothing of a session runs any more whose parent has ended; so has one whose `run` is another one by now.
         """
         job = _named(parent)
         found = None if job is None else await self.store.get("session", session_key(job.agent_id, job.session_id))
+        if found is not None and isinstance(run, str):
+            with contextlib.suppress(StoreError):  # what it is cannot be read
+                if self.head(found)[0].run_id != run:
+                    return AgentStatus.FAILED.value
         return None if found is None else found.label
 
     async def pending_in(self, document: Document) -> PendingSession | None:
@@ -242,7 +246,7 @@ class Ledger:
         if state.status is not AgentStatus.WAITING_FOR_HUMAN and not asks:
             return None
         parent = state.metadata.parent_session
-        if parent is not None and await self.parent_status(parent) in _ENDED:
+        if parent is not None and await self.parent_status(parent, state.metadata.parent_run) in _ENDED:
             return None
         since_s = min((request.created_s for request in requests), default=state.claimed_s)
         return PendingSession(

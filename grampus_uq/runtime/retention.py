@@ -106,7 +106,7 @@ async def _rests(ledger: Ledger, document: Document) -> bool:
         head, left = ledger.head(document)
     except StoreError:
         return ended
-    parent = await ledger.parent_status(head.metadata.parent_session)
+    parent = await ledger.parent_status(head.metadata.parent_session, head.metadata.parent_run)
     return (ended and parent is None) or (parent in _ENDED and not left)
 
 

@@ -200,11 +200,10 @@ class AgentState(BaseModel):
         """Settle every call that is left, as the run ends, with `unrun`; returns those that may have taken effect."""
         began = []
         for record in [record for record in self.turn if record.phase is not CallPhase.SETTLED]:
-            running = (
-                record.phase is CallPhase.STARTED and record.effect is not Effect.READ and record.child_session is None
-            )
-            self.settle(record, _MAY_HAVE_RUN if running else unrun, is_error=True)
-            if running:
+            running = record.phase is CallPhase.STARTED and record.child_session is None
+            begun = record.began_before or (running and record.effect is not Effect.READ)
+            self.settle(record, _MAY_HAVE_RUN if begun else unrun, is_error=True)
+            if begun:
                 began.append(record)
         return began
 
@@ -253,6 +252,7 @@ class _HeadMetadata(BaseModel):
     attended: bool = False
     worker_deaths: Any = 0
     parent_session: Any = None
+    parent_run: Any = None
 
 
 class SessionHead(BaseModel):
@@ -263,6 +263,7 @@ class SessionHead(BaseModel):
     v: int = Field(le=STATE_VERSION)
     agent_id: str
     session_id: str
+    run_id: str = ""
     status: AgentStatus
     turn: list[_PendingCall] = Field(default_factory=list)
     review: list[ApprovalRequest] = Field(default_factory=list)

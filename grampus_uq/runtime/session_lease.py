@@ -23,7 +23,7 @@ from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.run_state import DEATHS, AgentState
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, stops_to_heed
-from grampus_uq.runtime.worker_jobs import PARENT
+from grampus_uq.runtime.worker_jobs import PARENT, PARENT_RUN
 
 Result = TypeVar("Result")
 
@@ -77,8 +77,11 @@ class SessionLease:
                 f"Session {state.session_id!r} is run by another worker; its lease ends in {left:.1f} s unless it is "
                 "renewed."
             )
-        if await ledger.parent_status(state.metadata.get(PARENT)) in _ENDED:
-            raise SessionError(f"Session {state.session_id!r:.80} belongs to a parent that has ended: it runs no more.")
+        if await ledger.parent_status(state.metadata.get(PARENT), state.metadata.get(PARENT_RUN)) in _ENDED:
+            raise SessionError(
+                f"Session {state.session_id!r:.80} belongs to a parent that has ended or was rolled back: it runs no "
+                "more."
+            )
         lease = cls(ledger, state, version, worker=worker, lease_s=lease_s, stops=stops)
         state.taken_over()
         state.stops_seen = await stops_to_heed(ledger, state)

@@ -16,7 +16,7 @@ from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stored_delegations import standing_in
-from grampus_uq.runtime.worker_jobs import PARENT, within_parent
+from grampus_uq.runtime.worker_jobs import PARENT, PARENT_RUN, within_parent
 
 SUB_AGENT = "sub_agent"
 _DEEPEST = 32
@@ -66,7 +66,8 @@ class SubAgent:
         try:
             loaded = await self.runner.ledger.load(self.agent.name, child_id)
             if loaded is None:
-                named = {PARENT: state.metadata.get(PARENT) or [state.agent_id, state.session_id]}
+                named = {name: state.metadata[name] for name in (PARENT, PARENT_RUN) if state.metadata.get(name)}
+                named = named or {PARENT: [state.agent_id, state.session_id], PARENT_RUN: state.run_id}
                 who = state.started_by or ""  # the child's run is of whoever started the parent's
                 result = await self.runner.run(self.agent, task, session_id=child_id, metadata=named, started_by=who)
             elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
@@ -122,7 +123,8 @@ class SubAgent:
                 as_asked = request.model_copy(update={"child_session": None})  # as the child knows it
                 ledger = owner.runner.ledger
                 standing = await standing_in(ledger.store, [decision])
-                owner.runner.approvals.check(as_asked, decision, now_s=ledger.now_s(), standing=standing)
+                now_s = await ledger.store.now()  # its ledger may never have heard the store's clock
+                owner.runner.approvals.check(as_asked, decision, now_s=now_s, standing=standing)
                 await ledger.decide(decision, shown=card(as_asked), wake=False)  # the parent asks
 
     def _owner(self, request: ApprovalRequest, depth: int = 0) -> SubAgent | None:

@@ -1,0 +1,57 @@
+"""A sub-agent's session belongs to one run of its parent: with that run's end, it asks for nothing and runs nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, SubAgent, ToolCall
+from grampus_uq.errors import SessionError
+from grampus_uq.runtime.pending_approvals import oldest_pending
+from grampus_uq.runtime.rollback import rollback
+from grampus_uq.runtime.stopping import order_stop
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.testing import answer
+from tests.runtime.agents import SEND_ONE, World, scripted
+
+pytestmark = pytest.mark.anyio
+
+
+def chain(world: World, store: MemoryStore, depth: int) -> list[AgentRunner]:
+    """Runners of agents of which each asks the one before it; the first one mails."""
+    runners = [AgentRunner(scripted(SEND_ONE), world.tools(), store=store, checkpoints=True)]
+    for level in range(depth):
+        below = SubAgent(runners[-1], AgentDefinition(name=f"agent {level}", model="m"), name="below")
+        turn = answer("I delegate.", tool_calls=[ToolCall(id="d", name="below", arguments={"task": "mail bob"})])
+        model = scripted([turn, "Done."])
+        runners.append(AgentRunner(model, FunctionTools(), store=store, checkpoints=True, sub_agents=[below]))
+    return runners
+
+
+@pytest.mark.parametrize(("gone", "depth"), list(itertools.product(["rolled back", "begun anew"], [1, 2])))
+async def test_what_a_gone_run_of_the_parent_left_waiting_is_not_asked_and_never_runs(gone: str, depth: int) -> None:
+    world, store = World(), MemoryStore()
+    runners = chain(world, store, depth)
+    boss, top = runners[-1], AgentDefinition(name=f"agent {depth}", model="m")
+    (old,) = (await boss.run(top, "mail bob", session_id="s")).pending
+    if gone == "rolled back":
+        (asked,) = (await rollback(boss, top.name, "s", 0)).pending
+        again = await boss.resume(top.name, "s", asked.decide("approve", principal="ann"))
+        again = await boss.resume(top.name, "s", again.pending[0].decide("approve", principal="ann"))
+    else:
+        await order_stop(boss.ledger, top.name, "s")
+        await boss.resume(top.name, "s")
+        again = await boss.run(top, "mail bob", session_id="s")
+    (new,) = again.pending
+    listed = {request.id for session in await boss.ledger.pending() for request in session.requests}
+    assert listed == {new.id} == {request.id for request in (await oldest_pending(boss.ledger))[0]}
+    assert new.session_id != old.session_id
+    with pytest.raises(SessionError, match="No pending request"):
+        await boss.ledger.find_request(old.id)
+    await boss.ledger.decide(old.decide("approve", principal="ann"))
+    with pytest.raises(SessionError, match="rolled back"):
+        await runners[0].resume(old.agent_id, old.session_id)
+    assert world.sent == []
+    await boss.resume(top.name, "s", new.decide("approve", principal="ann"))
+    assert world.sent == [("bob", "hi")]
