@@ -112,12 +112,19 @@ async def test_the_checks_fail_a_store_that_is_made_by_looking_or_is_empty_where
             await check_absent(opened)
 
 
-async def test_a_database_of_somebody_elses_is_not_taken_for_a_store(tmp_path: Path) -> None:
-    other = sqlite3.connect(tmp_path / "other.db")
+@pytest.mark.parametrize("version", range(SCHEMA_VERSION + 1))
+async def test_a_database_of_somebody_elses_is_not_taken_for_a_store_and_stays_as_it_is(
+    tmp_path: Path, version: int
+) -> None:
+    path = tmp_path / "other.db"
+    other = sqlite3.connect(path)
     other.execute("CREATE TABLE mine (x)")
+    other.execute(f"PRAGMA user_version = {version}")
     other.close()
+    before = path.read_bytes()
     with pytest.raises(StoreError, match="holds no store"):
-        await SQLiteStore(tmp_path / "other.db", create=False).scan("session")
+        await SQLiteStore(path, create=False).scan("session")
+    assert path.read_bytes() == before
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -145,9 +145,9 @@ class SQLiteStore(SQLStore):
         try:
             db.create_function("grampus_now", 0, time.time)
             file = _identity(self.path)
+            _migrate(db, create=self._create)  # first: a file of somebody else stays as it is
             db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA synchronous = {self._synchronous}")
-            _migrate(db, create=self._create)
         except BaseException:
             db.close()
             raise
@@ -217,11 +217,12 @@ def _append(db: sqlite3.Connection, change: Append, now_s: float) -> None:
 
 
 def _version(db: sqlite3.Connection) -> int:
-    """The schema of a file, 0 for an empty one; one that needs a newer release is refused."""
+    """The schema of a file, 0 for one without a store; one that needs a newer release is refused."""
     (needed,) = db.execute("PRAGMA user_version").fetchone()
     check_schema(needed)
-    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrated'").fetchone() is None:
-        return int(needed)
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name IN ('documents', 'migrated')")}
+    if "migrated" not in tables:
+        return int(needed) if "documents" in tables else 0
     return int(db.execute("SELECT max(version) FROM migrated").fetchone()[0])
 
 
