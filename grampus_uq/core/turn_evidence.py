@@ -396,36 +396,38 @@ def placed(turns: Turns, call: ToolCall | None, step_id: str | None) -> tuple[Tu
 
 
 def _after_unlisted(turns: Turns, call: ToolCall) -> Turns:
-    """The turns after a call under an id that none lists: it uses up a listing of the same arguments, if there is one.
+    """The turns after a call that none has open under its id: it uses up a listing of the same arguments.
 
-    The call under the id of that listing, if it comes, is then a second one.
+    The call under the id of that listing, if it comes, is then a second one. One that seems to be made already (by a
+    retry, or by a call without an id that may have been this one) uses up a listing of its own id, and no other.
     """
-    if "arguments" not in call.model_fields_set or (call.id and _was_made(turns, call)):
+    if "arguments" not in call.model_fields_set:
         return turns
-    digest = _digest(call)
+    digest, again = _digest(call), bool(call.id) and _was_made(turns, call)
     for place, turn in enumerate(turns):
-        listed = _made(turn, call, digest)
-        if listed != turn.listed:
-            used = replace(turn, listed=listed, called=(*turn.called, _call_key(call)))
+        left = [one for one in turn.listed if digest and one.startswith(digest) and not one.endswith(_MADE)]
+        own = [one for one in left if call.id and _id_mark(call) in one]
+        if own or (left and not again):
+            called = turn.called if again else (*turn.called, _call_key(call))
+            used = replace(turn, listed=_made(turn, (own or left)[0]), called=called)
             return (*turns[:place], used, *turns[place + 1 :])
     return turns
 
 
-def _made(turn: TurnEvidence, call: ToolCall, digest: str) -> tuple[str, ...]:
-    """The listings of a turn after a call was made: one of its own, if there is one, is left no more."""
-    left = [entry for entry in _listings(turn, call, digest) if not entry.endswith(_MADE)]
-    if not left:
-        return turn.listed
-    place = turn.listed.index(left[0])
-    return (*turn.listed[:place], left[0] + _MADE, *turn.listed[place + 1 :])
+def _made(turn: TurnEvidence, listing: str) -> tuple[str, ...]:
+    """The listings of a turn after the call of one of them was made."""
+    place = turn.listed.index(listing)
+    return (*turn.listed[:place], listing + _MADE, *turn.listed[place + 1 :])
 
 
 def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
     mine = _matching(turn.calls, call)
     if not mine:
         return turn
-    known = turn.listed and "arguments" in call.model_fields_set
-    listed = _made(turn, call, _digest(call)) if known else turn.listed
+    listed = turn.listed
+    if listed and "arguments" in call.model_fields_set:
+        left = [one for one in _listings(turn, call, _digest(call)) if not one.endswith(_MADE)]
+        listed = _made(turn, left[0]) if left else listed
     return new_turn(
         step=turn.step,
         read=turn.read,

@@ -762,3 +762,25 @@ def test_a_call_that_came_by_its_name_leaves_its_listing_to_no_other_id():
 
 def step_of(call: ToolCall) -> Step:
     return Step(step_id="a", kind="llm_call", time_s=0.0, tool_calls=(call,))
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 3))
+def test_a_call_that_was_made_uses_up_its_listing_whatever_was_reported_without_an_id_before(amounts, nameless, made):
+    calls = [with_arguments(f"{place}", amount=amount) for place, amount in enumerate(amounts)]
+    state = turn(START, "t", 1.0, *calls, pay("open", "look"))
+    for place in nameless:
+        state = called(state, calls[place].model_copy(update={"id": ""}))[0]
+    state = called(state, calls[made])[0]
+    assert not is_proposed(state.turns, with_arguments("x", amount=amounts[made]), None)
+
+
+def test_a_call_under_the_id_of_another_tools_call_uses_up_the_listing_of_its_own_arguments():
+    state = turn(
+        START,
+        "t",
+        1.0,
+        with_arguments("a", amount=5),
+        with_arguments("b", amount=5).model_copy(update={"name": "look"}),
+    )
+    state = called(state, with_arguments("b", amount=5))[0]
+    assert not is_proposed(state.turns, with_arguments("x", amount=5), None)
