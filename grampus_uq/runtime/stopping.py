@@ -182,7 +182,10 @@ def _orders(found: Document | None) -> tuple[int, int]:
     """The number of all orders, and how many of them were to all; before schema 2 the document counted only those."""
     if found is None:
         return 0, 0
-    return found.version, int(json.loads(found.body).get("to_all", found.version))
+    try:
+        return found.version, int(json.loads(found.body).get("to_all", found.version))
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise StoreError(f"The stop orders of this store cannot be read: {type(error).__name__}.") from error
 
 
 def _version(found: Document | None) -> int:
