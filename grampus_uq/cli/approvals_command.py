@@ -105,7 +105,7 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
         count = f"{letters} or more" if letters == _LETTERS else str(letters)
         say_beside(f"Set aside after errors: {count} (`grampus-uq stuck list`).")
     if not found:
-        say_beside("Nothing waits for a human.")
+        say_beside("No pending approvals.")
         return
     columns = ("request", "agent", "session", "what", "level", "why", "waits", "expires", "stands")
     print_table(columns, (_list_row(shown, decisions, now_s) for shown, decisions in found))

@@ -119,7 +119,7 @@ async def _check(visit: Visit, given: Sequence[tuple[_Given, str]]) -> None:
     """Raise ApprovalError unless each of them could be decided alone, and all are alike, and none is there twice."""
     shapes = set(await shapes_of([one.card for (one, _), _ in given]))
     if len(shapes) != 1 or None in shapes:
-        raise ApprovalError("These calls are not of one shape, or one of them is decided by itself.")
+        raise ApprovalError("These calls are not similar, or one of them has to be decided individually.")
     if len({one.card.id for (one, _), _ in given}) < len(given):
         raise ApprovalError("One of these calls is named twice.")
     for (one, decision), seen in given:

@@ -119,7 +119,7 @@ def sign_with(visit: Visit, one: OpenRequest | Drill, decision: Decision, said: 
     """
     fits = isinstance(decision, DrillAnswer) is isinstance(one, Drill)
     if not visit.signed(decision.signed_text(), said) or not fits:
-        raise ApprovalError("The passkey's signature is not on this decision: nothing was decided.")
+        raise ApprovalError("The passkey's signature is not for this decision: nothing was decided.")
     return decision.model_copy(update={"signature": said.signature})
 
 
@@ -150,7 +150,7 @@ async def wished(visit: Visit, one: OpenRequest | Drill, wish: Wish) -> Decision
     if wish.fields is not None:
         form = edit_form(one.card.arguments, one.parameters)
         if form is None or form.mark != wish.fields.mark:
-            raise ApprovalError("The tool takes other arguments than when the form was opened. Look at it again.")
+            raise ApprovalError("The tool's arguments changed since the form was opened. Open the request again.")
         given["arguments"] = edited(form, one.card.arguments, wish.fields.texts)
     if isinstance(one, Drill):
         return one.answered(wish.kind, **given)
@@ -164,7 +164,7 @@ def _edited(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ApprovalError(f"The arguments are no JSON: {str(error)[:200]}") from error
     if not isinstance(parsed, dict):
-        raise ApprovalError("The arguments are no JSON object.")
+        raise ApprovalError("The arguments are not a JSON object.")
     return parsed
 
 
@@ -173,10 +173,10 @@ async def check_decision(visit: Visit, one: OpenRequest | Drill, decision: Decis
     shown = one.card
     check_shown(shown, decision.digest)
     if not same(await seen_token(visit, shown), seen):
-        raise ApprovalError("The whole call was not shown in this session. Look at it again.")
+        raise ApprovalError("The whole call was not shown in this session. Open the request again.")
     made_s = decision.decided_s if isinstance(decision, ApprovalDecision) else decision.answered_s
     if decision.principal != visit.person.name or not abs(visit.now_s - made_s) < CHALLENGE_S:
-        raise ApprovalError("The decision is another person's, or it took too long. Look at it again.")
+        raise ApprovalError("The decision belongs to another person, or it took too long. Open the request again.")
     ApprovalPolicy().check_other(decision.principal, shown.started_by)
     given = decision.delegation if isinstance(decision, ApprovalDecision) else None
     await check_place(visit, shown, given, drill=isinstance(decision, DrillAnswer))
@@ -194,10 +194,10 @@ def _check_edit(one: OpenRequest | Drill, arguments: Mapping[str, Any]) -> None:
         raise ApprovalError("This request has no call whose arguments could be edited.")
     check_arguments(arguments)
     if canonical_json(arguments) == canonical_json(shown.arguments):
-        raise ApprovalError("Nothing is changed: approve the call as it is, or change it.")
+        raise ApprovalError("Nothing was changed: approve the call as it is, or change it.")
     problem = problem_of(arguments, one.parameters or {})
     if problem is not None:
-        raise ApprovalError(f"The tool does not take this: {problem}.")
+        raise ApprovalError(f"The tool does not accept this: {problem}.")
 
 
 async def _check_first(visit: Visit, one: OpenRequest, mine: ApprovalDecision) -> None:

@@ -79,7 +79,7 @@ async def check_place(visit: Visit, shown: Card, given: Delegation | None, *, dr
         known = await places(visit, shown)
         right = bool(known) if drill else given in known
     if not right:
-        raise ApprovalError("Nobody lets you decide on this in their place now: it ended, or it was revoked.")
+        raise ApprovalError("You have no active delegation for this call: it ended, or it was revoked.")
 
 
 # -- seen, made, revoked ---------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ async def _list(visit: Visit) -> Response:
 def _in_words(given: Delegation) -> dict[str, str]:
     """Return the texts of a delegation, as shown before signing and in the list."""
     until = datetime.fromtimestamp(given.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    tools = "everything that waits" if given.tools is None else "calls of " + ", ".join(given.tools)
+    tools = "all pending calls" if given.tools is None else "calls of " + ", ".join(given.tools)
     return {"decides": f"{given.deputy} in the place of {given.principal}", "on": tools, "until": until}
 
 
@@ -146,11 +146,11 @@ async def _delegate(visit: Visit) -> Response:
     except ValueError as error:
         raise DataError("The request cannot be read.") from error
     if not same(await visit.token("delegation", text.decode("utf-8", "replace")), signed.token):
-        raise ApprovalError("This is not the delegation that was shown in this session. Begin again.")
+        raise ApprovalError("This is not the delegation that was shown in this session. Start again.")
     if given.principal != visit.person.name or not abs(visit.now_s - given.from_s) < CHALLENGE_S:
-        raise ApprovalError("The delegation is another person's, or it took too long. Begin again.")
+        raise ApprovalError("The delegation belongs to another person, or it took too long. Start again.")
     if not visit.signed(text, signed):
-        raise ApprovalError("The passkey's signature is not on this delegation: nothing was delegated.")
+        raise ApprovalError("The passkey's signature is not for this delegation: nothing was delegated.")
     await delegate(visit.inbox.ledger.store, given.model_copy(update={"signature": signed.signature}))
     return JSONResponse({"next": "/delegations"})
 
@@ -161,7 +161,7 @@ async def _revoke(visit: Visit) -> Response:
     store = visit.inbox.ledger.store
     found = await find_delegation(store, visit.request.path_params["delegation_id"])
     if not _may_revoke(visit, found.delegation):
-        raise ApprovalError("Only who decides, and the deputy, revoke a delegation.")
+        raise ApprovalError("Only approvers and the deputy can revoke a delegation.")
     await revoke_delegation(store, found.delegation.id, visit.person.name)
     return RedirectResponse("/delegations", 303)
 

@@ -77,7 +77,7 @@ def edited(form: EditForm, arguments: Mapping[str, Any], texts: Sequence[str | N
     Raises ApprovalError with the field's name.
     """
     if len(texts) != len(form.fields):
-        raise ApprovalError("The form has other fields than the tool. Look at it again.")
+        raise ApprovalError("The form's fields differ from the tool's. Open the request again.")
     found = dict[str, Any]()
     for field, text in zip(form.fields, texts, strict=True):
         if text is None and field.without is None:

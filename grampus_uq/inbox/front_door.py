@@ -113,7 +113,7 @@ class FrontDoor:
             raise _RefusedError(421, f"This inbox is at {self._settings.origin} only.")
         path = scope.get("raw_path") or scope["path"].encode()
         if not _PATH.fullmatch(path) or _ODD.search(path) or len(path) > _MAX_QUERY:
-            raise _RefusedError(400, "There is no such path.")
+            raise _RefusedError(400, "No such path.")
         if len(scope["query_string"]) > _MAX_QUERY:
             raise _RefusedError(414, "The address is too long.")
         if scope["method"] in _READS:
@@ -123,7 +123,7 @@ class FrontDoor:
                 raise _RefusedError(400, "A page is asked for without a body.")  # nobody would wait for its end
             return 0
         if scope["method"] != "POST":
-            raise _RefusedError(405, "Only GET, HEAD and POST are known here.")
+            raise _RefusedError(405, "Only GET, HEAD and POST are supported.")
         return self._checked_change(headers)
 
     def _checked_change(self, headers: list[tuple[bytes, bytes]]) -> int:
@@ -139,7 +139,7 @@ class FrontDoor:
         if len(kinds) != 1 or kinds[0].partition(";")[0].strip().lower() not in _BODIES:
             raise _RefusedError(415, "The body is neither a form nor JSON.")
         if "transfer-encoding" in given or len(lengths) != 1 or not re.fullmatch(r"\d{1,9}", lengths[0]):
-            raise _RefusedError(411, "The length of the body is not given.")
+            raise _RefusedError(411, "The length of the body is missing.")
         if int(lengths[0]) > MAX_BODY:
             raise _RefusedError(413, f"The body is longer than {MAX_BODY} bytes.")
         return int(lengths[0])
@@ -159,8 +159,8 @@ async def _body(receive: Receive, length: int) -> bytes:
                 break
         if found == length:
             return b"".join(parts)
-        raise _RefusedError(400, "The body has another length than was said.")
-    raise _RefusedError(408, "The body did not come in time.")
+        raise _RefusedError(400, "The body's length differs from the stated one.")
+    raise _RefusedError(408, "The body did not arrive in time.")
 
 
 def _once(body: bytes, receive: Receive) -> Receive:

@@ -103,7 +103,7 @@ class _Entrance:
 
     def _refused(self, request: Request) -> Response | None:
         who = "" if request.client is None else request.client.host
-        return None if self._tries.take(who) else refusal(request, 429, "Too many tries. Wait a minute.")
+        return None if self._tries.take(who) else refusal(request, 429, "Too many attempts. Wait a minute.")
 
     async def sign_in_page(self, request: Request) -> Response:
         if await signed_in_as(request) is not None:
@@ -161,7 +161,7 @@ class _Entrance:
         except GrampusError as error:
             return failed(request, error)
         if invitation is None:
-            return refusal(request, 404, "The invitation was used, or it is over. Ask for a new one.")
+            return refusal(request, 404, "The invitation was used or has expired. Ask for a new one.")
         return JSONResponse(
             {
                 "text": registration_text(token),
@@ -222,8 +222,8 @@ def _own(name: str) -> str:
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    return refusal(request, getattr(error, "status_code", 404), "There is no such page.")
+    return refusal(request, getattr(error, "status_code", 404), "No such page.")
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return refusal(request, 500, "Something went wrong here, and is in the server's log. Nothing was decided.")
+    return refusal(request, 500, "Something went wrong; the server's log has the details. Nothing was decided.")

@@ -46,10 +46,10 @@ class _Labels:
         queue = await self._queue(name, second)
         run = next((one for one in queue if one.session_id == said.get("session")), None)
         if run is None or key not in (*KEYS, "n"):
-            raise DataError("This run is not yours to label now. Look at the next one.")
+            raise DataError("This run is no longer yours to label. Continue with the next one.")
         step = said.get("step", "").strip()[:200] or None
         if key == "e" and step is None:
-            raise DataError("An error needs the step at which it was made.")
+            raise DataError("An error needs the step where it was made.")
         queue.remove(run)
         if key == "n":
             queue.append(run)

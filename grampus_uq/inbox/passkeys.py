@@ -62,7 +62,7 @@ def new_passkey(said: NewPasskey, settings: InboxSettings, now_s: float) -> Pass
         credential = data[_ID_AT + 2 : _ID_AT + 2 + length]
         key = WebAuthnKey(public_key, rp_id=settings.rp_id, origins=[settings.origin])
     except (ValueError, KeyError, TypeError, RecursionError, ConfigurationError) as error:
-        raise ApprovalError("This is no passkey that can decide: an ES256 or Ed25519 key is needed.") from error
+        raise ApprovalError("This passkey is not supported: an ES256 or Ed25519 key is needed.") from error
     asked = hashlib.sha256(registration_text(said.token).encode()).digest()
     if (
         told != ("webauthn.create", settings.origin)
@@ -90,5 +90,5 @@ async def signed_in(said: SignIn, people: People, now_s: float) -> tuple[Person,
     ours = hmac.compare_digest(mac.encode("utf-8", "replace"), (await people.mac("sign-in", head)).encode())
     found = await people.with_passkey(said.id) if fresh and ours else None
     if found is None or not WebAuthnKey.from_line(found[1].line).holds(said.text.encode(), said.signature):
-        raise ApprovalError("Nobody is known by this passkey, or it took too long. Try again.")
+        raise ApprovalError("This passkey is unknown, or it took too long. Try again.")
     return found

@@ -161,14 +161,14 @@ class People:
                     made, given = person.role is not Role.DECIDE, not person.role.covers(Role.DEPUTY)
                     await self._revoke(person.name, made=made, given=given)
                 return person
-        raise ApprovalError("Too many people register at this moment. Try again.")
+        raise ApprovalError("Too many people are registering right now. Try again.")
 
     async def _registered(self, token: str, passkey: Passkey) -> tuple[Delete, Put, Person]:
         """The end of the invitation, and its person with one more passkey."""
         found = await self._store.get(_INVITATION, _hashed(token))
         invitation = None if found is None else _open(found)
         if found is None or invitation is None:
-            raise ApprovalError("The invitation was used, or it is over. Ask for a new one.")
+            raise ApprovalError("The invitation was used or has expired. Ask for a new one.")
         for other in await self.all():
             if any(known.id == passkey.id or known.line == passkey.line for known in other.passkeys):
                 raise ApprovalError("This passkey is registered already.")

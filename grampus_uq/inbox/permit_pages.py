@@ -170,11 +170,11 @@ async def _grant(visit: Visit) -> Response:
         raise DataError("The request cannot be read.") from error
     token = await visit.token("permit", text.decode("utf-8", "replace"), signed.narrows or "")
     if not same(token, signed.token):
-        raise ApprovalError("This is not the permit that was shown in this session. Begin again.")
+        raise ApprovalError("This is not the permit that was shown in this session. Start again.")
     if permit.principal != visit.person.name or not abs(visit.now_s - permit.created_s) < CHALLENGE_S:
-        raise ApprovalError("The permit is another person's, or it took too long. Begin again.")
+        raise ApprovalError("The permit belongs to another person, or it took too long. Start again.")
     if not visit.signed(text, signed):
-        raise ApprovalError("The passkey's signature is not on this permit: nothing was granted.")
+        raise ApprovalError("The passkey's signature is not for this permit: nothing was granted.")
     permit = permit.model_copy(update={"signature": signed.signature})
     store = visit.inbox.ledger.store
     try:
@@ -210,7 +210,7 @@ async def _wished(visit: Visit, wish: PermitWish) -> Permit:
     if wish.narrows is not None:
         old = await _found(visit, wish.narrows)
         if not _is_open(old):
-            raise ApprovalError("This permit is closed or over: grant a new one.")
+            raise ApprovalError("This permit is closed or expired: grant a new one.")
         return narrowed(
             old.permit,
             principal=visit.person.name,

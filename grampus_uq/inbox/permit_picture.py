@@ -68,7 +68,7 @@ def _drawn(permit: Permit, states: Sequence[PermitState]) -> Chart | None:
             series.append(Series(label=label, points=points, colour=colour, radii=[2.5] * len(at), joined=False))
     end = float(max(states[-1].counted, 1))
     return Chart(
-        caption="Evidence of each threshold, as a share of what it needs: at 1, calls from it on go ahead.",
+        caption="Evidence of each threshold, as a share of what it needs: at 1, calls from that score on proceed.",
         x_label="calls that are counted",
         y_label="evidence of what is needed",
         series=series,

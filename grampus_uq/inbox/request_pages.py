@@ -98,7 +98,7 @@ async def how_many(inbox: Inbox) -> int:
 def said(inbox: Inbox, shown: Card) -> str:
     """The effect, in one sentence."""
     if shown.tool is None:
-        return "Releases the answer of the run."
+        return "Releases the run's answer."
     return sentence_of(shown.tool, shown.arguments, inbox.sentences)
 
 

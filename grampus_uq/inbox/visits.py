@@ -128,7 +128,7 @@ def for_role(role: Role) -> Callable[[Page], Endpoint]:
                         request, 403, f"This needs the role {role.value}; yours is {visit.person.role.value}."
                     )
                 if request.method == "POST" and not hmac.compare_digest(await _token(request), visit.csrf.encode()):
-                    return refusal(request, 403, "The page is from another session. Open it again.")
+                    return refusal(request, 403, "The page belongs to another session. Open it again.")
                 return await page(visit)
             except GrampusError as error:
                 return failed(request, error)
@@ -210,7 +210,7 @@ async def _token(request: Request) -> bytes:
 
 
 def _gone(request: Request) -> Response:
-    return refusal(request, 401, "You are signed out. Sign in, and look at it again.")
+    return refusal(request, 401, "You are signed out. Sign in and open the page again.")
 
 
 def rendered(template: str, **values: Any) -> str:

@@ -248,7 +248,7 @@ class HeldCalls:
         """
         slot = self._waiting_on(decision)
         if slot is None:
-            raise ApprovalError(f"Nothing waits under request {decision.request_id!r:.40}: stale or already decided.")
+            raise ApprovalError(f"No pending request {decision.request_id!r:.40}: stale or already decided.")
         told = self._told_first.get(decision.request_id)
         if told is False and decision.kind is not ApprovalKind.APPROVE:
             raise ApprovalError("The permits on this call could not learn of it: await `tell_first` again.")

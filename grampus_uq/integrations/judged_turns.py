@@ -192,7 +192,7 @@ class TurnJudge:
         known = {request["id"] for request in requests_of(carried)}
         for decision in decisions:
             if decision.request_id not in known:
-                refusals.append(f"Nothing waits under request {decision.request_id:.40}: stale, or already decided.")
+                refusals.append(f"No pending request {decision.request_id:.40}: stale or already decided.")
         turn: Turn = dict(carried.turn or {})
         arrived = [(ApprovalDecision.model_validate(one), at) for one, at in turn.get("arrived") or ()]
         arrived += [(decision, now_s) for decision in decisions if decision.request_id in known]

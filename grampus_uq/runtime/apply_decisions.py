@@ -95,7 +95,7 @@ async def _take_decisions(
     standing = await standing_in(ledger.store, given)
     for decision in given:
         if decision.request_id not in waiting:
-            raise ApprovalError(f"Nothing waits under request {decision.request_id!r:.40}: stale or already decided.")
+            raise ApprovalError(f"No pending request {decision.request_id!r:.40}: stale or already decided.")
         request, record = waiting[decision.request_id]
         _, refused = approvals.holding(request, [(decision, lease.now_s())], turn.gate.problem, standing)
         if refused:

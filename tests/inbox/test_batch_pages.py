@@ -66,7 +66,7 @@ async def test_one_touch_decides_three_calls_and_each_runs_once(store: SessionSt
     ann = await someone(desk.app, store)
     requests = await three(desk)
     page = (await ann.get("/requests")).text
-    assert f'href="/requests/{requests[0].id}/alike">Decide 3 alike together' in page
+    assert f'href="/requests/{requests[0].id}/alike">Decide 3 similar calls together' in page
     page = (await ann.get(f"/requests/{requests[1].id}/alike")).text
     calls = listed(page)
     assert [one["id"] for one in calls] == [one.id for one in requests]
@@ -75,7 +75,7 @@ async def test_one_touch_decides_three_calls_and_each_runs_once(store: SessionSt
     told = [f'Runs send_email with to "{name}", body "hi". Approved.' for name in ("ann", "bob", "eve")]
     assert done.json()["told"] == [f"{one} A worker takes it up." for one in told]
     assert await sent_of(desk, "ann", "bob", "eve") == ["ann", "bob", "eve"]
-    assert "Nothing waits" in (await ann.get("/requests")).text
+    assert "No pending requests" in (await ann.get("/requests")).text
 
 
 async def test_a_part_of_the_list_is_rejected_and_the_rest_waits(store: SessionStore) -> None:
@@ -156,10 +156,10 @@ async def test_a_call_of_another_shape_is_in_no_batch(store: SessionStore, other
     odd = await desk.pause(other, session="odd")
     calls = listed((await ann.get(f"/requests/{plain[0].id}/alike")).text)
     assert [one["id"] for one in calls] == [one.id for one in plain]
-    assert "Decide it by itself" in (await ann.get(f"/requests/{odd.id}/alike")).text
+    assert "Decide this one individually" in (await ann.get(f"/requests/{odd.id}/alike")).text
     card = await shown(ann, odd.id)
     refused = await prepared(ann, [*calls, {"id": odd.id, **card}])
-    assert "not of one shape" in refused.json()["error"]
+    assert "not similar" in refused.json()["error"]
 
 
 async def test_a_tool_that_is_always_asked_for_is_in_no_batch(store: SessionStore) -> None:
@@ -170,10 +170,10 @@ async def test_a_tool_that_is_always_asked_for_is_in_no_batch(store: SessionStor
         desk.monitor = UncertaintyMonitor(policy=UncertaintyPolicy(always_ask_tool_names=["send_email"]))
         asked.append(await desk.pause(mail("c", name), session=name))
     assert {one.rule for one in asked} == {"always_ask"}
-    assert "alike together" not in (await ann.get("/requests")).text
-    assert "Decide it by itself" in (await ann.get(f"/requests/{asked[0].id}/alike")).text
+    assert "similar calls together" not in (await ann.get("/requests")).text
+    assert "Decide this one individually" in (await ann.get(f"/requests/{asked[0].id}/alike")).text
     calls = [{"id": one.id, **await shown(ann, one.id)} for one in asked]
-    assert "decided by itself" in (await prepared(ann, calls)).json()["error"]
+    assert "decided individually" in (await prepared(ann, calls)).json()["error"]
 
 
 async def test_who_may_not_decide_sees_no_batch(store: SessionStore) -> None:
@@ -181,7 +181,7 @@ async def test_who_may_not_decide_sees_no_batch(store: SessionStore) -> None:
     await someone(desk.app, store)
     eve = await someone(desk.app, store, "eve", Role.LABEL)
     requests = await three(desk)
-    assert "alike together" not in (await eve.get("/requests")).text
+    assert "similar calls together" not in (await eve.get("/requests")).text
     assert (await eve.get(f"/requests/{requests[0].id}/alike")).status_code == 403
     assert (await prepared(eve, [])).status_code == 403
 
@@ -224,7 +224,7 @@ async def test_no_more_than_twenty_are_offered_and_listed(store: SessionStore) -
     desk = Desk(store)
     ann = await someone(desk.app, store)
     requests = [await desk.pause(mail("c", f"p{number}"), session=str(number)) for number in range(22)]
-    assert "Decide 20 alike together" in (await ann.get("/requests")).text
+    assert "Decide 20 similar calls together" in (await ann.get("/requests")).text
     calls = listed((await ann.get(f"/requests/{requests[-1].id}/alike")).text)
     assert [one["id"] for one in calls] == [one.id for one in requests[:20]]
     more = [*calls, {"id": requests[20].id, **await shown(ann, requests[20].id)}]
@@ -240,7 +240,8 @@ async def test_calls_of_ones_own_runs_are_in_no_batch_that_one_is_offered(store:
     desk.starter = "Ann"
     own = await desk.pause(mail("c", "zoe"), session="own")
     for who, count in ((ann, 3), (bob, 4)):
-        assert f'href="/requests/{others[0].id}/alike">Decide {count} alike' in (await who.get("/requests")).text
+        link = f'href="/requests/{others[0].id}/alike">Decide {count} similar calls'
+        assert link in (await who.get("/requests")).text
         calls = listed((await who.get(f"/requests/{others[1].id}/alike")).text)
         assert len(calls) == count
         assert (own.id in [one["id"] for one in calls]) is (count == 4)

@@ -113,7 +113,7 @@ async def test_what_was_approved_on_the_page_runs_once(store: SessionStore) -> N
     gone = await ann.get(f"/requests/{request.id}")
     assert gone.status_code == 404
     assert "approved by ann" in gone.text
-    assert "Nothing waits" in (await ann.get("/requests")).text
+    assert "No pending requests" in (await ann.get("/requests")).text
 
 
 async def test_each_of_the_three_requests_of_a_decision_is_one_turn_of_the_stores_thread(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_an_edit_shows_what_it_changes_fits_the_schema_and_runs(store: Ses
         ("[1]", "object"),
         ("{", "no JSON"),
         ("[" * 100_000, "no JSON"),
-        ('{"body":"hi","to":"bob"}', "Nothing is changed"),
+        ('{"body":"hi","to":"bob"}', "Nothing was changed"),
         ('{"to": "eve", "body": 1e999}', "no number of JSON"),
         ('{"to": "\\ud800", "body": "hi"}', "half a character"),
         ('{"to": "eve", "body": "hi", "\\udfff": 1}', "half a character"),
@@ -374,7 +374,7 @@ async def test_who_may_not_decide_does_not(store: SessionStore) -> None:
     ann, lou = await someone(desk.app, store), await someone(desk.app, store, "lou", Role.LOOK)
     request = await desk.pause()
     page = await lou.get(f"/requests/{request.id}")
-    assert "Your role does not decide" in page.text
+    assert "Your role cannot decide" in page.text
     card = await shown(ann, request.id)
     assert (await prepared(lou, request.id, card=card)).status_code == 403
     assert (
@@ -395,7 +395,7 @@ async def test_a_key_that_the_runner_does_not_know_decides_nothing_and_the_page_
     assert (await decide(eve, request.id)).status_code == 200
     await desk.resume()
     assert desk.world.sent == []
-    assert "Not taken: eve" in (await eve.get(f"/requests/{request.id}")).text
+    assert "Not accepted: eve" in (await eve.get(f"/requests/{request.id}")).text
 
 
 HOSTILE = [

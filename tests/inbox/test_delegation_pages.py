@@ -65,7 +65,7 @@ async def test_a_deputy_decides_in_the_place_of_who_signed_it_and_the_runner_bel
     office = Office(store)
     request = await office.begin()
     before = await office.dan.get(f"/requests/{request.id}")
-    assert "Nobody lets you decide on this" in before.text
+    assert "You have no active delegation" in before.text
     assert "data-decide" not in before.text
     assert (await prepared(office.dan, request.id, card=await shown(office.dan, request.id))).status_code == 409
     said = (await wished(office.ann)).json()
@@ -240,7 +240,7 @@ async def test_who_started_the_run_lets_no_deputy_decide_on_it(store: SessionSto
     office.starter = "ann"
     request = await office.begin()
     await delegated(office.ann)
-    assert "Nobody lets you decide" in (await office.dan.get(f"/requests/{request.id}")).text
+    assert "You have no active delegation" in (await office.dan.get(f"/requests/{request.id}")).text
     await delegated(office.bob)
     assert (await decide(office.dan, request.id)).status_code == 200
     await office.resume()
@@ -253,9 +253,9 @@ async def test_a_drill_is_refused_and_answered_by_a_deputy_as_a_request_is(store
     dan = await someone(world.desk.app, store, "dan", Role.DEPUTY)
     await world.drill()
     for request_id in (world.waits.id, world.newest):
-        assert "Nobody lets you decide" in (await dan.get(f"/requests/{request_id}")).text
+        assert "You have no active delegation" in (await dan.get(f"/requests/{request_id}")).text
         refused = await prepared(dan, request_id)
-        assert (refused.status_code, "Nobody lets you" in refused.json()["error"]) == (409, True)
+        assert (refused.status_code, "You have no active delegation" in refused.json()["error"]) == (409, True)
     await delegated(world.ann)
     for request_id in (world.newest, world.waits.id):
         assert "You decide in the place of <b>ann</b>" in (await dan.get(f"/requests/{request_id}")).text

@@ -94,4 +94,4 @@ async def test_no_address_and_no_unsigned_body_tells_a_drill_from_a_request(
     assert [pair for pair in zip(*told, strict=True) if pair[0] != pair[1]] == []
     if role is Role.DECIDE or stands:
         assert {status for _, status, _ in told[0]} == {200, 400, 404, 405, 409}
-        assert any("signature is not on this" in text for _, _, text in told[0])
+        assert any("signature is not for this" in text for _, _, text in told[0])

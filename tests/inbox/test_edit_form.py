@@ -220,10 +220,10 @@ async def test_the_fields_of_a_page_run_as_they_were_typed(store: SessionStore) 
     schema = state.metadata["begun_with"]["parameters"]["send_email"]  # type: ignore[index, call-overload]
     form = form_of({"to": "bob", "body": "hi"}, schema)
     for texts, mark, why in (
-        (["hi", "bob"], "", "Nothing is changed"),
+        (["hi", "bob"], "", "Nothing was changed"),
         ([None, "bob"], "", "'body' needs a value."),
-        (["bob"], "", "other fields"),
-        (["hi", "eve"], "0" * 16, "other arguments than when"),
+        (["bob"], "", "fields differ"),
+        (["hi", "eve"], "0" * 16, "arguments changed since"),
     ):
         refused = await sent(desk, form, request, texts, mark)  # type: ignore[arg-type]
         assert refused.status_code == 409

@@ -290,7 +290,7 @@ def test_a_call_is_approved_on_a_phone_and_runs_once(
 ) -> None:
     page, house = open_page(), any_house
     enter(page, house)
-    page.get_by_text("Nothing waits for you.").wait_for()
+    page.get_by_text("No pending requests.").wait_for()
     house.pause()
     for _ in range(2_400):
         if notices[1]:
@@ -307,7 +307,7 @@ def test_a_call_is_approved_on_a_phone_and_runs_once(
     assert house.work() == AgentStatus.COMPLETED
     assert house.world.sent == [("bob", "hi")]
     page.get_by_role("link", name="Next").click()
-    page.get_by_text("Nothing waits for you.").wait_for()
+    page.get_by_text("No pending requests.").wait_for()
 
 
 def test_an_edit_is_shown_before_it_is_signed(house: House, open_page: Callable[..., Any]) -> None:
@@ -316,7 +316,7 @@ def test_an_edit_is_shown_before_it_is_signed(house: House, open_page: Callable[
     page.goto(f"{house.origin}/requests/{house.pause()}")
     choose(page, "Edit")
     choose(page, "Show the change")
-    page.get_by_text("Nothing is changed").wait_for()
+    page.get_by_text("Nothing was changed").wait_for()
     page.get_by_label("to text").fill("eve")
     choose(page, "Show the change")
     assert page.locator("[data-changes] tr").nth(1).inner_text().split() == ["to", '"bob"', '"eve"']
@@ -588,7 +588,7 @@ def test_calls_alike_are_decided_together_once_all_were_on_screen(house: House, 
     for name in ("bob", "joe", "eve"):
         house.pause(mail("c", name, "x " * 1_500), session=name)
     page.goto(f"{house.origin}/requests")
-    page.get_by_role("link", name="Decide 3 alike together").click()
+    page.get_by_role("link", name="Decide 3 similar calls together").click()
     approve = page.get_by_role("button", name="Approve", exact=True)
     approve.wait_for()
     assert approve.is_disabled()
@@ -600,7 +600,7 @@ def test_calls_alike_are_decided_together_once_all_were_on_screen(house: House, 
         assert approve.is_disabled(), "of each call the end alone was on the screen"
     read(page)
     boxes.nth(2).uncheck()
-    page.get_by_text("A batch is of two calls at the least.").wait_for()
+    page.get_by_text("A batch needs at least two calls.").wait_for()
     assert approve.is_disabled()
     boxes.nth(2).check()
     choose(page, "Approve")
@@ -622,10 +622,10 @@ def test_a_permit_is_granted_narrowed_and_revoked(house: House, open_page: Calla
     page.goto(f"{house.origin}/permits")
     page.get_by_role("heading", name="Grant a permit").click()
     page.get_by_label("Tool").fill("send_email")
-    page.get_by_label("At most wrong").fill("2,5")
+    page.get_by_label("Wrong, at most").fill("2,5")
     choose(page, "Show the permit")
-    page.get_by_text("At most wrong, %: write a number like 12 or 2.5.").wait_for()
-    page.get_by_label("At most wrong").fill("2.5")
+    page.get_by_text("Wrong, at most %: write a number like 12 or 2.5.").wait_for()
+    page.get_by_label("Wrong, at most").fill("2.5")
     page.get_by_label("Conditions").fill("body=nonsense:1")
     choose(page, "Show the permit")
     page.get_by_text("NAME=RULE:VALUE").wait_for()
@@ -660,17 +660,17 @@ def test_a_deputy_decides_on_a_phone_in_somebodys_place_until_it_is_revoked(
     enter(dan, house, "dan", "deputy")
     request = house.pause(deputies=["dan"])
     dan.goto(f"{house.origin}/requests/{request}")
-    dan.get_by_text("Nobody lets you decide on this").wait_for()
+    dan.get_by_text("You have no active delegation").wait_for()
     shot(dan, "deputy-without-390")
     ann.goto(f"{house.origin}/delegations")
-    ann.get_by_role("heading", name="Let somebody decide in your place").click()
+    ann.get_by_role("heading", name="New delegation").click()
     ann.get_by_label("Tools").fill("send_email")
     ann.get_by_label("Hours").fill("0.5")
     choose(ann, "Show the delegation")
     ann.get_by_text("dan in the place of ann").wait_for()
     ann.get_by_text("calls of send_email").wait_for()
     choose(ann, "Sign: delegate")
-    ann.get_by_text("stands", exact=True).wait_for()
+    ann.get_by_text("active", exact=True).wait_for()
     dan.reload()
     dan.get_by_text("You decide in the place of ann").wait_for()
     shot(dan, "deputy-390")
@@ -772,14 +772,14 @@ def test_every_page_can_be_read_by_everybody(
     deputy = open_page(size)
     enter(deputy, house, "dan", "deputy")
     page.reload()
-    page.get_by_role("heading", name="Let somebody decide in your place").click()
+    page.get_by_role("heading", name="New delegation").click()
     examine("delegating")
     page.get_by_label("Tools").fill("send_email\ntransfer_money_between_accounts_of_customers")
     choose(page, "Show the delegation")
     page.get_by_text("dan in the place of ann").wait_for()
     examine("delegation")
     choose(page, "Sign: delegate")
-    page.get_by_text("stands", exact=True).wait_for()
+    page.get_by_text("active", exact=True).wait_for()
     examine("delegations")
     for path in ("reviewers", "health"):
         page.goto(f"{house.origin}/{path}")

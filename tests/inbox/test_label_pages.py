@@ -57,7 +57,7 @@ async def test_one_press_is_a_label_with_who_and_when(store: SessionStore, folde
     ]
     assert "1 finished run without" in (await ann.get("/labels")).text
     assert (await label(ann, "r3", "u")).status_code == 303
-    assert "Nothing is left to label" in (await ann.get("/labels")).text
+    assert "No runs left to label" in (await ann.get("/labels")).text
 
 
 async def test_a_second_person_does_not_see_the_first_label(store: SessionStore, folder: Path) -> None:

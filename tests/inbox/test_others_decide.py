@@ -33,7 +33,7 @@ async def test_the_page_says_it_beforehand_and_takes_no_decision_of_theirs(tmp_p
     agent = runner(world, turns, store=store, approvals=policy)
     (request,) = (await agent.run(AGENT, "mail zoe", session_id="s", started_by="ann")).pending
     own, others = [(await one.get(f"/requests/{request.id}")).text for one in (ann, bob)]
-    assert "You started this run: somebody else decides on it." in own
+    assert "You started this run: somebody else has to decide on it." in own
     assert "data-decide" not in own
     assert "started by ann" in others
     assert "data-decide" in others

@@ -145,7 +145,7 @@ async def test_where_several_must_agree_nobody_grants_and_anybody_revokes(store:
     one = permit()
     await grant_permit(store, one)
     ann = await someone(Desk(store, required=2).app, store)
-    assert "no permit counts" in (await ann.get("/permits")).text
+    assert "have no effect" in (await ann.get("/permits")).text
     assert (await prepared(ann)).status_code == 409
     assert (await prepared(ann, narrows=one.id, days=0.5)).status_code == 409
     assert (await ann.client.post(f"/permits/{one.id}/revoke", data={"csrf": ann.csrf})).status_code == 303

@@ -33,13 +33,13 @@ async def test_the_team_is_shown_and_of_persons_only_oneself(store: SessionStore
     await drilled(store, 0.1, "ann")
     await drilled(store, 0.9, "bob<script>", seed=2)
     page = (await ann.get("/reviewers")).text
-    assert "5 % of what is shown are drills" in page
+    assert "5 % of the displayed calls are drills" in page
     assert "80 drills" in page
     assert "your drills" in page
     assert "bob" not in page
     assert "More than 15 % are missed" in page
     bob = await someone(app, store, "bobby", Role.LOOK)
-    assert "Below 30 nothing is said of a person" in (await bob.get("/reviewers")).text
+    assert "Individual figures start at 30" in (await bob.get("/reviewers")).text
 
 
 async def test_health_is_shown_in_words(store: SessionStore) -> None:

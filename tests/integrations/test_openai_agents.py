@@ -201,7 +201,7 @@ async def test_what_was_asked_of_another_run_does_not_count_for_this_one(tmp_pat
         saved[name] = json.loads(paused.text)
     mixed = json.dumps(saved["mallory"] | {"calls": saved["bob"]["calls"]})
     assert decision is not None
-    with pytest.raises(ApprovalError, match="Nothing waits"):
+    with pytest.raises(ApprovalError, match="No pending request"):
         await desk.guard.resume(agent, mixed, [decision])
     again = await desk.guard.pause(await desk.guard.resume(agent, mixed))
     assert again is not None

@@ -192,7 +192,7 @@ async def test_a_run_as_it_was_written_goes_on_and_its_approval_runs_once() -> N
 async def test_another_sessions_run_and_decisions_do_not_count() -> None:
     bank = Bank()
     one, two = await bank.go("one"), await bank.go("two")
-    with pytest.raises(ApprovalError, match="Nothing waits"):
+    with pytest.raises(ApprovalError, match="No pending request"):
         await bank.resume(two.text, [sign(one.requests[0])])
     mixed = json.loads(two.text) | {"calls": json.loads(one.text)["calls"]}
     with pytest.raises((ApprovalError, DataError)):

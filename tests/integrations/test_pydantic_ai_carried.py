@@ -163,7 +163,7 @@ async def test_the_state_and_the_decisions_of_another_session_do_not_count_in_th
     yes = sign(waiting(one)[0])
     with pytest.raises((ApprovalError, DataError)):
         await bank.agent.run(**resume(json.dumps(mixed), [yes]))
-    with pytest.raises(ApprovalError, match="Nothing waits"):
+    with pytest.raises(ApprovalError, match="No pending request"):
         await bank.agent.run(**resume(two.all_messages(), [yes]))
     assert bank.paid == []
 

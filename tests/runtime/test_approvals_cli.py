@@ -165,7 +165,7 @@ def test_after_an_approval_the_request_is_listed_as_decided_until_the_runner_tak
     assert "An earlier decision comes first if it is valid: decided, unchecked: approve by ann." in again.output
     assert desk.resume().status is AgentStatus.COMPLETED
     assert desk.world.sent == [("bob", "hi")]
-    assert desk.cli("list").output == "Nothing waits for a human.\n"
+    assert desk.cli("list").output == "No pending approvals.\n"
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ async def test_a_runner_refuses_decisions_on_drills_from_a_caller_and_leaves_sto
     )
     await Ledger(store).decide(forged)
     assert [d.key for d in await store.scan("job")] == []
-    with pytest.raises(ApprovalError, match="Nothing waits"):
+    with pytest.raises(ApprovalError, match="No pending request"):
         await agent.resume("mailer", "s", forged)
     await agent.resume("mailer", "s")
     assert world.sent == []

@@ -719,7 +719,7 @@ async def test_a_precondition_that_fails_voids_an_approval_and_the_call_is_asked
     (again,) = result.pending
     assert "the account is closed" in again.reason
     closed = False
-    with pytest.raises(ApprovalError, match="Nothing waits"):
+    with pytest.raises(ApprovalError, match="No pending request"):
         await one().resume("mailer", "s", request.decide("approve", principal="ann"))
     assert (await one().resume("mailer", "s", again.decide("approve", principal="ann"))).status == "completed"
     assert world.sent == [("bob", "hi")]
@@ -738,7 +738,7 @@ async def test_a_policy_that_changed_while_a_call_waited_is_asked_anew() -> None
     (request,) = (await runner(world, store=store).run(AGENT, "mail bob", session_id="s")).pending
     strict = UncertaintyMonitor(policy=UncertaintyPolicy(low_threshold=0.95))
     one = runner(world, store=store, monitor=strict)
-    with pytest.raises(ApprovalError, match="Nothing waits"):
+    with pytest.raises(ApprovalError, match="No pending request"):
         await one.resume("mailer", "s", request.decide("approve", principal="ann"))
     (asked,) = (await one.list_pending_sessions("mailer"))[0].requests
     assert asked.id != request.id

@@ -90,7 +90,7 @@ async function register(button) {
         },
       });
       const key = made.response.getPublicKey();
-      if (!key) throw new Error("This device makes passkeys of a kind that cannot decide. Use another one.");
+      if (!key) throw new Error("This device's passkeys are of an unsupported kind. Use another device.");
       const done = await post("/invitation", {
         token,
         id: text64(made.rawId),
@@ -304,7 +304,7 @@ function deciding(panel) {
     parts.edit.hidden = kind !== "edit";
     parts.reason.hidden = !kind;
     parts.never.hidden = kind !== "reject" || !one("[data-do=edit]", panel);
-    one("[data-reason-label]").textContent = kind === "respond" ? "What the model reads instead of the result" : "Reason, for the model (optional)";
+    one("[data-reason-label]").textContent = kind === "respond" ? "Text that the model reads instead of the result" : "Reason, for the model (optional)";
     send.textContent = { approve: "Sign: approve", edit: "Show the change", reject: "Sign: reject", respond: "Sign: respond" }[kind] || "";
     send.className = kind === "reject" ? "stop" : "";
     (kind === "edit" ? one("textarea, select", parts.edit) : kind === "respond" ? one("#message") : kind ? send : choices[0]).focus();
@@ -321,7 +321,7 @@ function deciding(panel) {
       message: one("#message").value || null, ...(kind === "edit" ? edit() : {}), never: kind === "reject" && one("#never").checked,
     });
     const signed = JSON.parse(said.text.slice(said.text.indexOf("\n") + 1));
-    if (signed.digest !== card.dataset.digest || signed.kind !== kind) throw new Error("The server offers another decision to sign than was asked for.");
+    if (signed.digest !== card.dataset.digest || signed.kind !== kind) throw new Error("The server returned a different decision to sign than requested.");
     return said;
   }
 
@@ -393,18 +393,18 @@ function batch(panel) {
     calls.forEach((call, number) => call.classList.toggle("out", !boxes[number].checked));
     const enough = chosen().length > 1;
     for (const button of choices) button.disabled = !enough || (button.dataset.do === "approve" && !seen);
-    tell(enough ? "" : "A batch is of two calls at the least. Decide a single one by itself.");
+    tell(enough ? "" : "A batch needs at least two calls. Decide a single call individually.");
   }
 
   async function sign() {
     const mine = chosen();
     const given = mine.map((call) => [call.dataset.id, call.dataset.digest, one("[data-seen]", call).dataset.seen]);
     const said = await post("/requests/alike/prepare", { kind, message: one("#message").value || null, calls: given });
-    if (said.texts.length !== mine.length) throw new Error("The server offers other decisions to sign than were asked for.");
+    if (said.texts.length !== mine.length) throw new Error("The server returned different decisions to sign than requested.");
     const digests = [];
     for (const [number, text] of said.texts.entries()) {
       const signed = JSON.parse(text.slice(text.indexOf("\n") + 1));
-      if (!kinds.some((head) => text.startsWith(head)) || signed.digest !== mine[number].dataset.digest || signed.kind !== kind) throw new Error("The server offers another decision to sign than was asked for.");
+      if (!kinds.some((head) => text.startsWith(head)) || signed.digest !== mine[number].dataset.digest || signed.kind !== kind) throw new Error("The server returned a different decision to sign than requested.");
       digests.push(hex(await digest(text)));
     }
     const answer = await assertion(["grampus_uq batch 1", ...digests].join("\n"), said.rp, said.keys, { batch: digests });
@@ -463,7 +463,7 @@ function signing(form) {
 
   show.addEventListener("click", () => trying(show, async () => {
     prepared = await post(`${path}/prepare`, wish());
-    if (!prepared.text.startsWith(`grampus_uq ${what} `)) throw new Error(`The server offers something else to sign than a ${what}.`);
+    if (!prepared.text.startsWith(`grampus_uq ${what} `)) throw new Error(`The server returned something other than a ${what} to sign.`);
     const rows = Object.entries(prepared.told).flatMap(([name, text]) => [
       Object.assign(document.createElement("dt"), { textContent: name }), Object.assign(document.createElement("dd"), { textContent: text })]);
     one("dl", promise).replaceChildren(...rows);
