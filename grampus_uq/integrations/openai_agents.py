@@ -170,10 +170,11 @@ class UncertaintyGuard:
 
         Beside the system instructions it is told what humans changed in calls whose results it now reads.
         """
-        tools = [without_gate(tool) for tool in tools]
+        given, tools = tools, [without_gate(tool) for tool in tools]
         run = self._here()
         if run is None:
             return system, items, tools
+        self._reach.check(given)
         if run.aborted is not None:  # an agent as a tool was aborted, and the SDK made a tool error of it
             raise run.aborted
         notes = run.calls.records.notes(answered_ids(items))

@@ -97,6 +97,22 @@ class AgentWatch:
             self.watched.pop(id(one), None)
         return agent
 
+    def check(self, tools: Collection[Any]) -> None:
+        """Look at the tools of one model call: those that an agent got while it ran have no gate.
+
+        Of a sandbox's agent, of a class with a `get_all_tools` of its own, of a clone with other tools. Raises
+        ConfigurationError, naming them, unless the user did; a guard that only advises reports them.
+        """
+        acts = self.acts()
+        gated, _ = gate_tools(tools, self.current, acts=acts, allow_ungated=self.allow_ungated if acts else None)
+        late = [tool for tool, known in zip(tools, gated, strict=True) if tool is not known]
+        names = [_server(tool) or tool.name for tool in late]
+        refused = [name for name in names if name not in self.allow_ungated] if acts else []
+        if refused:
+            way_out = "Give them to the agent before it runs, or name them in allow_ungated."
+            raise ConfigurationError.of("tools", "UncertaintyGuard", "tools that were watched", refused, way_out)
+        self._report(names)
+
     def _reached(self, agent: Agent[Any]) -> Iterator[Agent[Any]]:
         todo, seen = [agent], set()
         while todo:

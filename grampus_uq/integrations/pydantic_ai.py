@@ -295,7 +295,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         return await self._execute(ctx, release, lambda: handler(values))
 
     async def _execute(self, ctx: RunContext[Any], release: Release, work: Callable[[], Any]) -> Any:
-        """Run a released call: sub-agents find this run inside it, and only there (`iter` lends its caller a context)."""
+        """Run a released call: sub-agents find this run inside it, and only there: `iter` lends callers its context."""
         run = self._current()
         token = RUNNING.set(run)
         try:

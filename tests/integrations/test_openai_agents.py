@@ -321,6 +321,42 @@ def test_a_tool_that_nothing_can_stop_is_refused_by_name_unless_it_is_let_throug
     assert lenient.ungated == {name}
 
 
+class Growing(Agent[Any]):
+    """An agent whose class brings tools of its own to each turn, as that of a sandbox does."""
+
+    async def get_all_tools(self, run_context: Any) -> list[Any]:
+        return [*await super().get_all_tools(run_context), *self.brought]
+
+    brought: list[Any]
+
+
+@pytest.mark.parametrize("way", ["class", "clone"])
+@pytest.mark.anyio
+async def test_tools_that_an_agent_gets_while_it_runs_are_refused_by_name_unless_they_are_let_through_by_name(
+    tmp_path: Path, way: str
+) -> None:
+    desk = Desk(tmp_path, UNSURE, DONE)
+
+    async def run(guard: UncertaintyGuard) -> Any:
+        agent: Any = Growing(name="a", model=FakeModel(desk.setup))
+        agent.brought = []
+        guard.watch(agent)
+        brought = [tool for tool in desk.agent().tools if tool.name == "pay"]
+        if way == "class":
+            agent.brought = brought
+        else:
+            agent = Agent(name="a", model=agent.model, tools=brought)
+        with guard.session("s"):
+            return await Runner.run(agent, "Pay.")
+
+    with pytest.raises(ConfigurationError, match="pay"):
+        await run(desk.guard)
+    assert (desk.paid, desk.model_calls) == ([], 0)
+    for guard in (desk.another(allow_ungated=["pay"]), desk.another(advisory=True)):
+        assert ((await run(guard)).final_output, guard.ungated) == ("Done.", {"pay"})
+    assert desk.paid == ["bob", "bob"]
+
+
 @pytest.mark.anyio
 async def test_a_guard_that_only_advises_refuses_nothing_and_says_what_it_could_not_stop(tmp_path: Path) -> None:
     desk = Desk(tmp_path, DONE)
