@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.columns import TASK
-from grampus_uq.learn.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
+from grampus_uq.learn.fit.detector import DetectorFit, fit_budget
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.learn.guarded import guarding_as_recorded
 from grampus_uq.learn.profiles import FitOptions
@@ -56,16 +55,6 @@ from grampus_uq.signals.registry import switches_of
 @click.option("--certified-only", is_flag=True, help="Release nothing without a guarantee.")
 @click.option("--pause-share", type=float, help="Or: hold at most this share of irreversible calls.")
 @click.option(
-    "--cost-failure",
-    "cost_of_failure",
-    type=float,
-    help="Or: cost of a wrong call; with --cost-pause.",
-)
-@click.option("--cost-pause", "cost_of_pause", type=float, help="Cost of asking a human, in the same unit.")
-@click.option(
-    "--cost-abort", "cost_of_abort", type=float, help="Cost of aborting a good run; without it no run is aborted."
-)
-@click.option(
     "--irreversible",
     multiple=True,
     metavar="NAME",
@@ -95,7 +84,9 @@ from grampus_uq.signals.registry import switches_of
     type=FiniteRange(min=0, min_open=True),
     help="Runs per day, for the forecast of pauses.  [default: as recorded]",
 )
-@click.option("--stream", "streams", multiple=True, help="Fit a detector alone, on these streams.")
+@click.option(
+    "--stream", "streams", multiple=True, help="Streams that the detector reads.  [default: p_success, else fused]"
+)
 @click.option(
     "--detector-at",
     type=click.Choice(["calls", "steps"]),
@@ -122,35 +113,32 @@ def command(
 
     Fits everything that the labels allow, on disjoint runs: the worth of each stream, p_success, TRACER, a
     detector, the release of irreversible calls, error attribution. Parts that could not be fitted state the
-    reason. With --stream or --budget, fits a detector alone. If nothing can be fitted, nothing is written and
-    the exit status is 1; --force writes the profile anyway.
+    reason. With --budget, fits a detector alone. If nothing can be fitted, nothing is written and the exit
+    status is 1; --force writes the profile anyway.
 
     Runs that a human or the monitor stopped or decided on, or that hit the step limit, have no outcome of their
     own: they are left out and counted. --budget needs no labels; its promise concerns the share of all runs
-    that are paused. The stream trajectory_risk needs runs recorded with TRACER; the profile then has TRACER's
-    default parameters.
+    that are paused. The stream trajectory_risk needs runs recorded with TRACER.
     """
     if "" in streams:
         raise ConfigurationError.of("--stream", "fit", "the name of a score stream", "")
     if not 0.0 <= chosen["assurance"] < 1.0:
         raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", chosen["assurance"], "0.9 leaves a 10 % chance")
     how = "by_score" if labels == "by-score" else labels
-    options = FitOptions(labels=how, **chosen)
+    options = FitOptions(labels=how, streams=streams or None, **chosen)
     workers = chosen_workers(paths, workers)
-    if not streams and budget is None:
+    if budget is None:
         fit_whole(
             paths, output, options, base=base, irreversible=irreversible, workers=workers, force=force, as_json=as_json
         )
         return
     others: dict[str, Any] = {"--accuracy": options.accuracy, "--wrong-releases": options.wrong_releases}
-    others |= {"--pause-share": options.pause_share, "--cost-failure": options.cost_of_failure}
-    for name, value in (others | {"--base": base, "--labels": labels}).items():
+    for name, value in (others | {"--pause-share": options.pause_share, "--base": base, "--labels": labels}).items():
         if value is not None:
-            rule = "left out with --stream or --budget: these fit a detector alone"
-            raise ConfigurationError.of(name, "fit", rule, value)
+            raise ConfigurationError.of(name, "fit", "left out with --budget, which fits a detector alone", value)
     streams = streams or ("fused",)
     policy = guarding_as_recorded(_policy(streams, irreversible), paths)
-    _fit_alone(paths, output, options, streams, budget, workers, policy, force=force, as_json=as_json)
+    _fit_budget(paths, output, options, streams, budget, workers, policy, force=force, as_json=as_json)
 
 
 def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -161,47 +149,45 @@ def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _fit_alone(
+def _fit_budget(
     paths: tuple[str, ...],
     output: str,
     options: FitOptions,
     streams: tuple[str, ...],
-    budget: float | None,
+    budget: float,
     workers: int,
     policy: UncertaintyPolicy,
     *,
     force: bool,
     as_json: bool,
 ) -> None:
-    """Fit a detector and nothing else; TRACER, where it is one of its streams, has its default parameters."""
-    rng = np.random.default_rng(options.seed)
+    """Fit a detector without labels; TRACER, where it is one of its streams, has its default parameters."""
     risk = TrajectoryRiskSettings() if UncertaintySource.TRAJECTORY_RISK in streams else None
     at_calls = None if options.detector_at is None else options.detector_at == "calls"
-    reading: dict[str, Any] = {"labelled": budget is None, "task_key": options.task_key, "at_calls": at_calls}
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
             judge = Profile(policy=policy, trajectory_risk=risk) if risk or policy.irreversible_tool_names else None
             data = read_detector_runs(
-                paths, streams, profile=judge, on_runs=advance, on_refused=refuse, **reading, workers=workers
+                paths,
+                streams,
+                labelled=False,
+                profile=judge,
+                task_key=options.task_key,
+                at_calls=at_calls,
+                on_runs=advance,
+                on_refused=refuse,
+                workers=workers,
             )
-        if budget is not None:
-            fit = fit_budget(data, rng=rng, share=budget)
-        else:
-            delta = None if options.assurance == 0.0 else round(1.0 - options.assurance, 12)
-            fit = fit_detector(data, rng=rng, alpha=options.false_alarms, delta=delta)
+        fit = fit_budget(data, rng=np.random.default_rng(options.seed), share=budget)
         files = list(filter(Path.is_file, recording_files(list(paths))))[:1000]
         artifact = ProfileArtifact(
-            profile=Profile(
-                detector=fit.detector,
-                policy=policy,
-                trajectory_risk=risk,
-            ),
+            profile=Profile(detector=fit.detector, policy=policy, trajectory_risk=risk),
             fitted_for=_fitted_for(paths),
             guarantees=(fit.detector.threshold.guarantee,),
             provenance=Provenance(
                 counts=dict(fit.report.counts),
                 inputs=tuple(InputFile.of(path) for path in files),
-                splits={"fit": len(fit.report.fit_ids), "threshold": len(fit.report.threshold_ids)},
+                splits={"fit": 0, "threshold": len(fit.report.threshold_ids)},
                 seed=options.seed,
             ),
         )
@@ -239,7 +225,6 @@ def _print(fit: DetectorFit, output: str | None, artifact: ProfileArtifact, as_j
             "fingerprint": fingerprint,
             "counts": dict(report.counts),
             **detector_json(fit),
-            "labels_needed": [asdict(need) for need in report.needs],
         }
         print_json(shown)
         return
@@ -250,19 +235,5 @@ def _print(fit: DetectorFit, output: str | None, artifact: ProfileArtifact, as_j
     click.echo(f"promise    {threshold.guarantee}")
     if threshold.shortage:
         click.echo(f"SHORTAGE   {threshold.shortage}")
-    for line in _advice(report.needs, threshold.delta):
-        click.echo(f"labels     {line}")
     for line in written_lines(output, fingerprint, rings=not threshold.shortage):
         click.echo(line)
-
-
-def _advice(needs: Sequence[LabelNeed], delta: float | None) -> Iterator[str]:
-    """The labels missing for the levels that are out of reach, the nearest first, in the mode asked for."""
-    for need in sorted(needs, key=lambda need: (need.successes, -need.alpha)):
-        if need.delta != delta:
-            continue
-        if need.successes == 0:
-            yield f"a false-alarm rate of {need.alpha:g} can be had from these: fit with --false-alarms {need.alpha:g}"
-        else:
-            about = "" if need.runs is None else f", about {need.runs} runs as they come"
-            yield f"a false-alarm rate of {need.alpha:g} needs {need.successes} more labelled successes{about}"

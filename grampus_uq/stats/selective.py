@@ -3,8 +3,7 @@
 A case has a calibrated chance p of success and is released where p is at least a threshold. `certified_threshold` finds
 one for which "at least a share `target` of the released are right" holds with high probability over the calibration
 cases; `budget_of_wrong_releases` bounds how many of all cases are released and wrong, which takes far fewer labels;
-`estimated_threshold` estimates one without a guarantee; `share_threshold` bounds how many are held; `cost_thresholds`
-follow from the costs of a failure, a pause and an abort.
+`estimated_threshold` estimates one without a guarantee; `share_threshold` bounds how many are held.
 
 Counting a case of unknown outcome as wrong only makes a threshold stricter, so every promise here holds whichever
 outcomes are known.
@@ -275,32 +274,6 @@ def share_threshold(chances: npt.ArrayLike, share: float) -> float | None:
     k = math.floor((len(p) + 1) * share + 1e-9)
     found = np.sort(np.where(np.isnan(p), -np.inf, p))
     return None if k < 1 or not math.isfinite(found[k - 1]) else float(found[k - 1])
-
-
-def cost_thresholds(failure: float, pause: float, abort: float | None = None) -> tuple[float, float | None]:
-    """Release from p on, abort below: the actions of least expected cost when p is the true chance of success.
-
-    Going ahead costs `(1 - p) failure`, a pause costs `pause` whatever happens, an abort costs `p abort` (a good run
-    lost). So release where `p >= 1 - pause/failure`, and abort where `p < pause/abort`; where pausing never costs
-    least, both meet at `failure/(failure + abort)`. As good as p is calibrated: no guarantee.
-
-    Args:
-        failure: cost of a wrong irreversible call, > 0.
-        pause: cost of asking a human, > 0.
-        abort: cost of ending a run that would have succeeded; None: never abort.
-
-    >>> cost_thresholds(10.0, 1.0), cost_thresholds(10.0, 1.0, 4.0)
-    ((0.9, None), (0.9, 0.25))
-    """
-    for name, value in (("failure", failure), ("pause", pause), ("abort", 1.0 if abort is None else abort)):
-        if not 0.0 < value < math.inf:
-            raise ConfigurationError.of(name, "cost_thresholds", "a finite cost > 0", value)
-    release = max(0.0, 1.0 - pause / failure)
-    if abort is None:
-        return release, None
-    both = failure / (failure + abort)  # where going ahead and aborting cost the same
-    below = pause / abort
-    return (both, both) if below > release else (release, below)
 
 
 def released_needed(share_right: float, target: float, delta: float, *, most: int = 100_000) -> int | None:

@@ -109,7 +109,7 @@ TABLE = """
 2 fit runs --accuracy 1.5
 2 fit runs --accuracy nan
 2 fit runs --pause-share -1
-2 fit runs --cost-failure 1
+2 fit runs --budget 0.1 --accuracy 0.9
 2 fit runs --cost-missed-failure nan --cost-false-alarm 1
 2 fit runs --runs-per-day -3
 2 fit runs --runs-per-day nan

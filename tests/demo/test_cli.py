@@ -118,7 +118,7 @@ def test_the_recordings_of_an_advisory_demo_can_be_fitted_on(
         assert run(*arguments, *profile, "--parallel", "16", "--runs-folder", str(tmp_path / "again")) == 0
     again = json.loads(capsys.readouterr().out)
     assert "detector" in {found.steps[1].assessment.rule for found in runs(again["recording"])}
-    assert fitted["guarantee"] in again["promises"]
+    assert f"detector: {fitted['guarantee']}" in again["promises"]
     wrong = {group["decision"]: group["n"] - group["right"] for group in again["groups"]}
     assert wrong["published"] < wrong["paused"]
 

@@ -19,7 +19,6 @@ from grampus_uq.stats.selective import (
     candidate_thresholds,
     certified_by_count,
     certified_threshold,
-    cost_thresholds,
     estimated_threshold,
     released_needed,
     share_threshold,
@@ -159,16 +158,6 @@ def test_a_share_is_held_by_the_largest_order_statistic_that_a_new_case_is_below
     assert share_threshold(chances, fortieths / 40) == expected
 
 
-@given(st.floats(0.1, 50), st.floats(0.1, 50), st.one_of(st.none(), st.floats(0.1, 50)), unit)
-def test_costs_choose_the_action_of_least_expected_cost(failure, pause, abort, p):
-    release, below = cost_thresholds(failure, pause, abort)
-    costs = {"go": (1 - p) * failure, "pause": pause}
-    if abort is not None:
-        costs["abort"] = p * abort
-    chosen = "go" if p >= release else "abort" if below is not None and p < below else "pause"
-    assert costs[chosen] <= min(costs.values()) + 1e-9
-
-
 def test_what_a_certificate_needs_is_what_it_gets():
     for share_right in (1.0, 0.97, 0.95):
         n = released_needed(share_right, 0.9, 0.1)
@@ -230,13 +219,6 @@ def test_arrays_of_different_shapes_are_refused_by_their_name():
                 call(chances, right, **levels)
     with pytest.raises(ConfigurationError, match=r"^The 'weights' parameter of `estimated_threshold`"):
         estimated_threshold(*ONE, target=0.5, weights=[1.0, 1.0])
-
-
-@pytest.mark.parametrize("cost", [0.0, -1.0, math.inf, math.nan])
-@pytest.mark.parametrize("name", ["failure", "pause", "abort"])
-def test_a_cost_that_is_none_is_refused_by_its_name(name, cost):
-    with pytest.raises(ConfigurationError, match=f"^The '{name}' parameter of `cost_thresholds`"):
-        cost_thresholds(**{"failure": 10.0, "pause": 1.0, "abort": 4.0, name: cost})
 
 
 # -- a budget of wrong releases --

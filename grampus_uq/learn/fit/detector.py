@@ -1,13 +1,12 @@
 """Labelled runs in, a frozen detector out: the statistic, its thresholds, what they promise, and what was done.
 
-`fit_detector` learns or picks the statistic; `fit_budget` needs no outcomes; `fit_paper` is the published method as it
-is. A run that was paused, stopped or changed by somebody has a selected outcome: refitting on what a monitor let
-through lifts false alarms (.10 to .16 - .36 in simulation), so `detector_runs` leaves such runs out, and so should you.
+`fit_detector` learns or picks the statistic; `fit_budget` needs no outcomes. A run that was paused, stopped or changed
+by somebody has a selected outcome: refitting on what a monitor let through lifts false alarms (.10 to .16 - .36 in
+simulation), so `detector_runs` leaves such runs out, and so should you.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -19,7 +18,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.detector_bank import Member, bank, fit_members, untrained
 from grampus_uq.learn.fit.detector_choice import choose, out_of_fold, powers
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
-from grampus_uq.learn.fit.detector_split import Split, split, split_at, successes_to_label
+from grampus_uq.learn.fit.detector_split import Split, split, split_at
 from grampus_uq.stats.eprocess import Detector, log_peaks
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import (
@@ -44,16 +43,6 @@ _BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelNeed:
-    """The labels that a level lacks: successes, and about how many runs that means at the success rate seen."""
-
-    alpha: float
-    delta: float | None
-    successes: int
-    runs: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
     """The account of a fit, JSON-able by `asdict`.
 
@@ -63,7 +52,6 @@ class FitReport:
         member: the statistic that was chosen.
         reason: why that one.
         power: of the members, out of fold; empty when nothing was chosen.
-        needs: for the listed levels that have no finite threshold, how many more labels they need.
     """
 
     counts: Mapping[str, int]
@@ -72,7 +60,6 @@ class FitReport:
     member: str
     reason: str
     power: Mapping[str, float] = field(default_factory=dict)
-    needs: tuple[LabelNeed, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON-able mapping."""
@@ -139,7 +126,6 @@ def fit_detector(
         member=scorer.name,
         reason=reason,
         power=power,
-        needs=_needs(detector.thresholds, successes, len(runs)),
     )
     return DetectorFit(detector=detector, report=report)
 
@@ -265,16 +251,6 @@ def _about(thresholds: Sequence[Threshold], runs: DetectorRuns) -> tuple[Thresho
 def _bare(streams: tuple[str, ...], scorer: FeatureScorer | PaperScorer, salt: str) -> Detector:
     """A detector that only scores: its one threshold is a formality."""
     return Detector(streams=streams, scorer=scorer, thresholds=(ville_threshold(0.5),), deployed=0, salt=salt)
-
-
-def _needs(thresholds: Sequence[Threshold], successes: int, runs: int) -> tuple[LabelNeed, ...]:
-    needs = []
-    for threshold in thresholds:
-        if threshold.shortage:
-            more = successes_to_label(successes, threshold.alpha, threshold.delta)
-            about = math.ceil(more * runs / successes) if successes else None
-            needs.append(LabelNeed(alpha=threshold.alpha, delta=threshold.delta, successes=more, runs=about))
-    return tuple(needs)
 
 
 def _sorted_pairs(peaks: FloatArray, ties: FloatArray) -> tuple[tuple[float, float], ...]:

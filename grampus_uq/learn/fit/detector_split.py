@@ -124,14 +124,3 @@ def _split(runs: DetectorRuns, threshold: IntArray, may_fit: BoolArray, *, other
     used[threshold] = True
     parts = (np.flatnonzero(fit), np.sort(threshold), np.flatnonzero(~used))
     return Split(**dict(zip(("fit", "threshold", "spare"), (tuple(part.tolist()) for part in parts), strict=True)))
-
-
-def successes_to_label(successes: int, alpha: float, delta: float | None) -> int:
-    """The number of further successes to label before a fit for this level has a finite threshold.
-
-    A fit gives the threshold set what its level needs before it learns anything, so the count of successes decides.
-
-    >>> successes_to_label(30, 0.05, 0.1), successes_to_label(60, 0.05, 0.1)
-    (15, 0)
-    """
-    return max(0, successes_needed(Mode.CONFORMAL if delta is None else Mode.PAC, alpha, delta) - successes)

@@ -119,7 +119,7 @@ def fit_profile(
             is replaced, but for its p_success where the labels are too few to learn one, or where the options say so.
             Of an artifact the runs that served its fit then set no threshold; of a bare
             profile nobody knows them. Default: the default tiers.
-        options: levels, targets, costs, seed.
+        options: levels, targets, seed.
         workers: processes that read (`parallel.in_order`); the result does not depend on it.
         on_runs: told how many runs were read, part by part, for a progress line; files are read up to four times.
         on_refused: told, each time, what is wrong with a file, whose rest is left out.
@@ -348,7 +348,7 @@ def _artifact(
     files = list(islice(filter(Path.is_file, recording_files(paths)), _MOST_INPUTS))
     details: dict[str, JsonValue] = {
         "parts": [part.to_json() for part in parts],
-        "options": {k: v for k, v in asdict(options).items() if v is not None},
+        "options": {k: list(v) if k == "streams" else v for k, v in asdict(options).items() if v is not None},
     }
     if teachers and len(teachers) <= _MOST_TEACHERS:
         details[_TAUGHT] = list[JsonValue](sorted(teachers))

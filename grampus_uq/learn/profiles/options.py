@@ -1,4 +1,4 @@
-"""Options of a fit of everything: levels, targets or costs, shares, seed."""
+"""Options of a fit of everything: levels, targets, shares, seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class FitOptions:
             small set of labels buys. Beside accuracy: what is tried where that cannot be certified. None: not asked
             for; beside accuracy `min(.05, 1 - accuracy)`.
         pause_share: instead, pause at most this share of first irreversible calls.
-        cost_of_failure, cost_of_pause, cost_of_abort: instead, release by expected cost; the first two together.
         certified_only: release nothing rather than by an estimated threshold, when none can be certified.
         keep_p_success: keep the `p_success` of the base profile, so that every label may set thresholds. Done in any
             case where there are too few labels to learn one.
@@ -46,9 +45,6 @@ class FitOptions:
     accuracy: float | None = None
     wrong_releases: float | None = None
     pause_share: float | None = None
-    cost_of_failure: float | None = None
-    cost_of_pause: float | None = None
-    cost_of_abort: float | None = None
     certified_only: bool = False
     keep_p_success: bool = False
     labels: Literal["random", "by_score"] | None = None
@@ -69,16 +65,8 @@ class FitOptions:
                 check_level(name, "FitOptions", value)
         if not 0.0 <= self.assurance < 1.0:
             raise ConfigurationError.of("assurance", "FitOptions", "in [0, 1)", self.assurance)
-        if (self.cost_of_failure is None) != (self.cost_of_pause is None):
-            rule = "given together with cost_of_failure"
-            raise ConfigurationError.of("cost_of_pause", "FitOptions", rule, self.cost_of_pause)
-        if self.cost_of_abort is not None and self.cost_of_pause is None:
-            raise ConfigurationError.of(
-                "cost_of_abort", "FitOptions", "given with both other costs", self.cost_of_abort
-            )
-        bounds = self.accuracy is not None or self.wrong_releases is not None
-        if sum([bounds, self.pause_share is not None, self.cost_of_failure is not None]) > 1:
-            rule = "one of accuracy or wrong_releases, pause_share, and the costs"
+        if self.pause_share is not None and (self.accuracy is not None or self.wrong_releases is not None):
+            rule = "one of accuracy or wrong_releases, and pause_share"
             raise ConfigurationError.of("accuracy", "FitOptions", rule, (self.accuracy, self.pause_share))
         if self.labels not in (None, "random", "by_score"):
             raise ConfigurationError.of("labels", "FitOptions", "random or by_score", self.labels)

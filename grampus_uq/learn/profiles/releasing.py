@@ -27,7 +27,6 @@ from grampus_uq.stats.selective import (
     candidate_thresholds,
     certified_by_count,
     certified_threshold,
-    cost_thresholds,
     estimated_threshold,
     released_needed,
     share_threshold,
@@ -54,24 +53,21 @@ def fit_release(
     *,
     alone: bool = False,
 ) -> tuple[ReleaseRule | None, Part]:
-    """Set the rule that was asked for: a wanted accuracy, a budget of wrong releases, a share of pauses, or costs.
+    """Set the rule that was asked for: a wanted accuracy, a budget of wrong releases, or a share of pauses.
 
     Args:
         runs: the labelled runs, and those that lack a label.
         fitted: p_success at every step, and which runs it was learned on; None where it could not be fitted.
-        options: which of the four.
+        options: which of the three.
         rng: draws one case a task.
         alone: nothing else that pauses could be fitted: a budget is then tried though nothing was asked for.
     """
     asked = options.accuracy is not None or options.wrong_releases is not None
-    costs = options.cost_of_failure is not None
-    if not asked and options.pause_share is None and not costs and not (alone and runs.has_call.any()):
-        why = "No accuracy, budget, share of pauses or costs were given: irreversible calls are left to the detector."
+    if not asked and options.pause_share is None and not (alone and runs.has_call.any()):
+        why = "No accuracy, budget or share of pauses was given: irreversible calls are left to the detector."
         return None, Part(name=NAME, status="not asked for", why=why)
     if fitted is None:
         return None, Part(name=NAME, status="not fitted", why="There is no p_success to release by.")
-    if options.cost_of_failure is not None and options.cost_of_pause is not None:
-        return _by_costs(options.cost_of_failure, options.cost_of_pause, options.cost_of_abort)
     if options.pause_share is not None:
         return _by_share(cases_of(runs, fitted, options, rng, outcomes=False), options.pause_share)
     cases = cases_of(runs, fitted, options, rng)
@@ -80,14 +76,6 @@ def fit_release(
     else:
         rule, part = _by_accuracy(cases, options.accuracy, options)
     return rule, replace(part, why=f"{part.why} {_PRAISED}") if cases.praised else part
-
-
-def _by_costs(failure: float, pause: float, abort: float | None) -> tuple[ReleaseRule, Part]:
-    release, below = cost_thresholds(failure, pause, abort)
-    rule = ReleaseRule(at_least=release, abort_below=below, mode="costs")
-    why = "The actions of least expected cost, as far as p_success is calibrated: no guarantee."
-    figures: dict[str, JsonValue] = {"at_least": release, "abort_below": below}
-    return rule, Part(name=NAME, status="fitted", why=why, figures=figures)
 
 
 def _by_share(cases: Cases, share: float) -> tuple[ReleaseRule | None, Part]:

@@ -211,21 +211,12 @@ def test_certified_only_releases_nothing_rather_than_without_a_promise(folder: P
     assert part(fit, "release").status == "not fitted"
 
 
-@pytest.mark.parametrize(
-    ("asked", "mode"),
-    [({"pause_share": 0.2}, "share"), ({"cost_of_failure": 10.0, "cost_of_pause": 1.0, "cost_of_abort": 3.0}, "costs")],
-)
-def test_the_release_follows_a_share_or_costs_where_these_are_given(folder: Path, asked, mode: str) -> None:
-    fit = fit_profile(folder, base=BASE, options=FitOptions(detector=False, **asked))
+def test_the_release_follows_a_share_of_pauses_where_one_is_given(folder: Path) -> None:
+    fit = fit_profile(folder, base=BASE, options=FitOptions(detector=False, pause_share=0.2))
     release = fit.artifact.profile.release
-    assert release.mode == mode
-    if mode == "share":
-        paused = fit.expected["paused"]
-        assert 0.1 <= paused["estimate"] <= 0.2
-        assert release.guarantee
-    else:
-        assert (release.at_least, release.abort_below) == (0.9, pytest.approx(1 / 3))
-        assert release.guarantee is None
+    assert release.mode == "share"
+    assert 0.1 <= fit.expected["paused"]["estimate"] <= 0.2
+    assert release.guarantee
 
 
 @pytest.mark.parametrize(
@@ -233,8 +224,6 @@ def test_the_release_follows_a_share_or_costs_where_these_are_given(folder: Path
     [
         {"accuracy": 90.0},
         {"accuracy": 0.9, "pause_share": 0.1},
-        {"cost_of_failure": 1.0},
-        {"cost_of_abort": 1.0},
         {"held_out": 0.0},
         {"assurance": 1.0},
     ],
