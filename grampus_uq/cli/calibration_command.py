@@ -13,6 +13,9 @@ from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_json, refuse_none
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.learn.fit.finished_runs import finished_in_recordings
+from grampus_uq.recording.artifacts import load
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun, label_run, stored_statuses
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.stats.calibration_watch import WatchStatus
 
@@ -55,10 +58,6 @@ def feed(
 
     Each run counts once. New labels on runs added before are taken too, so this can run on a schedule.
     """
-    from grampus_uq.learn.fit.finished_runs import finished_in_recordings
-    from grampus_uq.recording.artifacts import load
-    from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun
-
     loaded = load(profile).profile
     detector = loaded.detector
     if detector is None:
@@ -91,8 +90,6 @@ def feed(
 @_check
 def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> None:
     """Label the outcome of a finished run; it counts once and permanently."""
-    from grampus_uq.runtime.guarantee_watch import label_run
-
     found = with_store(url, lambda store: label_run(store, run_id, outcome == "success"))
     if not found:
         raise DataError(f"no watch in this store has counted a run {run_id!r:.100}; a run counts when it has finished.")
@@ -101,8 +98,6 @@ def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> No
 
 def read_statuses(url: str) -> list[WatchStatus]:
     """The status of every watch in the store at this URL."""
-    from grampus_uq.runtime.guarantee_watch import stored_statuses
-
     return list(with_store(url, stored_statuses))
 
 

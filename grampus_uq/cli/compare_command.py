@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
+import numpy as np
 
 from grampus_uq.cli.many_runs import chosen_workers, n_files_of_fits, workers_option
 from grampus_uq.cli.printing import (
@@ -16,10 +15,8 @@ from grampus_uq.cli.printing import (
     progress,
     say_beside,
 )
+from grampus_uq.learn.profiles.comparing import Comparison, compare_profiles
 from grampus_uq.recording.artifacts import load
-
-if TYPE_CHECKING:
-    from grampus_uq.learn.profiles.comparing import Comparison
 
 
 @click.command(name="compare")
@@ -44,10 +41,6 @@ def command(
     Both profiles process the recorded readings; signals that were not read stay unread. Runs that a human or
     the monitor stopped or decided on are left out and counted.
     """
-    import numpy as np
-
-    from grampus_uq.learn.profiles.comparing import compare_profiles
-
     artifacts = (load(first), load(second))
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import secrets
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,11 +13,10 @@ from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
 from grampus_uq.cli.store_options import store_option, with_store
-
-if TYPE_CHECKING:
-    from grampus_uq.runtime.drills import DrillPlan, DrillRule
-    from grampus_uq.runtime.reviewers import Missed, Reviewed
-    from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.drills import Change, DrillPlan, DrillRule
+from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON, Missed, Reviewed, decision_times, reviewed
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stored_drills import StoredDrills
 
 _HOUR_S = 3_600.0
 
@@ -76,9 +75,6 @@ def command() -> None:
 @click.option("--as", "principal", default=None, help="Who switches them on.  [default: the login name]")
 def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str | None, **given: Any) -> None:
     """Switch drills on, or change their share and kinds."""
-    from grampus_uq.runtime.drills import DrillPlan
-    from grampus_uq.runtime.stored_drills import StoredDrills
-
     plan = DrillPlan(
         share=given["share"],
         rules=tuple(_rule(text) for text in changes),
@@ -97,8 +93,6 @@ def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str | None,
 
 
 def _rule(text: str) -> DrillRule:
-    from grampus_uq.runtime.drills import Change, DrillRule
-
     tool, _, rest = text.partition(":")
     change, _, argument = rest.partition(":")
     named = change in (Change.AMOUNT, Change.RECIPIENT)
@@ -115,8 +109,6 @@ def _rule(text: str) -> DrillRule:
 @as_json_option
 def off(url: str, as_json: bool) -> None:
     """Switch drills off; answers so far are kept."""
-    from grampus_uq.runtime.stored_drills import StoredDrills
-
     were_on = with_store(url, lambda store: StoredDrills(store).switch_off())
     if as_json:
         print_json({"were_on": were_on})
@@ -140,17 +132,12 @@ def report(url: str, as_json: bool, check: bool) -> None:
 
 
 async def _reviewed(store: SessionStore) -> tuple[DrillPlan | None, Reviewed]:
-    from grampus_uq.runtime.reviewers import decision_times, reviewed
-    from grampus_uq.runtime.stored_drills import StoredDrills
-
     stored = StoredDrills(store)
     plan, drills = await stored.plan(), await stored.answered()
     return plan, reviewed(drills, await decision_times(store, drills), await store.now(), plan)
 
 
 def _print(plan: DrillPlan | None, found: Reviewed) -> None:
-    from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON
-
     say_beside(
         "Drills are off."
         if plan is None

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import numpy as np
 
 from grampus_uq.cli.argument_types import OutputFile
+from grampus_uq.cli.calibration_command import read_statuses
 from grampus_uq.cli.many_runs import chosen_workers, workers_option
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
-
-if TYPE_CHECKING:
-    from grampus_uq.core.state import Profile
-    from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns
-    from grampus_uq.recording.runs import Refused
-
+from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns, evaluate, read_recordings
+from grampus_uq.learn.evaluate.evaluation_report import SHOWN_SIGNALS, SIGNAL_COLUMNS, signal_rows
+from grampus_uq.learn.evaluate.plug_in import plug_in
+from grampus_uq.recording.artifacts import load
+from grampus_uq.recording.csv_rows import csv_rows
+from grampus_uq.recording.runs import Refused
 
 _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc", "t_ece", "t_brier")
 
@@ -65,11 +68,6 @@ def command(
     RUNS are labelled recordings (also packed) or folders of them. The twelve best signals are shown; --all, the
     report and --json add the Trajectory Proper Score and the rest.
     """
-    import numpy as np
-
-    from grampus_uq.cli.calibration_command import read_statuses
-    from grampus_uq.learn.evaluate import evaluate
-
     if continuation is not None and censoring != "exact":
         raise click.UsageError("--continuation belongs to --censoring exact.")
     with naming_refused() as refuse:
@@ -92,8 +90,6 @@ def command(
 
 
 def _read(paths: Sequence[str], profile: str | None, workers: int | None, refuse: Refused) -> ForecastRuns:
-    from grampus_uq.learn.evaluate import read_recordings
-
     workers = chosen_workers(paths, workers)
     with progress("Reading runs") as advance:
         return read_recordings(paths, profile=_profile(profile), on_runs=advance, on_refused=refuse, workers=workers)
@@ -102,16 +98,11 @@ def _read(paths: Sequence[str], profile: str | None, workers: int | None, refuse
 def _profile(path: str | None) -> Profile | None:
     if path is None:
         return None
-    from grampus_uq.recording.artifacts import load
-
     return load(path).profile
 
 
 def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
     """Measured probabilities first; for the other censored runs those of a model that sees no forecast."""
-    from grampus_uq.learn.evaluate import Censoring
-    from grampus_uq.learn.evaluate.plug_in import plug_in
-
     if mode != "exact" or not runs.censored.any():
         return Censoring(mode=mode)  # type: ignore[arg-type]  # click's Choice has checked it
     measured = _measured(path, set(runs.ids)) if path is not None else {}
@@ -130,8 +121,6 @@ def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
 
 def _measured(path: str, known: set[str]) -> dict[str, float]:
     """Read session_id and q; every row is checked."""
-    from grampus_uq.recording.csv_rows import csv_rows
-
     found: dict[str, float] = {}
     for line, row in csv_rows(path, ("session_id", "q")):
         name = row["session_id"] or ""
@@ -165,8 +154,6 @@ def _print(found: Evaluation, every_row: bool) -> None:
     if every_row:
         print_table(_COLUMNS, ([*_shown(row)] for row in found.table))
         return
-    from grampus_uq.learn.evaluate.evaluation_report import SHOWN_SIGNALS, SIGNAL_COLUMNS, signal_rows
-
     rows = signal_rows(found)
     print_table(SIGNAL_COLUMNS, rows[:SHOWN_SIGNALS])
     others = f"{len(rows) - SHOWN_SIGNALS} more signals, and " if len(rows) > SHOWN_SIGNALS else ""

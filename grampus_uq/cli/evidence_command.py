@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -16,9 +16,9 @@ from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import DataError
-
-if TYPE_CHECKING:
-    from grampus_uq.runtime.store import SessionStore
+from grampus_uq.gate.signatures import PublicKeys
+from grampus_uq.runtime.evidence import evidence, verified
+from grampus_uq.runtime.store import SessionStore
 
 _LONGEST = 50_000_000
 
@@ -39,7 +39,6 @@ def export(url: str, as_json: bool, output: str) -> None:
     Verification finds changes within the file by itself; only with the digest does it find that the newest
     entries are missing.
     """
-    from grampus_uq.runtime.evidence import evidence
 
     async def work(store: SessionStore) -> tuple[int, str]:
         count, line = 0, ""
@@ -84,9 +83,6 @@ def verify(
 
     Without --keys signatures are not checked; without --digest missing newest entries go unnoticed.
     """
-    from grampus_uq.gate.signatures import PublicKeys
-    from grampus_uq.runtime.evidence import verified
-
     keys = None if keys_file is None else PublicKeys.from_file(keys_file)
     try:
         with open(file, "rb") as lines:

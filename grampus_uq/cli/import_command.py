@@ -21,6 +21,7 @@ from grampus_uq.importers.formats import FORMATS, read_runs
 from grampus_uq.importers.imported_run import ImportedRun, events
 from grampus_uq.importers.run_folder import place_new
 from grampus_uq.monitor.trajectory_watch import TrajectorySensor, filled_in
+from grampus_uq.recording.artifacts import load
 from grampus_uq.recording.codec import Content
 from grampus_uq.recording.kept_content import folder_key, kept_line
 from grampus_uq.recording.packing import pack
@@ -190,8 +191,6 @@ def _sensor(embedder: str) -> TrajectorySensor:
 @as_json_option
 def replay_(paths: tuple[str, ...], profile: str, workers: int | None, as_json: bool) -> None:
     """Apply another profile to recorded readings, and count the differences."""
-    from grampus_uq.recording.artifacts import load
-
     judge = load(profile).profile
     with naming_refused() as refuse:
         with progress("Replaying runs") as advance:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
+from grampus_uq.recording.artifacts import InputFile, ProfileArtifact
 from grampus_uq.recording.parallel import cores
-
-if TYPE_CHECKING:
-    from grampus_uq.recording.artifacts import ProfileArtifact
-
+from grampus_uq.recording.parts import total_bytes
+from grampus_uq.recording.runs import recording_files
 
 _WORTH_IT: Final = 32 * 2**20  # a process takes about a second to start, and reads this much in three
 
@@ -27,16 +26,11 @@ def chosen_workers(paths: Sequence[str], workers: int | None) -> int:
     """The number that was asked for, else one a core, and one for little data."""
     if workers is not None:
         return workers
-    from grampus_uq.recording.parts import total_bytes
-
     return cores() if cores() > 1 and total_bytes(paths) > _WORTH_IT else 1
 
 
 def n_files_of_fits(paths: Sequence[str], artifacts: Iterable[ProfileArtifact]) -> int:
     """The number of files at these paths that served the fit of a profile: figures taken on them are too good."""
-    from grampus_uq.recording.artifacts import InputFile
-    from grampus_uq.recording.runs import recording_files
-
     fitted_on = {file.sha256 for artifact in artifacts for file in artifact.provenance.inputs}
     files = recording_files(list(paths))
     return sum(InputFile.of(path).sha256 in fitted_on for path in files if path.is_file())

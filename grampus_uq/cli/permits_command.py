@@ -7,26 +7,44 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import numpy as np
 
 from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
 from grampus_uq.cli.many_runs import chosen_workers, workers_option
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.gate.permit_conditions import limits_of
-
-if TYPE_CHECKING:
-    from grampus_uq.gate.permits import Permit, PermitState
-    from grampus_uq.gate.seal import Seal
-    from grampus_uq.learn.permit_simulation import LabelledCalls, Simulated
-    from grampus_uq.learn.recorded_answers import RecordedAnswers
-    from grampus_uq.runtime.store import SessionStore
-    from grampus_uq.runtime.stored_permits import Standing
-    from grampus_uq.stats.earned_threshold import Target
+from grampus_uq.gate.permits import Permit, PermitState, promise_of, sentence
+from grampus_uq.gate.seal import Seal
+from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, signer_from_environment
+from grampus_uq.learn.permit_simulation import LabelledCalls, Simulated, read_labelled_calls, simulate_permit
+from grampus_uq.learn.recorded_answers import RecordedAnswers, recorded_answers
+from grampus_uq.recording.artifacts import load
+from grampus_uq.runtime.permit_words import (
+    find_permit,
+    least_missing,
+    narrowed,
+    permit_facts,
+    same_as_logged,
+    stands,
+    until,
+)
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stored_permits import (
+    Standing,
+    close_permit,
+    grant_permit,
+    replace_permit,
+    replayed_permit,
+    stored_permits,
+)
+from grampus_uq.stats.earned_threshold import CANDIDATES, Target
 
 _DAY_S, _HOUR_S = 86_400.0, 3_600.0
 
@@ -133,9 +151,6 @@ def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, 
     With --from, the permit starts with recorded answers. If runners seal their state, run this with their
     GRAMPUS_UQ_SEAL_KEY (or shared approval key): they trust no other start.
     """
-    from grampus_uq.gate.permits import Permit
-    from grampus_uq.runtime.stored_permits import grant_permit
-
     at_most = given["at_most"]
     permit = Permit(
         tool=tool,
@@ -167,10 +182,6 @@ def _recorded(permit: Permit, given: dict[str, Any]) -> RecordedAnswers | None:
     paths, profile = given["recorded"], given["profile"]
     if not paths:
         return None
-    from grampus_uq.core.state import Profile
-    from grampus_uq.learn.recorded_answers import recorded_answers
-    from grampus_uq.recording.artifacts import load
-
     judge = Profile() if profile is None else load(profile).profile
     with naming_refused() as refuse:
         found = recorded_answers(
@@ -189,9 +200,6 @@ def _recorded(permit: Permit, given: dict[str, Any]) -> RecordedAnswers | None:
 
 def _seal() -> Seal | None:
     """The seal of the hosts, where the environment has its key."""
-    from grampus_uq.gate.seal import Seal
-    from grampus_uq.gate.signatures import HmacSigner
-
     signer = HmacSigner.from_environment()
     return Seal.from_environment() or (None if signer is None else signer.seal())
 
@@ -205,8 +213,6 @@ def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool,
 
     The new permit starts without answers: a small share of wrong calls overall implies nothing about each part.
     """
-    from grampus_uq.runtime.permit_words import find_permit, narrowed
-    from grampus_uq.runtime.stored_permits import replace_permit
 
     async def work(store: SessionStore) -> tuple[Permit, bool, PermitState]:
         found = (await find_permit(store, permit_id)).permit
@@ -238,8 +244,6 @@ def revoke(url: str, permit_id: str, principal: str | None, message: str, as_jso
     """Close a permit for good: every call needs approval again. Needs no key: anybody with access to the store may
     stop it.
     """
-    from grampus_uq.runtime.permit_words import find_permit
-    from grampus_uq.runtime.stored_permits import close_permit
 
     async def work(store: SessionStore) -> tuple[str, str]:
         permit = (await find_permit(store, permit_id)).permit
@@ -259,8 +263,6 @@ def revoke(url: str, permit_id: str, principal: str | None, message: str, as_jso
 @as_json_option
 def list_(url: str, as_json: bool) -> None:
     """List permits: scope, threshold in force, answers, cleared calls and promise."""
-    from grampus_uq.runtime.stored_permits import stored_permits
-
     found = with_store(url, stored_permits)
     if as_json:
         print_json([_standing_json(standing) for standing in found])
@@ -273,8 +275,6 @@ def list_(url: str, as_json: bool) -> None:
 
 
 def _list_row(standing: Standing) -> list[str]:
-    from grampus_uq.runtime.permit_words import stands
-
     permit, state = standing.permit, standing.state
     counts = [str(n) for n in (state.answers, state.wrong, state.released)]
     return [permit.id[:8], permit.scope(), stands(standing), *counts]
@@ -289,8 +289,6 @@ def show(url: str, permit_id: str, as_json: bool) -> None:
 
     Signatures and seals are not checked here: only a host has the keys.
     """
-    from grampus_uq.runtime.permit_words import find_permit, permit_facts, same_as_logged
-    from grampus_uq.runtime.stored_permits import replayed_permit
 
     async def work(store: SessionStore) -> tuple[Standing, bool]:
         standing = await find_permit(store, permit_id)
@@ -306,9 +304,6 @@ def show(url: str, permit_id: str, as_json: bool) -> None:
 
 
 def _standing_json(standing: Standing) -> dict[str, Any]:
-    from grampus_uq.gate.permits import sentence
-    from grampus_uq.runtime.permit_words import stands
-
     permit, state = standing.permit, standing.state
     counts = state.model_dump(mode="json", exclude={"earned", "open", "v", "permit"})
     return {
@@ -320,16 +315,11 @@ def _standing_json(standing: Standing) -> dict[str, Any]:
 
 
 def _signed(permit: Permit, key_file: str | None) -> tuple[Permit, bool]:
-    from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment
-
     signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
     return (permit, False) if signer is None else (signer.sign(permit), True)
 
 
 def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) -> None:
-    from grampus_uq.gate.permits import promise_of, sentence
-    from grampus_uq.runtime.permit_words import least_missing, until
-
     if as_json:
         dumped = permit.model_dump(mode="json")
         print_json({"permit": dumped, "signed": signed, "answers": state.answers, "promise": promise_of(permit)})
@@ -398,12 +388,6 @@ def simulate(
     asking about every call. The promise needs runs labelled regardless of their outcome, and a profile that was
     not fitted on them.
     """
-    import numpy as np
-
-    from grampus_uq.learn.permit_simulation import read_labelled_calls, simulate_permit
-    from grampus_uq.recording.artifacts import load
-    from grampus_uq.stats.earned_threshold import CANDIDATES, Target
-
     target = Target(
         thresholds=CANDIDATES, epsilon=at_most, delta=1.0 - assurance, audit_rate=audits, of_released=of_released
     )
