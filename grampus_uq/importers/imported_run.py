@@ -10,14 +10,14 @@ from grampus_uq.core.engine import advance
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records.protocols import InstantSignal
-from grampus_uq.records.values import Message, Outcome, Reading, Step, TokenLogprob
+from grampus_uq.records.values import Message, Outcome, Step, TokenLogprob
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.signals.driver import read_instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFacts:
-    """Facts beside a message's text, as far as the format has them; `readings` are those of a monitor at the time.
+    """Facts beside a message's text, as far as the format has them.
 
     `time_s` is seconds since 1970, None where the format has none; the tokens are the agent's own.
     """
@@ -27,7 +27,6 @@ class MessageFacts:
     input_tokens: int = 0
     output_tokens: int = 0
     is_error: bool = False
-    readings: tuple[Reading, ...] = ()
 
 
 _NO_FACTS: Final = MessageFacts()
@@ -61,32 +60,27 @@ class ImportedRun:
         return sum(self.shape == "log" or message.role is Role.ASSISTANT for message in self.messages)
 
 
-def turns(run: ImportedRun, *, start_s: float = 0.0, tool_steps: bool = False) -> Iterator[Step | ObservationEvent]:
+def turns(run: ImportedRun, *, start_s: float = 0.0) -> Iterator[Step | ObservationEvent]:
     """Yield the run as a monitor would have seen it: steps of the agent, and between them what tools and users said.
 
-    In a chat an assistant's message, its text and its proposed calls, is a step of kind `llm_call`; with `tool_steps`
-    each call follows as a step of kind `tool_call`. A step's id is the number of its message, from 0. Where the format
-    carries no times, message k is given the time `start_s` + k seconds. System messages are part of the prompt, not of
-    the run.
+    In a chat an assistant's message, its text and its proposed calls, is a step of kind `llm_call`. A step's id is the
+    number of its message, from 0. Where the format carries no times, message k is given the time `start_s` + k seconds.
+    System messages are part of the prompt, not of the run.
     """
     for index, message in enumerate(run.messages):
         facts = run.facts.get(index, _NO_FACTS)
         time_s = start_s + index if facts.time_s is None else facts.time_s
         if run.shape == "log" or message.role is Role.ASSISTANT:
-            step_id = str(index)
-            text = message.content or ""
             yield Step(
-                step_id=step_id,
+                step_id=str(index),
                 kind="llm_call",
                 time_s=time_s,
-                text=text,
+                text=message.content or "",
                 tool_calls=message.tool_calls,
                 logprobs=facts.logprobs,
                 input_tokens=facts.input_tokens,
                 output_tokens=facts.output_tokens,
             )
-            for number, call in enumerate(message.tool_calls if tool_steps else ()):
-                yield Step(step_id=f"{step_id}.{number}", kind="tool_call", time_s=time_s, tool_calls=(call,))
         elif message.role is not Role.SYSTEM:
             yield ObservationEvent(
                 session_id=run.run_id,
@@ -107,15 +101,14 @@ def events(
     agent_id: str = "",
     model: str = "",
     start_s: float = 0.0,
-    tool_steps: bool = False,
 ) -> Iterator[Event]:
     """Yield the recording that a monitor with this profile and these signals would have made of the run.
 
-    Signals that ask a model cannot be run on a finished run; readings that the format holds are taken, and those of
-    `signals` where it has none of their name; one that raises gives a missing reading, as it does live. A step without
-    readings is recorded as one without evidence. What the profile would have stopped is recorded as stopped only if
-    `profile.advisory` is not set: set it, since the run really went on. The default is the default tiers, advisory. The
-    session's metadata names the task (`task_id`); what TRACER reads is added by `trajectory_watch.filled_in`.
+    Signals that ask a model cannot be run on a finished run; one of `signals` that raises gives a missing reading, as
+    it does live. A step without readings is recorded as one without evidence. What the profile would have stopped is
+    recorded as stopped only if `profile.advisory` is not set: set it, since the run really went on. The default is the
+    default tiers, advisory. The session's metadata names the task (`task_id`); what TRACER reads is added by
+    `trajectory_watch.filled_in`.
     """
     profile = profile if profile is not None else Profile(advisory=True)
     agent_id, model = agent_id or run.agent_id, model or run.model
@@ -132,16 +125,11 @@ def events(
         irreversible_tools=tuple(profile.policy.irreversible_tool_names),
         always_ask_tools=tuple(profile.policy.always_ask_tool_names),
     )
-    for turn in turns(run, start_s=start_s, tool_steps=tool_steps):
+    for turn in turns(run, start_s=start_s):
         if isinstance(turn, ObservationEvent):
             yield replace(turn, agent_id=agent_id)
             continue
-        readings: tuple[Reading, ...] = ()
-        if turn.kind != "tool_call":
-            readings = run.facts.get(int(turn.step_id), _NO_FACTS).readings
-            known = {reading.source for reading in readings}
-            new = [read_instant(signal, turn) for signal in signals]
-            readings += tuple(reading for reading in new if reading.source not in known)
+        readings = tuple(read_instant(signal, turn) for signal in signals)
         state, assessment = advance(profile, state, turn, readings)
         yield StepEvent(
             session_id=run.run_id,

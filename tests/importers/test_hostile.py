@@ -20,14 +20,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers import FORMATS, ImportedRun, events, read_runs
+from grampus_uq.importers import FORMATS, ImportedRun, events, read_otlp, read_runs
 from grampus_uq.importers.imported_records import each_run, records
 from grampus_uq.importers.json_stream import Element
 from grampus_uq.recording import encode, runs
 from grampus_uq.recording.kept_content import redact, unicode_only
+from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Outcome
 from tests.importers import samples
-from tests.importers.test_own_spans import recorded  # noqa: F401 (a fixture)
+from tests.importers.test_encoded_spans import recorded  # noqa: F401 (a fixture)
 from tests.sampling import sampled
 
 quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -64,14 +65,16 @@ def check(path: Path, form: str) -> list[DataError]:
 
 
 @pytest.fixture(scope="module")
-def files(recorded: tuple[bytes, Any]) -> dict[str, bytes]:  # noqa: F811 (the fixture)
+def files(recorded: bytes, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:  # noqa: F811 (the fixture)
     """A good file for every importer, by its format."""
-    data, steps = recorded
+    spans = tmp_path_factory.mktemp("otlp") / "spans"
+    spans.write_bytes(recorded)
+    (run,) = read_otlp(spans)
     return {
         **samples.FILES,
         "otlp, pretty": json.dumps(samples.request(samples.OTLP_SPANS), indent=1).encode(),
-        "otlp, protobuf": data,
-        "recording": b"".join(map(encode, steps)),
+        "otlp, protobuf": recorded,
+        "recording": b"".join(encode(event) for event in events(run) if isinstance(event, StepEvent)),
     }
 
 

@@ -43,16 +43,6 @@ def test_a_chat_gives_a_step_a_turn_of_the_agent_and_observations_between(tmp_pa
     assert (found[2].call_id, found[2].text) == ("call_1", "{}")
 
 
-def test_calls_can_be_steps_of_their_own(tmp_path: Path) -> None:
-    (run,) = read(tmp_path, row())
-    steps = [turn for turn in turns(run, tool_steps=True) if isinstance(turn, Step)]
-    assert [(step.step_id, step.kind, step.tool_name) for step in steps] == [
-        ("2", "llm_call", None),
-        ("2.0", "tool_call", "get_user"),
-        ("4", "llm_call", None),
-    ]
-
-
 def test_in_a_log_every_message_is_a_step_so_that_labels_point_at_steps(tmp_path: Path) -> None:
     (found,) = read_logs(tmp_path, log())
     steps = list(turns(found.run))

@@ -1,13 +1,11 @@
-"""This package's own spans, sent by the real exporter's encoding: what a monitor read comes back as it was."""
+"""Spans by the real exporter's encoding: what they say of a run comes back, and a damaged one costs itself only."""
 
 from __future__ import annotations
 
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -17,37 +15,29 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers import events, read_otlp
-from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.events import StepEvent
 
-SAID = ['Paris. {"confidence": 0.9}', "no number here", 'Lyon. {"confidence": 0.2}']
-
-
-class _Kept:
-    def __init__(self) -> None:
-        self.steps: list[StepEvent] = []
-
-    def on_event(self, event: Any) -> None:
-        if isinstance(event, StepEvent):
-            self.steps.append(event)
+SAID = ["Paris", "no idea", "Lyon"]
 
 
 @pytest.fixture(scope="module")
-def recorded() -> tuple[bytes, list[StepEvent]]:
-    """One session of three steps and a tool call, as a request in protobuf, and what the monitor committed."""
-    exporter, kept = InMemorySpanExporter(), _Kept()
+def recorded() -> bytes:
+    """One conversation of three answers, as a request in protobuf."""
+    exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-
-    async def run() -> None:
-        monitor = UncertaintyMonitor(tracer=provider.get_tracer("x"), processors=[kept])
-        session = monitor.session("run-7", "desk")
-        for number, text in enumerate(SAID):
-            await session.observe_llm_response(text, f"s{number}")
-        await session.observe_tool_call("search", "s9")
-
-    anyio.run(run)
-    return encode_spans(exporter.get_finished_spans()).SerializeToString(), kept.steps
+    tracer = provider.get_tracer("x")
+    with tracer.start_as_current_span("invoke_agent desk"):
+        for text in SAID:
+            said = [{"role": "assistant", "parts": [{"type": "text", "content": text}]}]
+            attributes = {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.conversation.id": "run-7",
+                "gen_ai.agent.name": "desk",
+                "gen_ai.output.messages": json.dumps(said),
+            }
+            tracer.start_span("chat m", attributes=attributes).end()
+    return encode_spans(exporter.get_finished_spans()).SerializeToString()
 
 
 def as_json(data: bytes) -> bytes:
@@ -69,27 +59,16 @@ def framed(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["protobuf", "framed", "json"])
-def test_readings_come_back_with_their_reasons_and_replay_to_the_same_numbers(
-    tmp_path: Path, recorded: tuple[bytes, list[StepEvent]], form: str
-) -> None:
-    data, steps = recorded
+def test_a_conversation_comes_back_in_every_form(tmp_path: Path, recorded: bytes, form: str) -> None:
     path = tmp_path / "spans"
-    path.write_bytes({"protobuf": data, "framed": framed(data), "json": as_json(data)}[form])
+    path.write_bytes({"protobuf": recorded, "framed": framed(recorded), "json": as_json(recorded)}[form])
     (run,) = read_otlp(path)
     assert (run.run_id, run.agent_id) == ("run-7", "desk")
-    again = [event for event in events(run) if isinstance(event, StepEvent)]
-    judged = [step for step in steps if step.step.kind != "tool_call"]
-    assert [
-        [(reading.source, reading.value, reading.reason) for reading in step.readings if reading.source == "verbalized"]
-        for step in again
-    ] == [[("verbalized", 0.9, None)], [("verbalized", None, "not_stated")], [("verbalized", 0.2, None)]]
-    assert [step.assessment.fused_confidence for step in again] == [step.assessment.fused_confidence for step in judged]
+    assert [event.step.text for event in events(run) if isinstance(event, StepEvent)] == SAID
 
 
-def test_a_truncated_request_is_an_error_with_its_offset_at_whatever_byte(
-    tmp_path: Path, recorded: tuple[bytes, list[StepEvent]]
-) -> None:
-    data, _ = recorded
+def test_a_truncated_request_is_an_error_with_its_offset_at_whatever_byte(tmp_path: Path, recorded: bytes) -> None:
+    data = recorded
     path = tmp_path / "spans"
     for cut in range(3, len(data) - 1, 37):
         path.write_bytes(data[:cut])
@@ -98,10 +77,10 @@ def test_a_truncated_request_is_an_error_with_its_offset_at_whatever_byte(
         assert caught.value.path == str(path)
 
 
-def test_a_damaged_span_costs_itself_only(tmp_path: Path, recorded: tuple[bytes, list[StepEvent]]) -> None:
-    data, _ = recorded
+def test_a_damaged_span_costs_itself_only(tmp_path: Path, recorded: bytes) -> None:
+    data = recorded
     path = tmp_path / "spans"
-    at = data.index(b"verbalized_confidence")
+    at = data.index(b"gen_ai.operation.name")
     path.write_bytes(data[: at - 1] + b"\xff" + data[at:])  # the length of a text runs over its span
     refused: list[DataError] = []
     (run,) = read_otlp(path, on_refused=refused.append)
