@@ -11,26 +11,26 @@ Row = Mapping[str, Any]
 _PAGE = Template(
     """# Results on the embedded model
 
-Written by one command, which asks a real model and judges what it said:
+One command asks a real model the questions, judges the answers and writes the tables:
 
 ```console title="not run: asks the model $questions questions; CI runs one split of it"
 $$ python -m tests.benchmarks.life --recordings life --page docs/results.md
 ```
 
-SmolLM2-135M-Instruct answered $questions of the [demo](demo.md)'s 431 questions. Every signal was read of every
+SmolLM2-135M-Instruct answered $questions of the [demo](demo.md)'s 431 questions. Every signal read every
 answer, and nothing was held; $right of the answers are right. Then, $splits times over, half of the runs, drawn by
-a seed, were fitted on (`grampus-uq fit --accuracy $target --false-alarms $alpha`), and the others were replayed
-under the default tiers (*before*) and under the fitted profile (*after*). While the profile only advised, nothing
-was held; what it advised is what it then did.
+a seed, were used for fitting (`grampus-uq fit --accuracy $target --false-alarms $alpha`), and the others were
+replayed under the default tiers (*before*) and under the fitted profile (*after*). The profile only advised, so
+nothing was held; *after* counts its advice.
 
 ## Published and held
 
 $published
 
 The profile was fitted for at least $wanted right among the published. Where $fitted runs are too few to certify
-that, the threshold is an estimate, the profile says so, and a single split may lie well below.
+that, the threshold is an estimate, the profile says so, and a single split may be well below.
 
-## How good the numbers are
+## Quality of the numbers
 
 On the $held_out held-out answers of each split. The best single signal is picked on these very answers, which
 flatters it. TPS is the mean log score (higher is better); T-ECE has five bins (lower is better). *Before* is the
@@ -40,13 +40,13 @@ $scores
 
 ## False alarms of the detector
 
-Its promise, at alpha = $alpha and an assurance of .9: in nine of ten calibrations, at most $allowed of the answers
-that are right are ever held by its alarm. A split above that is one of the other tenth, or the scatter of some
-seventy right answers.
+The promise, at alpha = $alpha and an assurance of .9: in nine of ten calibrations, the alarm ever holds at most
+$allowed of the right answers. A split above that is one of the other tenth, or the scatter of some seventy right
+answers.
 
 $alarms
 
-The signals `claim_probability` and `sequence_probability` were added after a look at an earlier pass over these
+The signals `claim_probability` and `sequence_probability` were added after an earlier pass over these
 very questions; they helped on each of the three topics, but that is no independent evidence.
 """
 )
