@@ -35,6 +35,7 @@ from grampus_uq.gate.call import (
     REJECTED_BEFORE,
     REPEATED,
     UNKNOWN_OUTCOME,
+    UNREAD,
     UNVOUCHED,
     CallPhase,
     CallRecord,
@@ -55,6 +56,7 @@ from grampus_uq.integrations.settings import AdapterSettings, Settings
 
 NOT_CLEARED = "Not executed: this call was not cleared. Propose it in a turn of the model."
 _STOPPED = "Not executed: the run was stopped ({why})."
+_ANOTHER_ANSWER = replace(UNREAD, reason="The answer that holds this call is not the one that was judged.")
 
 
 class TurnJudge:
@@ -159,8 +161,11 @@ class TurnJudge:
         """The state with the record, still new, of a call that the model's turn did not hold."""
         return replace(carried, records=(CallRecord.new(call, step_id_of(carried)),))
 
-    def judge_late(self, carried: Carried) -> Carried:
-        """Judge, and do not commit, the call of `unjudged`: another hook changed it."""
+    def judge_late(self, carried: Carried, *, read: bool) -> Carried:
+        """Judge, and do not commit, the call of `unjudged`: another hook changed it.
+
+        `read` False is for a call of another answer than the one that was judged last.
+        """
         (record,), call, belief = carried.records, carried.records[0].proposed, carried.belief
         record = record.change(effect=self.gate.effect(call, None, carried.session.profile.policy))
         verdict = carried.session.would_allow(call, effect=record.effect)
@@ -169,6 +174,8 @@ class TurnJudge:
             doubt = REPEATED
         elif not verdict.allowed:
             doubt = doubt_of(verdict)
+        elif not read and record.effect not in HARMLESS:
+            doubt = _ANOTHER_ANSWER
         elif not self.gate.believes(False) and record.effect not in HARMLESS:
             doubt = UNVOUCHED  # that another hook changed it, and not the checkpoint's owner, nobody can tell
         if call.is_among(belief["rejected"]):

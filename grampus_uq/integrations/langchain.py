@@ -43,6 +43,7 @@ from grampus_uq.integrations.langchain_messages import (
     answers_of,
     as_ai_message,
     find_record,
+    injected_into,
     last_answer,
     messages_beside,
     observe_between,
@@ -142,6 +143,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             names = [tool if isinstance(tool, dict) else tool.name for tool in request.tools]
             answer = replace(answer, tools=names)
         carried = await judge.judge(carried, answer)
+        carried = replace(carried, turn={**(carried.turn or {}), "answer": message.id})
         beside += messages_beside(judge, carried)
         request.runtime.stream_writer({KEY: shown(carried)})
         update: dict[str, Any] = {KEY: judge.states.write(carried), **({"messages": beside} if beside else {})}
@@ -197,8 +199,10 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         carried = read_state(judge, get_config(), _state(request.state))
         record, call = find_record(carried, request.tool_call)
         if record is None:  # another middleware changed the call, or the model never proposed it
-            unjudged = judge.unjudged(carried, call)
-            part = yield functools.partial(self._judge_late, unjudged)
+            unjudged, messages = judge.unjudged(carried, call), request.state["messages"]
+            index = last_answer(messages)
+            read = index is not None and messages[index].id == (carried.turn or {}).get("answer")
+            part = yield functools.partial(self._judge_late, unjudged, read)
             (record,) = judge.states.read_part(unjudged, part).records
         waited = record.waiting
         if waited:
@@ -225,9 +229,9 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         if tool.name != given["name"] or (own is not None and tool is not own):
             return nullcontext(NOT_CLEARED)
         judge, arguments = self.judge, given["args"]
-        if arguments != record.call.arguments:  # what the framework injects is none of the model's
-            free = {*schema_of(tool).get("properties", ()), *record.call.arguments}
-            arguments = {name: value for name, value in arguments.items() if name in free}
+        if arguments != record.call.arguments:
+            beside = injected_into(tool) - record.call.arguments.keys()
+            arguments = {name: value for name, value in arguments.items() if name not in beside}
         call = ToolCall.trusted(record.call.id, given["name"], arguments)
         if not record.decisions and judge.clears_harmless(carried, record, call):
             return nullcontext()  # middleware inside this one may change what only reads, or can be undone
@@ -246,21 +250,20 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         after, refused = await self.judge.decide(carried, answer)
         return {**self.judge.states.write_part(after), "refused": refused}
 
-    async def _judge_late(self, unjudged: Carried) -> dict[str, Any]:
-        return self.judge.states.write_part(self.judge.judge_late(unjudged))
+    async def _judge_late(self, unjudged: Carried, read: bool) -> dict[str, Any]:
+        return self.judge.states.write_part(self.judge.judge_late(unjudged, read=read))
 
     def _with_decisions(self, result: Any, record: CallRecord | None) -> Any:
-        """The tool's result, and what humans decided, for the belief."""
-        if record is None:
-            return result
-        item = self.judge.states.write_decided(place_of(self.judge, get_config()), record)
-        update: dict[str, Any] = {KEY: {"decided": [item]}}
-        if isinstance(result, ToolMessage):
-            return Command(update={"messages": [result], **update})
-        if isinstance(result, Command) and isinstance(result.update, dict):
-            return replace(result, update={**result.update, **update})
+        """The tool's result as it is; what humans decided is written beside it, for the belief."""
+        if record is not None:
+            config: Any = get_config()
+            item = self.judge.states.write_decided(place_of(self.judge, config), record)
+            config["configurable"][_SEND]([(KEY, {"decided": [item]})])
         return result
 
+
+_SEND = "__pregel_send"
+"""Where LangGraph takes writes of a task beside its result: middleware outside is given the result alone."""
 
 Steps = Generator[Callable[[], Awaitable[Any]], Any, Any]
 """Work that awaits, step by step; each step's result is checkpointed, so that a second run finds it and repeats none.

@@ -80,6 +80,12 @@ def schema_of(tool: Any) -> Mapping[str, Any]:
     return schema if isinstance(schema, Mapping) else dict(schema.model_json_schema())
 
 
+def injected_into(tool: Any) -> set[str]:
+    """Names of a LangChain tool's arguments that the framework gives, and the model never does."""
+    declared = getattr(tool.args_schema, "model_fields", None) or {}
+    return {*declared, *getattr(tool, "_injected_args_keys", ())} - {*schema_of(tool).get("properties", ())}
+
+
 def with_ids(message: Any) -> Any:
     """The model's message with an id of its own for each call: an empty or repeated one names no call."""
     ids = [call["id"] for call in message.tool_calls]

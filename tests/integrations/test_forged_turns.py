@@ -333,7 +333,8 @@ def test_a_late_call_that_an_earlier_branch_ran_is_asked_about() -> None:
     judge = UncertaintyMiddleware(UncertaintyMonitor(), advisory=False).judge
     state = {"repeats": [ToolCall(id="1", name="pay", arguments=BOB).digest()]}
     carried = judge.states.read("t", "/t", state, begun=False)
-    (record,) = judge.judge_late(judge.unjudged(carried, ToolCall(id="2", name="pay", arguments=BOB))).records
+    late = judge.unjudged(carried, ToolCall(id="2", name="pay", arguments=BOB))
+    (record,) = judge.judge_late(late, read=True).records
     assert record.requests[0].rule == "repeat_after_rollback"
 
 

@@ -1,0 +1,166 @@
+"""The middleware for LangChain beside others: which answer was judged, added arguments, and what is handed outward."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain.tools import ToolRuntime
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import InjectedToolArg, StructuredTool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+from pydantic import BaseModel, ConfigDict
+
+from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume, waiting
+from grampus_uq.testing import ScriptedModel
+from tests.integrations.test_langchain_middleware import CONFIG, Model
+
+Middleware = AgentMiddleware[Any, Any, Any]
+
+
+def says(sure: float, *calls: dict[str, Any]) -> AIMessage:
+    return AIMessage(f"I go on. {sure}", tool_calls=[{"name": "pay", **call} for call in calls])
+
+
+def guarded(
+    pay: Any, turns: Sequence[AIMessage], outside: Sequence[Middleware] = (), inside: Sequence[Middleware] = ()
+) -> Any:
+    """An agent whose judge believes the number at the end of an answer."""
+
+    def judge(messages: Sequence[Any], _: Any) -> str:
+        judged = re.findall(r"I go on\. ([\d.]+)", "".join(message.content or "" for message in messages))
+        return json.dumps({"p_true": float(judged[-1])})
+
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+    guard = UncertaintyMiddleware(monitor, model_client=ScriptedModel(judge))
+    model = Model(messages=iter(turns))
+    return create_agent(model, [pay], middleware=[*outside, guard, *inside], checkpointer=InMemorySaver())
+
+
+class Best(AgentMiddleware[Any, Any, Any]):
+    """Asks the model for several answers, and takes one of them."""
+
+    def __init__(self, answers: int, chosen: int) -> None:
+        super().__init__()
+        self.answers, self.chosen = answers, chosen
+
+    def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        if any(message.type == "ai" for message in request.messages):
+            return handler(request)
+        return [handler(request) for _ in range(self.answers)][self.chosen]
+
+
+@settings(max_examples=10)
+@given(
+    sure=st.lists(st.sampled_from([0.3, 0.99]), min_size=1, max_size=3),
+    chosen=st.integers(0, 2),
+    silent=st.sets(st.integers(0, 2)),
+)
+@example(sure=[0.3, 0.99], chosen=0, silent={1})
+@example(sure=[0.99], chosen=0, silent=set())
+def test_a_call_runs_unasked_only_on_the_evidence_of_its_own_answer(
+    sure: list[float], chosen: int, silent: set[int]
+) -> None:
+    """Whichever of several judged answers another middleware takes; the `silent` ones hold no call."""
+    chosen %= len(sure)
+    silent -= {chosen}
+    paid: list[int] = []
+
+    def pay(number: int) -> str:
+        """Pay."""
+        paid.append(number)
+        return "paid"
+
+    calls: list[list[Any]] = [[] if n in silent else [{"args": {"number": n}, "id": f"c{n}"}] for n in range(len(sure))]
+    turns = [says(p, *calls) for p, calls in zip(sure, calls, strict=True)]
+    app = guarded(pay, [*turns, says(0.99)], outside=[Best(len(sure), chosen)])
+    app.invoke({"messages": [("user", "Pay.")]}, CONFIG)
+    if sure[chosen] < 0.5:
+        assert paid == []
+        assert len(waiting(app.get_state(CONFIG))) == 1
+    elif len(sure) == 1:
+        assert paid == [chosen]
+    assert set(paid) <= {chosen}
+
+
+class Adds(AgentMiddleware[Any, Any, Any]):
+    """Puts arguments beside those of the model, once the call was approved."""
+
+    def __init__(self, **added: Any) -> None:
+        super().__init__()
+        self.added = added
+
+    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        call = request.tool_call
+        return handler(request.override(tool_call={**call, "args": {**call["args"], **self.added}}))
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    to: str
+
+
+@pytest.mark.parametrize("added", [{}, {"amount": 99}])
+@pytest.mark.parametrize("schema", [Open, {"type": "object", "properties": {"to": {"type": "string"}}}, None])
+def test_arguments_that_the_schema_does_not_name_are_arguments_all_the_same(schema: Any, added: Any) -> None:
+    """What the framework itself gives a tool is none of them."""
+    paid: list[Any] = []
+
+    def pay(to: str, runtime: ToolRuntime, key: Annotated[str, InjectedToolArg] = "", **more: Any) -> str:
+        """Pay."""
+        paid.append((to, more.get("amount")))
+        return f"paid in {runtime.config['configurable']['thread_id']}"
+
+    pay_tool = StructuredTool.from_function(pay, name="pay", args_schema=schema)
+    turns = [says(0.3, {"args": {"to": "bob"}, "id": "1"}), says(0.99)]
+    app = guarded(pay_tool, turns, inside=[Adds(**added)])
+    app.invoke({"messages": [("user", "Pay.")]}, CONFIG)
+    (request,) = waiting(app.get_state(CONFIG))
+    app.invoke(resume(app.get_state(CONFIG), [request.decide("approve", principal="ann")]), CONFIG)
+    assert paid == ([] if added else [("bob", None)])
+
+
+class Outside(AgentMiddleware[Any, Any, Any]):
+    """Keeps what it is handed for a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[Any] = []
+
+    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        self.given.append(handler(request))
+        return self.given[-1]
+
+
+@settings(max_examples=8)
+@given(said=st.sampled_from(["approve", "edit", "reject", "respond"]), command=st.booleans())
+@example(said="edit", command=True)
+@example(said="approve", command=False)
+def test_middleware_outside_is_handed_what_the_tool_gave_and_the_decision_counts(said: str, command: bool) -> None:
+    """A message stays a message, a command a command; the next turn knows what was decided."""
+
+    def pay(to: str) -> Any:
+        """Pay."""
+        return Command(goto=[], update={"messages": [ToolMessage(f"paid {to}", tool_call_id="1")]}) if command else "ok"
+
+    outside = Outside()
+    app = guarded(pay, [says(0.3, {"args": {"to": "bob"}, "id": "1"}), says(0.99)], outside=[outside])
+    app.invoke({"messages": [("user", "Pay.")]}, CONFIG)
+    (request,) = waiting(app.get_state(CONFIG))
+    more: Any = {"edit": {"arguments": {"to": "ann"}}, "respond": {"message": "Later."}}.get(said, {})
+    app.invoke(resume(app.get_state(CONFIG), [request.decide(said, principal="ann", **more)]), CONFIG)
+    ran = said in ("approve", "edit")
+    assert [type(one) for one in outside.given] == [Command if command and ran else ToolMessage]
+    values = app.get_state(CONFIG).values
+    assert len(values["uncertainty"]["belief"]["rejected"]) == (said == "reject")
+    assert values["messages"][1].tool_calls[0]["args"] == {"to": "ann" if said == "edit" else "bob"}
