@@ -29,7 +29,7 @@ class GrampusError(Exception):
 
 
 class ConfigurationError(GrampusError, ValueError):
-    """An argument breaks a rule; the message names the argument, the rule, the value and the way out."""
+    """An argument breaks a rule; the message names the argument, the rule, the value and the remedy."""
 
     @classmethod
     def of(cls, parameter: str, owner: str, rule: str, value: object, way_out: str = "") -> ConfigurationError:
@@ -68,7 +68,7 @@ class MissingDependencyError(GrampusError, ImportError):
 
 
 class ModelError(GrampusError):
-    """A model call gave no usable answer; `retryable` says whether asking again may help."""
+    """A model call without a usable answer; `retryable` says whether asking again may help."""
 
     def __init__(self, message: str, *, retryable: bool = False, status: int | None = None) -> None:
         super().__init__(message)

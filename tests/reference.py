@@ -17,8 +17,8 @@ import grampus_uq
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 HEAD = """# Reference
 
-Every public name, with its docstring. Written by `python -m tests.reference`; the tests run its examples. What is not
-here may be imported from its room, and may change without notice.
+Every public name, with its docstring. Written by `python -m tests.reference`; the tests run its
+examples. Other names can be imported from their rooms and may change without notice.
 """
 
 

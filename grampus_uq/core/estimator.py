@@ -103,7 +103,7 @@ class UncertaintyEstimator(Configuration):
         return min(max(mean, min(verbalized, p_true)), max(verbalized, p_true))
 
     def fuse_readings(self, values: Mapping[str, float]) -> float | None:
-        """Weighted mean over the readings that are there, by source; None when none of them has a weight.
+        """Weighted mean of the available readings, by source; None if none of them has a weight.
 
         With verbalised confidence and P(True) alone it equals `fuse`. Semantic entropy takes part by `pessimistic`.
         Rounding never carries the mean past the least or the greatest corrected reading, so that one reading alone, or
@@ -137,7 +137,7 @@ class UncertaintyEstimator(Configuration):
 
     @staticmethod
     def pessimistic(fast: float | None, semantic: float | None) -> float | None:
-        """The smaller of the fast fusion and the semantic-entropy confidence; the one that is there; or None."""
+        """The smaller of the fast fusion and the semantic-entropy confidence; the only available one; or None."""
         if fast is None or semantic is None:
             return semantic if fast is None else fast
         return min(fast, semantic)

@@ -52,7 +52,7 @@ class UncertaintyPolicy(Configuration):
     """Maps a propagated confidence to a level, and a level to an action.
 
     LOW (>= `low_threshold`) proceeds, MEDIUM proceeds with a log line, HIGH pauses for a human, CRITICAL aborts. A tool
-    whose name contains one of `irreversible_tool_names` pauses at MEDIUM too. Names are compared as a reader sees them
+    whose name contains one of `irreversible_tool_names` pauses at MEDIUM too. Names are compared in one normal form
     (`tool_names`): case, separators, camel humps, namespaces, invisible and look-alike characters make no difference.
     The tiers carry **no guarantee on false alarms**: a healthy agent's longer runs are paused by them; only a fitted
     profile bounds that.
@@ -138,12 +138,12 @@ class UncertaintyPolicy(Configuration):
         return bool(names) and patterns_of(tuple(names)).match(name)
 
     def asks_always(self, name: str) -> bool:
-        """True when the tool's name contains one of the names that are always asked for, however either is spelt."""
+        """True if the tool's name contains one of the always-ask names, however either is spelt."""
         names = self.always_ask_tool_names
         return bool(names) and patterns_of(tuple(names)).match(name)
 
     def unmatched(self, tool_names: Iterable[str]) -> list[str]:
-        """The names in both lists that match none of these tools: misspelt, or of another agent."""
+        """Names in both lists that match none of these tools: misspelt, or for another agent."""
         declared = list(tool_names)
         patterns = [*self.irreversible_tool_names, *self.always_ask_tool_names]
         return [p for p in patterns if not any(map(patterns_of((p,)).match, declared))]

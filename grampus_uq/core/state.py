@@ -46,7 +46,7 @@ Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 class Profile(Configuration):
     """Everything `advance` is parametrised by: frozen, JSON-able, shared by every session.
 
-    With `advisory` set nothing is stopped: the action that would have stopped the run is recorded beside the one taken.
+    With `advisory` set nothing is stopped; the action that would have been taken is recorded beside the actual one.
     """
 
     model_config = FROZEN
@@ -83,7 +83,7 @@ class Profile(Configuration):
 
     @property
     def released_by_counts(self) -> bool:
-        """True where the chance that releases irreversible calls was fitted on counts and on nothing else."""
+        """True if the probability that releases irreversible calls was fitted on counts only."""
         if self.release is None or self.calibration is None:
             return False
         return all(map(is_count, self.calibration.moved_by))
@@ -96,7 +96,7 @@ class Profile(Configuration):
 
     @property
     def always_there(self) -> frozenset[str]:
-        """The streams, counts aside, that no step lacked when calibration or detector was fitted."""
+        """The streams, except counts, that had no gap when calibration or detector was fitted."""
         parts = (() if self.calibration is None else self.calibration.without_gaps) + (
             () if self.detector is None else self.detector.always_there
         )
@@ -104,14 +104,14 @@ class Profile(Configuration):
 
     @property
     def fitted(self) -> bool:
-        """True when any part of it was learned from runs."""
+        """True if any part was learned from runs."""
         return any(
             part is not None
             for part in (self.detector, self.calibration, self.release, self.trajectory_risk, self.chain)
         )
 
     def standing_in(self, why: str) -> Profile:
-        """The stand-in for a session that this profile does not fit: its tiers and rules, without what was fitted.
+        """The fallback for a session that this profile does not fit: its tiers and rules, without fitted parts.
 
         Nothing learned elsewhere decides here, and nothing is less guarded than without a profile. Every pause
         gives `why`.

@@ -59,7 +59,7 @@ class Delegation(BaseModel):
         return self.tools is None or tool in self.tools
 
     def over(self, at_s: float) -> str | None:
-        """The reason for not counting it at this time, or None where it counts."""
+        """The reason why it does not count at this time, or None."""
         return "begins later" if at_s < self.from_s else "has ended" if at_s >= self.until_s else None
 
 

@@ -36,11 +36,11 @@ _MAX_KNOWN_LENGTH = 256
 
 
 class ToolEffects:
-    """Resolves the effect of a proposed call, and remembers which tools nobody ever classified.
+    """Resolves the effect of a proposed call, and records unclassified tools.
 
     `by_name` holds exact names, `patterns` glob patterns ("delete_*"), `predicates` functions of the whole call by name
     (returning an effect, or None for no opinion; one that raises counts as IRREVERSIBLE), `mcp` the annotations of MCP
-    tools by name. `unknown_is_irreversible` treats every tool that nobody classified as irreversible.
+    tools by name. `unknown_is_irreversible` treats every unclassified tool as irreversible.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ToolEffects:
         self._lock = threading.Lock()
 
     def annotated(self, annotations: Mapping[str, Mapping[str, Any]], *, trusted: Collection[str] = ()) -> ToolEffects:
-        """A copy that knows these MCP annotations by the tool's name, in place of those it had.
+        """A copy with these MCP annotations by tool name, replacing earlier ones.
 
         `destructiveHint` raises the effect of any tool to irreversible, and so does `readOnlyHint: false` without a
         `destructiveHint: false` (the protocol's default). For the names in `trusted`, and only where no name, pattern
@@ -114,7 +114,7 @@ class ToolEffects:
                 self._unclassified.add(name)
 
     def unclassified(self) -> list[str]:
-        """Names of the tools that were called and that nobody ever classified, sorted."""
+        """Sorted names of the called tools without a classification."""
         with self._lock:
             return sorted(self._unclassified)
 

@@ -125,7 +125,7 @@ class ApprovalDecision(BaseModel):
     """A principal's decision on one request. `digest` is that of the request seen; `arguments` belong to an edit.
 
     A rejection that says `never` also closes every permit that covers the call. With a `delegation` the principal
-    decides in the place of whoever made it.
+    decides in the place of its author.
     """
 
     model_config = FROZEN
@@ -227,9 +227,9 @@ Arrived = tuple[ApprovalDecision, float]
 class ApprovalPolicy:
     """Rules of approval: approvers, required number, signatures, and lifetime of a request.
 
-    Without a `signer` decisions are taken unsigned: then whatever can call `resume` or write the store can approve, and
-    the audit says "unsigned". With `PublicKeys` only who has a key decides; `approvers` narrows that further, and None
-    lets every principal that the signer knows decide. `required` approvals of distinct principals let a call run; one
+    Without a `signer` unsigned decisions are accepted: any caller of `resume` or writer of the store can approve, and
+    the audit says "unsigned". With `PublicKeys` only holders of a key decide; `approvers` narrows that further; None lets
+    every principal that the signer knows decide. `required` approvals of distinct principals let a call run; one
     rejection or response settles it. `expires_s` None: no expiry. With `others_decide` nobody decides on a run that
     they started, nor does a grant or permit of theirs let its calls run; the host says who that is, by the approver's
     name, and where nobody says, nobody decides. `deputies` decide only in the place of an approver whose signed
@@ -380,7 +380,7 @@ class ApprovalPolicy:
             raise ApprovalError(f"The delegation by {given.principal!r:.80} {why}: the decision is refused.")
 
     def check_other(self, principal: str, started_by: str | None) -> None:
-        """Raise ApprovalError for who started the run, and for everybody where it matters and nobody knows who did."""
+        """Raise ApprovalError for the starter of the run, and for everybody if a required starter is unknown."""
         starter = name_form(started_by or "")
         if starter and name_form(principal) == starter:
             raise ApprovalError(f"{principal!r:.80} started this run: somebody else decides on it.")

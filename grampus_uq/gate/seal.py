@@ -33,10 +33,10 @@ def session_place(agent_id: str, session_id: str, *, errors: str = "surrogatepas
 
 
 class Seal:
-    """HMAC-SHA256 under a key of 16 bytes or more, which nobody holds who can write the state.
+    """HMAC-SHA256 under a key of 16 bytes or more, which writers of the state must not have.
 
-    Hosts that continue each other's sessions share the key. Whoever reads it can forge a state, but no decision of an
-    approver who signs with a key of their own.
+    Hosts that continue each other's sessions share the key. A reader of the key can forge a state, but no decision
+    of an approver who signs with a key of their own.
     """
 
     def __init__(self, key: bytes | str) -> None:
@@ -47,7 +47,7 @@ class Seal:
 
     @classmethod
     def of_this_process(cls) -> Seal:
-        """A seal whose key nobody else ever has: state that comes back holds, state of another process does not."""
+        """A seal whose key exists in this process only: its own state holds, state of another process does not."""
         return cls(secrets.token_bytes(32))
 
     @classmethod
@@ -72,7 +72,7 @@ class Seal:
         )
 
     def sealed(self, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """JSON values with a seal over all of them, in place of one that they had."""
+        """JSON values with a seal over all of them, replacing an earlier seal."""
         content = {key: value for key, value in values.items() if key != SEAL}
         return {**content, SEAL: self.mac(place, canonical_json(content))}
 

@@ -209,7 +209,7 @@ class PublicKeys:
 
     A text that begins with "deputy:" is the key of a deputy: no policy takes them as an approver, and one that names
     them in `deputies` takes them in an approver's place. A key serves one principal only: with two names for one key,
-    one person would be four eyes. Raises ConfigurationError.
+    one person could count as two. Raises ConfigurationError.
     """
 
     def __init__(self, keys: Mapping[str, str | PublicKey | Sequence[str | PublicKey]]) -> None:

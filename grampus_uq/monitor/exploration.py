@@ -10,7 +10,7 @@ from grampus_uq.stats.eprocess_thresholds import tie_uniform
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """The probability with which a run is drawn to go on where a reversible step would have been stopped.
+    """The probability that a run continues where a reversible step would have been stopped.
 
     The draw depends on the run's id and `seed` alone. Recordings keep it with its probability: an acting profile can be
     refitted honestly on such runs. An irreversible call is never explored. Raises ConfigurationError for a `rate`

@@ -17,7 +17,7 @@ _STEPS: Final = 64
 
 
 class AgentBeliefState(BaseModel):
-    """The monitor's belief about a session so far. `step_uncertainties` is a window of the latest steps."""
+    """The monitor's belief about a session so far; `step_uncertainties` holds the latest steps."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

@@ -141,11 +141,11 @@ class UncertaintyMonitor:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the artifact, or of the profile alone, in hex: what recordings name."""
+        """SHA-256 of the artifact, or of the profile alone, in hex, as named in recordings."""
         return self._wiring.fingerprint
 
     def reload(self, profile: ProfileSource, *, running: Literal["keep", "migrate"] = "keep") -> ReloadedProfile:
-        """Take another profile while sessions run; none is dropped, none waits. Any thread may call it.
+        """Switch to another profile while sessions run; none is dropped or delayed. Any thread may call it.
 
         New sessions get it, all of its wiring at once. Those that run keep the profile that they began with, or, with
         "migrate", go on under the new one from their next step on: belief, counts and acknowledgements stay; the
@@ -191,7 +191,7 @@ class UncertaintyMonitor:
         metadata: Mapping[str, str] | None = None,
         advisory: bool | None = None,
     ) -> Session:
-        """Start a run, or take one up again from what `Session.snapshot` gave: it goes on as if never interrupted.
+        """Start a run, or resume one from `Session.snapshot` as if it had never been interrupted.
 
         With `advisory` True this one session observes and stops nothing; otherwise it does as the monitor does.
 
@@ -285,7 +285,7 @@ class UncertaintyMonitor:
     # -- convenience methods, on the session of the current context ----------------------------------------------
 
     def initialize(self, session_id: str, agent_id: str = "") -> None:
-        """Start a run in the current context; tasks started from here see it, tasks beside it do not."""
+        """Start a run in the current context; tasks started from here see it, sibling tasks do not."""
         self.bind(self.session(session_id, agent_id))
 
     def bind(self, session: Session) -> None:
@@ -351,6 +351,6 @@ class UncertaintyMonitor:
         return self.current_session().summary()
 
     def reset(self) -> None:
-        """Start the current context's session over: same ids, nothing believed yet."""
+        """Restart the current context's session: same ids, no belief yet."""
         session = self.current_session()
         self.initialize(session.session_id, session.agent_id)

@@ -89,7 +89,7 @@ class ToolCall(BaseModel):
         return isinstance(other, ToolCall) and self.matches(other.id, other.name, other.arguments)
 
     def matches(self, call_id: str, name: str, arguments: dict[str, Any]) -> bool:
-        """True when this is the call with this id, name and arguments, as it is signed.
+        """True if this is the call with this id, name and arguments, as signed.
 
         Raises TypeError or ValueError on arguments that are no JSON.
         """
@@ -101,11 +101,11 @@ class ToolCall(BaseModel):
         return hash((self.id, self.name))
 
     def digest(self) -> str:
-        """SHA-256 of the canonical form, in hex: what an approval is bound to."""
+        """SHA-256 of the canonical form, in hex; an approval is bound to it."""
         return hashlib.sha256(self.canonical().encode("utf-8", "surrogatepass")).hexdigest()
 
     def likeness(self) -> str:
-        """The digest of the call as JSON is read: equal for calls that many a tool takes for one.
+        """The digest of the call as JSON readers see it: equal for calls that many tools treat as one.
 
         1 and 1.0 are one number to JSON Schema, and a letter with its accent is one or two characters. For what is to
         hold a call back because of an equal one; what lets a call run is bound to `digest`.
@@ -113,7 +113,7 @@ class ToolCall(BaseModel):
         return ToolCall.trusted(self.id, self.name, _as_read(self.arguments)).digest()
 
     def is_among(self, known: Collection[str]) -> bool:
-        """True where one of these is the likeness of this call, or its digest, as earlier releases stored."""
+        """True if one of these is the likeness of this call, or its digest as stored by earlier releases."""
         return bool(known) and (self.likeness() in known or self.digest() in known)
 
 
@@ -128,7 +128,7 @@ class ToolResult(BaseModel):
     is_error: bool = False
 
     def text(self) -> str:
-        """The output as the model reads it: text as it is, anything else as canonical JSON."""
+        """The output for the model: text unchanged, anything else as canonical JSON."""
         if isinstance(self.output, str):
             return self.output
         try:
@@ -185,7 +185,7 @@ class TokenLogprob:
 class ModelResponse(BaseModel):
     """The answer of a model. `logprobs` is None when the model reports none.
 
-    `logprobs_problem` says why those that it did report could not be read: they were due.
+    `logprobs_problem` says why reported ones could not be read; they then count as a missing reading.
     """
 
     model_config = FROZEN
@@ -201,9 +201,9 @@ class ModelResponse(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing an agent did, as the monitor sees it. `time_s` is seconds since 1970 (UTC), set when the step was seen.
+    """One action of an agent, as the monitor sees it. `time_s` is seconds since 1970 (UTC), set when the step was seen.
 
-    `effect` is what the tool of a tool step does to the world, resolved once when the step was seen, so that a replay
+    `effect` is the effect of a tool step's tool, resolved once when the step was seen, so that a replay
     needs no tool registry. The tokens are the agent's own for this step, as its model reported them.
     """
 
@@ -316,7 +316,7 @@ class StepUncertainty(BaseModel):
     """The monitor's conclusion from one step.
 
     `verbalized_confidence`, `p_true_confidence` and `fused_confidence` are plain floats: 0.5 stands for "none
-    stated" or "nothing was read", -1.0 for "not run"; `missing_reason` beside them says which numbers are not evidence.
+    stated" or "no reading", -1.0 for "not run"; `missing_reason` says which numbers are not evidence.
     `p_success` is a calibrated probability and None until a fitted profile supplies one.
     """
 
@@ -354,7 +354,7 @@ class StepUncertainty(BaseModel):
 
     @property
     def believed(self) -> float | None:
-        """The propagated confidence; None while nothing of the session was read, where it stands at its start of 1.
+        """The propagated confidence; None before the session's first reading, where it is at its start of 1.
 
         A belief of 1 that rests on readings is LOW, since no threshold is higher; without any it never is.
         """
@@ -363,7 +363,7 @@ class StepUncertainty(BaseModel):
 
     @property
     def was_read(self) -> bool:
-        """True when this step had a reading; without one `fused_confidence` shows 0.5, which is no evidence."""
+        """True if this step had a reading; without one `fused_confidence` is 0.5, which is no evidence."""
         return self.missing_reason is None or not self.missing_reason.endswith(NO_READING)
 
     @property
@@ -381,7 +381,7 @@ class StepUncertainty(BaseModel):
 
     @classmethod
     def trusted(cls, values: dict[str, Any]) -> StepUncertainty:
-        """Build from values that the engine computed: every field given, of the right type, finite; nothing is checked.
+        """Build from values that the engine computed, without validation: every field given, of the right type, finite.
 
         Validation costs more than the rest of a step. A test holds that both are equal. All share one set of "fields
         that were set", which nobody may change.
@@ -434,7 +434,7 @@ def _as_stop_reason(reason: str) -> StopReason:
 
 
 class AgentDefinition(BaseModel):
-    """An agent: its name, its model and its standing instructions."""
+    """An agent: its name, its model and its system prompt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 

@@ -8,7 +8,7 @@ from grampus_uq.errors import ConfigurationError
 
 
 class UncertaintyLevel(StrEnum):
-    """The uncertainty of the run; ordered from harmless to grave by `severity`."""
+    """The uncertainty of the run, ordered by `severity`."""
 
     LOW = "low"
     MEDIUM = "medium"

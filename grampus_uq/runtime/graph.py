@@ -38,7 +38,7 @@ class _Node:
 
 
 class Graph:
-    """Nodes are async functions from AgentState to AgentState; edges say what follows.
+    """Async functions from AgentState to AgentState as nodes; edges give their order.
 
     Several plain edges from one node run concurrently, each on a copy of the state; a node that several of them lead to
     runs once, when all have arrived: their messages and metadata are merged in the order of the edges. A conditional
@@ -46,8 +46,8 @@ class Graph:
     can be restored once its lease of `lease_s` has expired. One that has run `max_visits` nodes stops with an error;
     with a larger value it can be restored.
 
-    A waiting node, except `human_node` and the guard, runs again when it is answered. So a graph is no node of another:
-    its finished nodes would run twice.
+    A paused node, except `human_node` and the guard, runs again when it is answered. A graph cannot be a node of
+    another: its finished nodes would run twice.
     """
 
     def __init__(

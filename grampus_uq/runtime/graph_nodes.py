@@ -15,7 +15,7 @@ PASSED = "__grampus_passed_by_an_answer__"
 
 
 def human_node(prompt: str = "Waiting for a human.") -> NodeHandler:
-    """A node that waits: the graph stops there, and continues behind it when it is restored with an answer."""
+    """A node that pauses the graph, which continues after it when restored with an answer."""
 
     async def handler(state: AgentState) -> AgentState:
         waiting = state.model_copy(deep=True)
@@ -30,10 +30,10 @@ def human_node(prompt: str = "Waiting for a human.") -> NodeHandler:
 def uncertainty_guard_node(
     monitor: Any, *, step_type: str = "decision", escalate_node: str | None = None
 ) -> NodeHandler:
-    """A node that judges the last answer of the model: `metadata["uncertainty"]` says what it found.
+    """A node that judges the last answer of the model: the finding is in `metadata["uncertainty"]`.
 
-    On a pause or an abort it waits; with `escalate_node` it sets `metadata["uncertainty_escalate"]`, for a conditional
-    edge to route to that node, which waits instead. Asks of its monitor only `observe_llm_response` and
+    On a pause or an abort it pauses the graph; with `escalate_node` it sets `metadata["uncertainty_escalate"]`, for
+    a conditional edge to route to that node, which pauses instead. Asks of its monitor only `observe_llm_response` and
     `summary_metadata`.
     """
 

@@ -65,7 +65,7 @@ class ExecutedCall(BaseModel):
 
 
 class AgentState(BaseModel):
-    """One run as it is stored and as graph nodes pass it on; mutable, owned by whoever runs it.
+    """One run as stored and as passed between graph nodes; mutable, owned by its runner.
 
     After a rollback `lineage` has the branches of the steps, and `discarded` the calls that other branches executed.
     `vouched` is False once the state was loaded without a valid seal where one was required: the belief then clears
@@ -130,7 +130,7 @@ class AgentState(BaseModel):
         return left if self.status is AgentStatus.RUNNING and left > 0.0 else 0.0
 
     def forget_lease(self) -> None:
-        """Take the worker that wrote this state for dead, whatever the store's clock says of its lease."""
+        """Treat the worker that wrote this state as dead, whatever the store's clock says about its lease."""
         self._leased_until = 0.0
 
     def taken_over(self) -> None:
@@ -140,7 +140,7 @@ class AgentState(BaseModel):
 
     @property
     def started_by(self) -> str | None:
-        """The starter of the run, as far as that is believed: never of a state without the seal that it needs."""
+        """The starter of the run; None for a state that lacks a required seal."""
         name = self.metadata.get(STARTED_BY)
         return name if self.vouched and isinstance(name, str) and name else None
 
@@ -151,7 +151,7 @@ class AgentState(BaseModel):
         return self
 
     def pending(self) -> list[ApprovalRequest]:
-        """Everything that waits for a decision now."""
+        """The pending approval requests."""
         return pending(self.review, self.turn)
 
     def already_executed(self, call: ToolCall) -> bool:
@@ -161,7 +161,7 @@ class AgentState(BaseModel):
         return call.is_among(likely)
 
     def child_session(self, record: CallRecord) -> str:
-        """The session of the sub-agent that serves this call: the same whoever asks, also after a crash."""
+        """The session of the sub-agent that serves this call; the same for every caller, also after a crash."""
         name = f"{self.session_id}/{self.run_id[:12]}/{record.step_id}/{record.call.id}"
         if len(quote(name, safe="", errors="replace")) <= _LONGEST_CHILD:
             return name
@@ -197,7 +197,7 @@ class AgentState(BaseModel):
         self.messages.append(result)
 
     def give_up(self, unrun: str) -> list[CallRecord]:
-        """Settle every call that is left, as the run ends, with `unrun`; returns those that may have taken effect."""
+        """Settle every remaining call with `unrun` as the run ends; returns those that may have taken effect."""
         began = []
         for record in [record for record in self.turn if record.phase is not CallPhase.SETTLED]:
             running = record.phase is CallPhase.STARTED and record.child_session is None
@@ -284,7 +284,7 @@ class SessionHead(BaseModel):
         return _count(self.metadata.worker_deaths) + (self.status is AgentStatus.RUNNING)
 
     def pending(self) -> list[ApprovalRequest]:
-        """Everything that waits for a decision now."""
+        """The pending approval requests."""
         return pending(self.review, self.turn)
 
 

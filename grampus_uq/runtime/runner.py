@@ -47,9 +47,9 @@ _LONGEST_KEY = 2_000  # what every store can index, with what is put before and 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwatched:
-    """In a monitor's place: no step is judged, and irreversible tools run at once.
+    """Replaces the monitor: no step is judged, and irreversible tools run at once.
 
-    Of the policy only `always_ask_tool_names` counts: calls of these tools still wait for a human.
+    Only the policy's `always_ask_tool_names` applies: calls of these tools are still held for a human.
     """
 
     policy: UncertaintyPolicy = field(default_factory=UncertaintyPolicy)
@@ -70,9 +70,9 @@ class AgentRunner:
     model may call as tools. `looks` look again at a call that the profile's chain holds (`fit_chain`), before a human
     is asked. A worker that dies is replaced when its lease of `lease_s` has expired. `logprobs` requests token
     log-probabilities from the model, `elicit_confidence` a stated confidence. `checkpoints` keeps the state
-    before every step of the model, for `grampus_uq.runtime.rollback`. `calibration_watch` gets every run that ends, if
-    the monitor's profile has its detector. `changed_tools` says what becomes of a waiting call whose tool has another
-    schema when it is resumed, by a later release for example (`ChangedTools`).
+    before every step of the model, for `grampus_uq.runtime.rollback`. `calibration_watch` receives every run that ends,
+    if the monitor's profile has its detector. `changed_tools` says how a pending call is treated whose tool has another
+    schema on resumption, by a later release for example (`ChangedTools`).
 
     Executing a call: it is written to the store before the tool runs and its result after, and no worker of this
     package starts it twice by itself. A call that was running when its process died runs again only if it reads; for
@@ -204,7 +204,7 @@ class AgentRunner:
         *,
         agent_def: AgentDefinition | None = None,
     ) -> ExecutionResult:
-        """Resume a session that waits, or whose worker died.
+        """Resume a paused session, or one whose worker died.
 
         A text is guidance: waiting calls are not executed, and the model continues with the text. One or several
         `ApprovalDecision`s run or refuse calls. None applies stored decisions and expiry.
@@ -277,7 +277,7 @@ class AgentRunner:
     # -- looking after sessions -----------------------------------------------------------------------------------
 
     async def list_pending_sessions(self, agent_id: str | None = None) -> list[PendingSession]:
-        """The sessions that wait for a human, with their requests."""
+        """The sessions with pending approvals, with their requests."""
         return await self.ledger.pending(agent_id)
 
     async def stop(self, agent_id: str, session_id: str, *, principal: str = "", wait_s: float = 0.0) -> StopReport:

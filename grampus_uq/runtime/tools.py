@@ -21,7 +21,7 @@ _IDEMPOTENCY = "idempotency_key"
 
 
 def tool(*, effect: Effect | str = Effect.UNKNOWN, name: str | None = None) -> Callable[[Function], Function]:
-    """Mark a function as a tool and say what it does to the world."""
+    """Mark a function as a tool and declare its effect."""
 
     def mark(function: Function) -> Function:
         function.__grampus_tool__ = {"effect": parse_effect(effect, "tool"), "name": name}  # type: ignore[attr-defined]  # our mark
@@ -110,7 +110,7 @@ class FunctionTools:
         return [item.schema() for item in self._tools.values()]
 
     def effect_of(self, name: str) -> Effect | None:
-        """The effect by the tool's definition; None for a tool that is not here."""
+        """The effect by the tool's definition; None for an unknown tool."""
         found = self._tools.get(name)
         return None if found is None else found.effect
 

@@ -79,7 +79,7 @@ class _Scores:
         return self._outbox.dropped
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Send what is queued; False when the deadline passed first. Blocks."""
+        """Send the queued spans; False if the deadline passed first. Blocks."""
         return self._outbox.flush(timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> bool:

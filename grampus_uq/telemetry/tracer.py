@@ -60,11 +60,11 @@ class GrampusTracer:
         return 0 if self._queue is None else self._queue.dropped
 
     def force_flush(self, timeout_s: float = 10.0) -> bool:
-        """Send what is queued; False when the deadline passed first. Blocks: call it off the event loop."""
+        """Send the queued spans; False if the deadline passed first. Blocks: call it off the event loop."""
         return self.provider.force_flush(int(timeout_s * 1000))
 
     def shutdown(self) -> None:
-        """Send what is queued, within five seconds, and stop. Blocks: call it off the event loop."""
+        """Send the queued spans, within five seconds, and stop. Blocks: call it off the event loop."""
         self.provider.shutdown()
 
     def __enter__(self) -> GrampusTracer:
