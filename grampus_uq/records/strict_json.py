@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable
-from decimal import Decimal
 from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -36,9 +34,7 @@ STRICT_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 """For whoever decodes one value out of a longer text (`raw_decode`)."""
 
 
-def parse_json(
-    data: str | bytes, *, unique_names: bool = False, parse_float: Callable[[str], float | Decimal] | None = None
-) -> Any:
+def parse_json(data: str | bytes, *, unique_names: bool = False) -> Any:
     """Parse JSON in UTF-8 into plain values.
 
     With `unique_names` an object with the same name twice is an error: no reader knows which value was meant.
@@ -51,7 +47,6 @@ def parse_json(
         return json.loads(
             text,
             parse_constant=_refuse_constant,
-            parse_float=parse_float,
             object_pairs_hook=_unique if unique_names else None,
         )
     except UnicodeDecodeError as error:

@@ -5,7 +5,7 @@ untold. If it then fails, the step is labelled as the decisive error. The instru
 can lean on it.
 
     async for found in inject(runner, "agent", "session", sandbox=make_runner, failed=is_wrong, rng=rng, trials=100):
-        labelled.append(label_run(found.run, found.error_message))      # grampus_uq.learn.attribution
+        labelled.append(label_run(found.run, found.error_message))
 
 The label assumes that the model obeyed and that the run would have gone well otherwise; a model that errs by itself
 makes some labels wrong. Faults that are told to err are not the errors that a model makes untold: a calibration on them
@@ -26,6 +26,7 @@ import numpy as np
 
 from grampus_uq.errors import ConfigurationError, SessionError, UncertaintyError
 from grampus_uq.importers.imported_run import ImportedRun
+from grampus_uq.learn.attribution import LabelledTrajectory, trajectory_from_run
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.records.vocabulary import AgentStatus, Role
@@ -218,3 +219,13 @@ async def _copy_checkpoints(
         if checkpoint.step < until:
             checkpoint.state.belief = None
             await target.put(KIND, _key(copy, copy.branch, checkpoint.step), checkpoint.body(), expected=0)
+
+
+def label_run(run: ImportedRun, error_message: int) -> LabelledTrajectory:
+    """Turn a failed run and the number of its decisive message, from 0, into a labelled trajectory."""
+    trajectory = trajectory_from_run(run)
+    places = [i for i, step in enumerate(trajectory.steps) if step.step_id == str(error_message)]
+    if not places:
+        rule = f"the number of a message of the run that is a step, from 0 to {len(run.messages) - 1}"
+        raise ConfigurationError.of("error_message", "label_run", rule, error_message)
+    return LabelledTrajectory(trajectory=trajectory, error_steps=(places[0],))

@@ -33,7 +33,6 @@ from grampus_uq.learn.attribution import (
     LabelledTrajectory,
     Plan,
     fit_and_calibrate,
-    label_run,
     locate,
 )
 from grampus_uq.records.values import AgentDefinition, Message, ModelResponse, ToolCall
@@ -46,7 +45,7 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import FunctionTools, tool
 from grampus_uq.testing import ScriptedModel, answer
 from tests.benchmarks._report import emit
-from tests.benchmarks.injected_failures import InjectedFailure, Injection, inject
+from tests.benchmarks.injected_failures import InjectedFailure, Injection, inject, label_run
 
 AGENT = AgentDefinition(name="clerk", system_prompt="You add up prices.", max_iterations=200)
 OBEYS, HEDGES_WRONG, HEDGES_RIGHT = 0.85, 0.7, 0.15

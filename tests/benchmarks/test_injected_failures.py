@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grampus_uq import AgentDefinition, AgentRunner, ConfigurationError, SessionError, UncertaintyMonitor
-from grampus_uq.learn.attribution import LabelledTrajectory, label_run
+from grampus_uq.learn.attribution import LabelledTrajectory
 from grampus_uq.learn.attribution.failed_trajectory import Trajectory
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Role
@@ -17,7 +17,7 @@ from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import FunctionTools, tool
 from grampus_uq.testing import ScriptedModel, answer
-from tests.benchmarks.injected_failures import FAULTS, InjectedFailure, Injection, inject
+from tests.benchmarks.injected_failures import FAULTS, InjectedFailure, Injection, inject, label_run
 
 pytestmark = pytest.mark.anyio
 

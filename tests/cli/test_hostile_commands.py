@@ -203,9 +203,6 @@ TABLE = """
 1 dashboard -o file.txt/x
 2 dashboard -o dash --alpha nan
 2 dashboard -o dash --alpha 5
-2 dashboard -o dash --approvals-wait -5
-2 dashboard -o dash --cost-per-hour nan
-2 dashboard -o dash --watch-level 0
 2 doctor --model
 2 doctor --timeout -1
 2 doctor --timeout nan

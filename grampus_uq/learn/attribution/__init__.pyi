@@ -4,7 +4,6 @@ from .attribution_report import attribution_html as attribution_html
 from .failed_trajectory import LabelledTrajectory as LabelledTrajectory
 from .failed_trajectory import Trajectory as Trajectory
 from .failed_trajectory import TrajectoryStep as TrajectoryStep
-from .from_logs import label_run as label_run
 from .from_logs import read_labelled_failures as read_labelled_failures
 from .from_logs import trajectory_from_run as trajectory_from_run
 from .labelled_recordings import trajectory_from_events as trajectory_from_events

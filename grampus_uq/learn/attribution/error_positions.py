@@ -13,7 +13,7 @@ from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPositions:
-    """Counts of errors over equal bins of the relative position (j + 1/2)/L in (0, 1).
+    """Counts of errors over ten equal bins of the relative position (j + 1/2)/L in (0, 1).
 
     thirds: share of the errors in the first, middle and last third. mean: mean relative position.
     """
@@ -33,22 +33,21 @@ class ErrorPositions:
         )
 
 
-def error_positions(labelled: Sequence[LabelledTrajectory], bins: int = 10) -> ErrorPositions:
+def error_positions(labelled: Sequence[LabelledTrajectory]) -> ErrorPositions:
     """Count the errors of a labelled set by relative position (the paper's figure 6).
 
     Args:
         labelled: at least one trajectory; each of its errors counts.
-        bins: number of equal bins, at least 1.
 
     Raises:
-        ConfigurationError: no trajectory or no bin.
+        ConfigurationError: no trajectory.
     """
-    if not labelled or bins < 1:
+    if not labelled:
         raise ConfigurationError.of("labelled", "error_positions", "at least one trajectory", len(labelled))
     places = np.array([(j + 0.5) / len(item.trajectory) for item in labelled for j in item.error_steps])
     early, middle, late = np.histogram(places, 3, (0, 1))[0] / len(places)
     return ErrorPositions(
-        counts=tuple(np.bincount(np.minimum((places * bins).astype(int), bins - 1), minlength=bins).tolist()),
+        counts=tuple(np.histogram(places, 10, (0, 1))[0].tolist()),
         thirds=(float(early), float(middle), float(late)),
         mean=float(places.mean()),
         trajectories=len(labelled),

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import DataError
 from grampus_uq.importers import ImportedRun, read_failure_logs
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory, TrajectoryStep
 from grampus_uq.records.values import Message
@@ -68,25 +68,6 @@ def read_labelled_failures(
             continue
         labelled.append(LabelledTrajectory(trajectory=trajectory_from_run(log.run), error_steps=(log.label.step,)))
     return labelled
-
-
-def label_run(run: ImportedRun, error_message: int, *, task: str = "") -> LabelledTrajectory:
-    """Turn a failed run and the number of its decisive message into a labelled trajectory.
-
-    Args:
-        run: any, for instance `grampus_uq.runtime.restart_points.run_of` of a stored session.
-        error_message: its number in `run.messages`, from 0.
-        task: what the run was asked to do.
-
-    Raises:
-        ConfigurationError: the message does not exist or is no step (a system message of a chat).
-    """
-    trajectory = trajectory_from_run(run, task=task)
-    places = [i for i, step in enumerate(trajectory.steps) if step.step_id == str(error_message)]
-    if not places:
-        rule = f"the number of a message of the run that is a step, from 0 to {len(run.messages) - 1}"
-        raise ConfigurationError.of("error_message", "label_run", rule, error_message)
-    return LabelledTrajectory(trajectory=trajectory, error_steps=(places[0],))
 
 
 def _step(message: Message, step_id: str) -> TrajectoryStep:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import DataError
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
@@ -38,7 +38,7 @@ class PlugIn:
     brier_of_base: float | None
 
 
-def plug_in(runs: ForecastRuns, *, l2: float = 1.0) -> PlugIn:
+def plug_in(runs: ForecastRuns) -> PlugIn:
     """Estimate the probability of success of every censored run from the facts of its prefix.
 
     Assumes that runs which reached the budget are like runs with the same facts which were still going at that step
@@ -46,16 +46,12 @@ def plug_in(runs: ForecastRuns, *, l2: float = 1.0) -> PlugIn:
 
     Args:
         runs: with both censored runs and runs of known outcome.
-        l2: penalty on the standardised coefficients, at least 0.
 
     Raises:
         DataError: no run of known outcome.
-        ConfigurationError: l2 below 0.
 
     Source: Trajectory Proper Score paper, App. H (plug-in estimation with cross-fitting).
     """
-    if not 0.0 <= l2 < np.inf:
-        raise ConfigurationError.of("l2", "plug_in", "at least 0", l2)
     known = ~runs.censored
     if not known.any() or not runs.streams:
         raise DataError("no run has a known outcome: nothing says how censored ones would have ended.")
@@ -72,7 +68,7 @@ def plug_in(runs: ForecastRuns, *, l2: float = 1.0) -> PlugIn:
     weights = 1.0 / np.repeat(np.maximum(lengths - 1, 1), lengths)
     outcomes = np.repeat(runs.outcomes, lengths)
     predicted = [
-        _predicted(runs.features, outcomes, weights, half, l2, rate) for half in (going & ~in_second, going & in_second)
+        _predicted(runs.features, outcomes, weights, half, rate) for half in (going & ~in_second, going & in_second)
     ]
     last = (np.cumsum(lengths) - 1)[~known]
     q = dict(zip(stopped, np.mean([p[last] for p in predicted], axis=0).tolist(), strict=True))
@@ -82,7 +78,7 @@ def plug_in(runs: ForecastRuns, *, l2: float = 1.0) -> PlugIn:
 
 
 def _predicted(
-    features: FloatArray, outcomes: FloatArray, weights: FloatArray, half: BoolArray, l2: float, rate: float
+    features: FloatArray, outcomes: FloatArray, weights: FloatArray, half: BoolArray, rate: float
 ) -> FloatArray:
     """Fit one half of the prefixes and predict all; the overall rate where the half has outcomes of one class only."""
     if len(np.unique(outcomes[half])) < 2:
@@ -91,6 +87,6 @@ def _predicted(
     scaled = (features - features[half].mean(axis=0)) / np.maximum(features[half].std(axis=0), 1e-9)
     design = np.column_stack([np.ones(len(features)), scaled])
     start = np.append(float(log_odds(rate)), np.zeros(k))
-    penalty = np.append(0.0, np.full(k, l2))
+    penalty = np.append(0.0, np.ones(k))
     beta = fit_logistic(design[half], outcomes[half], weights[half], l2=penalty, start=start)
     return logistic(design @ beta)

@@ -103,17 +103,16 @@ def fit_fusion(
     streams: Streams,
     outcomes: npt.ArrayLike,
     *,
-    l2: float = 1.0,
     run_weights: npt.ArrayLike | None = None,
 ) -> LogisticFusion:
-    """Maximise `sum w ln P(y | p) - l2 (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0 (of counts: any).
+    """Maximise `sum w ln P(y | p) - (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0 (of counts: any).
 
     A stream whose slope would be negative is refitted without it (slope 0): a signal that points the wrong way is not
     turned around. Counts (`stats.fusion.is_count`) may have either sign. A stream that is never missing, or always
     missing beside others, has offset 0: its presence says nothing. Steps without any reading are not fitted on. With
     one stream that is never missing, and no count, this is Platt scaling.
 
-    Args, raises: as `fit_success`; l2: penalty on slopes and offsets, >= 0.
+    Args, raises: as `fit_success`.
 
     Returns:
         The fitted fusion; flat at the success rate when nothing usable was found or all outcomes agree.
@@ -134,7 +133,7 @@ def fit_fusion(
     mean, sd = _standard(x, present, w)
     z = np.where(present, (np.nan_to_num(x) - mean) / sd, 0.0)
     either_sign = np.array([is_count(name) for name in streams])
-    beta = _constrained(z, present, targets, w, l2, either_sign)
+    beta = _constrained(z, present, targets, w, either_sign)
     k = len(streams)
     return LogisticFusion(
         readings={
@@ -192,7 +191,6 @@ def _constrained(
     present: npt.NDArray[np.bool_],
     y: FloatArray,
     w: FloatArray,
-    l2: float,
     either_sign: npt.NDArray[np.bool_],
 ) -> FloatArray:
     """Coefficients (intercept, slopes, offsets), fitted again until no slope is negative but those that may be."""
@@ -207,7 +205,7 @@ def _constrained(
     free = np.concatenate([[True], (z != 0.0).any(axis=0), sometimes])
     while True:
         n = int(free.sum())
-        penalty = np.full(n, l2)
+        penalty = np.ones(n)
         penalty[0] = 0.0
         start = np.zeros(n)
         start[0] = float(log_odds(rate, EPSILON))

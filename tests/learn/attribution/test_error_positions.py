@@ -21,7 +21,7 @@ def runs_with_errors_at(places: list[float], length: int = 10) -> list[LabelledT
 
 
 def test_the_histogram_counts_every_error_once_in_its_bin() -> None:
-    positions = error_positions(runs_with_errors_at([0.0, 0.05, 0.5, 0.99]), bins=10)
+    positions = error_positions(runs_with_errors_at([0.0, 0.05, 0.5, 0.99]))
     assert positions.counts == (2, 0, 0, 0, 0, 1, 0, 0, 0, 1)
     assert positions.thirds == (0.5, 0.25, 0.25)
     assert positions.mean == pytest.approx((0.05 + 0.05 + 0.55 + 0.95) / 4)

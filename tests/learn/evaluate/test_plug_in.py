@@ -66,7 +66,7 @@ def test_the_loss_of_a_model_that_learned_noise_by_heart_is_not_flattered():
         audit=(),
         features=np.repeat(rng.normal(size=(90, 60)), 3, axis=0),
     )
-    found = plug_in(noise, l2=0.01)
+    found = plug_in(noise)
     assert found.brier > found.brier_of_base
 
 

@@ -6,7 +6,7 @@ import importlib
 import json
 from typing import Any, Final
 
-from grampus_uq.telemetry.dashboards import Limits, stack_files
+from grampus_uq.telemetry.dashboards import stack_files
 from grampus_uq.telemetry.instruments import INSTRUMENTS
 
 _yaml: Any = importlib.import_module("yaml")  # it comes without types
@@ -19,9 +19,9 @@ def panels() -> list[dict[str, Any]]:
     return found
 
 
-def alert_rules(limits: Limits | None = None) -> list[dict[str, Any]]:
+def alert_rules() -> list[dict[str, Any]]:
     """Every rule of the one group of alerts."""
-    (group,) = _yaml.safe_load(stack_files(limits)["alerts.yml"])["groups"]
+    (group,) = _yaml.safe_load(stack_files()["alerts.yml"])["groups"]
     rules: list[dict[str, Any]] = group["rules"]
     return rules
 

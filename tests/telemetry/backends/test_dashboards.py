@@ -12,7 +12,7 @@ import pytest
 
 from grampus_uq.cli import main
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.telemetry.dashboards import Limits, stack_files, write_stack
+from grampus_uq.telemetry.dashboards import stack_files, write_stack
 from grampus_uq.telemetry.instruments import INSTRUMENTS
 from tests.telemetry.backends.shown import alert_rules, panels, prometheus_name
 
@@ -96,35 +96,23 @@ def test_the_page_tells_of_every_panel_and_every_alert_and_of_no_other() -> None
     assert rung == [rule["alert"] for rule in alert_rules()]
 
 
-def test_limits_reach_the_alerts_and_the_lines() -> None:
-    files = stack_files(Limits(alpha=0.2, watch_level=0.001, approvals_wait_min=7, monitor_usd_per_hour=2.5))
+def test_alpha_reaches_the_alerts_and_the_lines() -> None:
+    files = stack_files(alpha=0.2)
     rules = {rule["alert"]: rule for rule in yaml.safe_load(files["alerts.yml"])["groups"][0]["rules"]}
     assert "> 0.2 * " in rules["GrampusAlarmsBeyondAlpha"]["expr"]
     assert "sqrt(1.44 * " in rules["GrampusAlarmsBeyondAlpha"]["expr"]
-    assert rules["GrampusCalibrationWatchCrossed"]["expr"].endswith(">= 6.90776")  # ln 1000
-    assert rules["GrampusApprovalsWait"]["for"] == "7m"
-    assert rules["GrampusMonitorCost"]["expr"].endswith("> 2.5")
+    assert rules["GrampusCalibrationWatchCrossed"]["expr"].endswith(">= 4.60517")  # ln 100
     shown = {panel["title"]: panel for panel in json.loads(files["grafana/dashboards/grampus-uq.json"])["panels"]}
     steps = [
         shown[title]["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"]
         for title in ("Alarms per run", "Calibration watch")
     ]
-    assert steps == [0.2, 6.908]
+    assert steps == [0.2, 4.605]
 
 
-@pytest.mark.parametrize(
-    ("given_", "message"),
-    [
-        ({"alpha": 5.0}, r"'alpha' parameter of `Limits` must be in \(0, 1\). Got 5.0"),
-        ({"watch_level": 0.0}, "watch_level"),
-        ({"watch_level": float("nan")}, "watch_level"),
-        ({"approvals_wait_min": 0}, "at least 1"),
-        ({"monitor_usd_per_hour": float("inf")}, "above 0"),
-    ],
-)
-def test_a_limit_that_cannot_be_one_is_refused(given_: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Limits(**given_)
+def test_an_alpha_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'alpha' parameter of `stack_files` must be in \(0, 1\). Got 5.0"):
+        stack_files(alpha=5.0)
 
 
 # -- the files of the stack --
@@ -222,6 +210,6 @@ def test_a_folder_that_cannot_be_written_and_a_wrong_limit_are_one_line(
 def test_files_are_replaced_only_when_asked(tmp_path: Path) -> None:
     write_stack(tmp_path)
     with pytest.raises(ConfigurationError, match="--force"):
-        write_stack(tmp_path, Limits(alpha=0.01))
-    write_stack(tmp_path, Limits(alpha=0.01), replace=True)
+        write_stack(tmp_path, 0.01)
+    write_stack(tmp_path, 0.01, replace=True)
     assert "> 0.01 * " in (tmp_path / "alerts.yml").read_text()
