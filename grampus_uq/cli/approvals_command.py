@@ -107,7 +107,7 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
     if not found:
         say_beside("No pending approvals.")
         return
-    columns = ("request", "agent", "session", "what", "level", "why", "waits", "expires", "stands")
+    columns = ("request", "agent", "session", "call", "level", "reason", "waiting", "expires", "status")
     print_table(columns, (_list_row(shown, decisions, now_s) for shown, decisions in found))
 
 
@@ -128,7 +128,7 @@ def _list_row(shown: Card, decisions: Sequence[ApprovalDecision], now_s: float) 
 def _stands(decisions: Sequence[ApprovalDecision]) -> str:
     """The decisions so far, unchecked: only the runner has the keys."""
     given = ", ".join(f"{decision.kind.value} by {visible(short(decision.by, 80))}" for decision in decisions[:5])
-    return f"decided, unchecked: {given}" if given else "waits"
+    return f"decided, unchecked: {given}" if given else "pending"
 
 
 @command.command()
@@ -155,7 +155,7 @@ def show(request_id: str, url: str, as_json: bool) -> None:
     if shown.session_id:
         click.echo(f"session    {visible(shown.session_id)}")
     if shown.started_by is not None:
-        click.echo(f"started by {visible(shown.started_by)}, who does not decide on it")
+        click.echo(f"started by {visible(shown.started_by)}, who may not decide on it")
     guarantee = visible(shown.guarantee or "no guarantee")
     click.echo(f"level      {shown.level.value} (rule {visible(shown.rule)}; {guarantee})")
     click.echo(f"why        {visible(shown.reason)}")
@@ -163,7 +163,7 @@ def show(request_id: str, url: str, as_json: bool) -> None:
         click.echo(f"will       {visible(sentence_of(shown.tool, shown.arguments))}")
     for line in _numbers(shown):
         click.echo(line)
-    click.echo(f"stands     {_stands(decisions)}")
+    click.echo(f"status     {_stands(decisions)}")
     for refusal in refusals:
         click.echo(f"refused    {visible(refusal)}")
     for line in _signed_lines(shown):

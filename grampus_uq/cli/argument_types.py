@@ -20,7 +20,7 @@ class FiniteRange(click.FloatRange):
         """Return the number. Raises click's BadParameter."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
-            self.fail(f"{value!r:.40} is no finite number.", param, ctx)
+            self.fail(f"{value!r:.40} is not a finite number.", param, ctx)
         return number
 
 
@@ -71,7 +71,7 @@ def _try(folder: Path) -> None:
 def _unwritable(value: str, error: Exception) -> DataError:
     if isinstance(error, DataError):
         return error
-    reason = error.strerror if isinstance(error, OSError) else "it is no path"
+    reason = error.strerror if isinstance(error, OSError) else "it is not a path"
     return DataError(f"cannot be written: {reason}.", path=os.fspath(value))
 
 

@@ -79,7 +79,7 @@ def command(
         if not trajectories:
             raise DataError("holds no failed run" + (f" {run_id!r:.80}." if run_id else "."), path=str(failed))
         if output is not None and len(trajectories) > 1:
-            raise click.UsageError(f"FAILED holds {len(trajectories)} runs: say with --run which one to draw.")
+            raise click.UsageError(f"FAILED holds {len(trajectories)} runs: select one with --run.")
         left_out: list[str] = []
         calibrated = _of_profile(calibration)
         if calibrated is None:
@@ -92,7 +92,7 @@ def command(
         elif level is not None or method is not None:
             plan = calibrated.plan
             fitted = f"{plan.method.name} at {plan.level:g}"
-            raise click.UsageError(f"The profile was calibrated for {fitted}: leave --method and --level out.")
+            raise click.UsageError(f"The profile was calibrated for {fitted}: omit --method and --level.")
         found = [locate(run, calibrated) for run in trajectories]
         if output is not None:
             write_page(output, attribution_html(found[0], positions=calibrated.positions))
@@ -106,7 +106,7 @@ def command(
         positions = calibrated.positions
         click.echo(f"\nThe {positions.trajectories} calibration failures: {positions.advice}")
         if output is not None:
-            click.echo(f"Drawn in {output}.")
+            click.echo(f"Report written to {output}.")
 
 
 def _failed(path: Path, refuse: Callable[[DataError], None]) -> Iterator[Trajectory]:
@@ -130,7 +130,7 @@ def _of_profile(path: Path) -> CalibratedAttribution | None:
         return None
     stored = load(path).attribution
     if stored is None:
-        reason = "this profile holds none: there were too few failures whose label names the step of the error."
+        reason = "this profile has no attribution: too few failures had a label that names the step of the error."
         raise DataError(reason, path=str(path), field="attribution")
     return calibration_from_json(stored)
 
@@ -148,7 +148,7 @@ def _labelled(
     else:
         items = read_labelled_failures(path, on_left_out=leave_out)
     same = [item.trajectory.trajectory_id for item in items if item.trajectory.trajectory_id in failed]
-    left_out += [f"{path}: run {name!r:.80} is one of the failed ones." for name in same]
+    left_out += [f"{path}: run {name!r:.80} is among the failed runs." for name in same]
     return [item for item in items if item.trajectory.trajectory_id not in failed]
 
 

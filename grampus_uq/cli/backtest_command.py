@@ -68,13 +68,15 @@ def command(
             print_json(shown)
             return
         if overlap:
-            click.echo(f"CAUTION: {overlap} of these files served the fit; these figures are too good.", err=True)
+            click.echo(
+                f"CAUTION: {overlap} of these files were used for the fit; these figures are too optimistic.", err=True
+            )
         mode = None if everything else detector.threshold.mode
         _print([row for row in rows if mode in (None, row.threshold.mode)])
         for status in watched:
             say_beside(f"watch, {status.variant.value}: {status.sentence}")
         if store is not None and not watched:
-            say_beside("watch: this detector is not watched in that store.")
+            say_beside("watch: that store has no calibration watch on this detector.")
 
 
 def _print(rows: Sequence[BacktestRow]) -> None:
@@ -106,7 +108,7 @@ def _judge_of(profile: Profile) -> Profile | None:
 
 
 def _promise(threshold: Threshold) -> str:
-    return f"It never rings: {threshold.shortage}" if threshold.shortage else threshold.guarantee
+    return f"It never alarms: {threshold.shortage}" if threshold.shortage else threshold.guarantee
 
 
 def _interval(figure: Figure, *, unit: float = 1.0, digits: int = 3) -> str:

@@ -92,7 +92,9 @@ def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> No
     """Label the outcome of a finished run; it counts once and permanently."""
     found = with_store(url, lambda store: label_run(store, run_id, outcome == "success"))
     if not found:
-        raise DataError(f"no watch in this store has counted a run {run_id!r:.100}; a run counts when it has finished.")
+        raise DataError(
+            f"no calibration watch in this store has counted a run {run_id!r:.100}; a run counts once it has finished."
+        )
     _report(found, as_json, check)
 
 

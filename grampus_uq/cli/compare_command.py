@@ -61,7 +61,8 @@ def command(
             return
         if served:
             click.echo(
-                f"CAUTION: {served} of these files served the fit of a profile; its figures are too good.", err=True
+                f"CAUTION: {served} of these files were used to fit a profile; its figures are too optimistic.",
+                err=True,
             )
         _print(found)
 
@@ -82,7 +83,7 @@ def _print(found: Comparison) -> None:
         for row in found.rows
     )
     print_table(columns, cells)
-    say_beside("Each interval stands alone: of many, some exclude 0 by chance.")
+    say_beside("Each interval is computed on its own: of many, some exclude 0 by chance.")
 
 
 def _figure(value: float | None, *, sign: bool = False) -> str:

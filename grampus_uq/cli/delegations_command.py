@@ -77,7 +77,7 @@ def grant(
         print_json(given.model_dump(mode="json"))
         return
     click.echo(
-        f"{visible(given.deputy)} decides in the place of {visible(given.principal)} on {_tools(given)} until "
+        f"{visible(given.deputy)} decides in place of {visible(given.principal)} on {_tools(given)} until "
         f"{_until(given)}: {given.id}"
     )
 
@@ -91,9 +91,9 @@ def list_(url: str, as_json: bool) -> None:
     if as_json:
         print_json([_shown(one) for one in found])
     elif not found:
-        say_beside("Nobody decides in another's place.")
+        say_beside("No delegations.")
     else:
-        columns = ("delegation", "deputy", "for", "on", "until", "stands")
+        columns = ("delegation", "deputy", "for", "on", "until", "valid")
         print_table(columns, (_row(one) for one in found))
 
 
@@ -129,4 +129,4 @@ def revoke(delegation_id: str, principal: str | None, url: str) -> None:
         return await revoke_delegation(store, found.delegation.id, who)
 
     given = with_store(url, work).delegation
-    click.echo(f"{visible(given.deputy)} decides in the place of {visible(given.principal)} no more.")
+    click.echo(f"{visible(given.deputy)} no longer decides in place of {visible(given.principal)}.")

@@ -75,14 +75,14 @@ def command(context: click.Context, /, task: str, inbox: bool, details: bool, as
     if task == "questions":
         if details or inbox:
             raise click.UsageError(
-                "--details and --inbox belong to the mails; grampus-uq runs show has every answer of the questions."
+                "--details and --inbox belong to --task mails; for questions use grampus-uq runs show."
             )
         _ask_questions(as_json=as_json, **options)
         return
     given = {name for name in options if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if strange := sorted(given - {"n", "seed", "runs_folder"}):
         flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-        raise click.UsageError(f"{flags[strange[0]]} belongs to the questions: add --task questions.")
+        raise click.UsageError(f"{flags[strange[0]]} belongs to --task questions.")
     if inbox:
         run_waiting_mails(n=options["n"] or _WAITING, seed=options["seed"], runs_folder=options["runs_folder"])
         return

@@ -32,8 +32,8 @@ async def run_inbox(client: Any, url: str, *, n: int, seed: int, port: int = _PO
             waits += result.status is AgentStatus.WAITING_FOR_HUMAN
         settings = InboxSettings(origin=f"http://localhost:{port}")
         token = await People(store).invite("you", Role.DECIDE)
-        click.echo(f"{waits} of {n} calls wait, {len(done)} went out. This clerk takes any decision, signed or not.")
-        click.echo(f"Make a passkey, and decide: {settings.origin}/invitation#{token}")
+        click.echo(f"{waits} of {n} calls wait, {len(done)} executed. This clerk accepts any decision, signed or not.")
+        click.echo(f"Create a passkey and decide: {settings.origin}/invitation#{token}")
         worker = Worker(runner=agent, agents=[CLERK.name], on_job=lambda job, ended, why: _tell(done))
         app = inbox_app(store, settings, sentences=SENTENCES)
         async with anyio.create_task_group() as group:

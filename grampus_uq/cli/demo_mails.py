@@ -32,7 +32,7 @@ def run_mails(*, n: int, seed: int, runs_folder: str, details: bool, as_json: bo
         handled.append(ends)
         click.echo(progress_line(handled, len(plan.mails)), err=True)
 
-    click.echo(f"A small model handles {n} customers' mails; its calls move money and cannot be undone.", err=True)
+    click.echo(f"A small model handles {n} customer emails; its calls move money and are irreversible.", err=True)
     try:
         anyio.run(_handle, plan, on_mail)
     except KeyboardInterrupt:
@@ -81,7 +81,7 @@ class Stages:
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         if stage not in self._named:
             self._named.add(stage)
-            words = {"download": "Fetching the model (98 MB, once) ...", "start": "Starting the model ..."}
+            words = {"download": "Downloading the model (98 MB, once) ...", "start": "Starting the model ..."}
             click.echo(words.get(stage, stage), err=True)
 
 

@@ -22,7 +22,7 @@ from grampus_uq.models.probes import ProbeResult
 from grampus_uq.signals.registry import LABELS
 
 _NAMES = {
-    "answer": "answers at all",
+    "answer": "answers",
     "logprobs": "log-probabilities",
     "temperature": "temperature",
     "response_format": "JSON by response_format",
@@ -30,7 +30,7 @@ _NAMES = {
 } | LABELS
 
 _STAGES = {
-    "download": "Fetching the embedded model (once, 98 MB)",
+    "download": "Downloading the embedded model (once, 98 MB)",
     "start": "Starting the embedded model",
 }
 
@@ -81,11 +81,11 @@ def _show(found: Examination) -> None:
     if sys.stderr.isatty():
         click.echo("\r\033[2K", err=True, nl=False)
     click.secho(one_line(found.client), bold=True)
-    _heading("What it can do")
+    _heading("Capabilities")
     for finding in found.abilities:
         _item(_NAMES[finding.name], finding.verdict, finding, finding.detail)
     if not found.answers:
-        click.echo("\nThe model gave no usable answer, so nothing else was tried.")
+        click.echo("\nThe model gave no usable answer, so nothing else was tested.")
         return
     _heading("One step of each signal, on top of the agent's own call")
     for check in found.signals:
@@ -94,7 +94,7 @@ def _show(found: Examination) -> None:
         why = "; ".join(part for part in (values, check.weak, (check.reason or "").replace("_", " ")) if part)
         _item(_NAMES[check.source], verdict, check, f"{why}. Lost without it: {check.lost_without}.")
     spent = f"{found.calls} calls, {found.input_tokens} + {found.output_tokens} tokens, {found.seconds:.0f} s"
-    click.echo(f"\nThe examination took {spent}.")
+    click.echo(f"\nThe test took {spent}.")
 
 
 def _heading(title: str) -> None:

@@ -89,7 +89,9 @@ def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str | None,
         print_json(plan.model_dump(mode="json", exclude={"secret"}))
     else:
         share = f"{100.0 * plan.share:g} %"
-        click.echo(f"{share} of what is shown of these tools are drills, once there are calls to make them of.")
+        click.echo(
+            f"{share} of the requests shown for these tools will be drills, once there are calls to derive them from."
+        )
 
 
 def _rule(text: str) -> DrillRule:
@@ -141,13 +143,13 @@ def _print(plan: DrillPlan | None, found: Reviewed) -> None:
     say_beside(
         "Drills are off."
         if plan is None
-        else f"Drills are on: {100.0 * plan.share:g} % of what is shown of their tools."
+        else f"Drills are on: {100.0 * plan.share:g} % of the requests shown for their tools."
     )
     rows: list[tuple[str, str, Missed | None]] = [("team", "", found.team)]
     rows += [("person", who, share) for who, share in sorted(found.people.items())]
     rows += [("since the start", name, share) for name, share in found.by_minutes.items()]
     rows += [("queue", name, share) for name, share in found.by_queue.items()]
-    too_few = f"fewer than {LEAST_FOR_A_PERSON} drills: nothing is said"
+    too_few = f"fewer than {LEAST_FOR_A_PERSON} drills: no estimate"
     print_table(("of", "", "missed"), ((of, who, too_few if s is None else s.words) for of, who, s in rows))
     if found.team.high is not None:
         say_beside(f"For a permit: --miss-rate {found.team.high:.3f} (upper end, 95 % one-sided).")

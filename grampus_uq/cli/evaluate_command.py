@@ -86,7 +86,7 @@ def command(
             return
         _print(found, every_row)
         if output is not None:
-            say_beside(f"The report is in {output}.")
+            say_beside(f"Report written to {output}.")
 
 
 def _read(paths: Sequence[str], profile: str | None, workers: int | None, refuse: Refused) -> ForecastRuns:
@@ -108,13 +108,13 @@ def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
     measured = _measured(path, set(runs.ids)) if path is not None else {}
     model = plug_in(runs)
     guessed = sum(name not in measured for name in model.q)
-    notes = [f"q: {len(model.q) - guessed} measured ones, {guessed} from a model of facts that no forecast enters."]
+    notes = [f"q: {len(model.q) - guessed} measured, {guessed} from a model that uses no forecast."]
     if guessed and (model.brier is None or model.brier_of_base is None):
         notes.append("No run went on long enough to fit that model: its q is the success rate.")
     elif guessed:
         notes.append(
-            f"On runs that it did not see the model's Brier loss is {model.brier:.4f}, the success rate's "
-            f"{model.brier_of_base:.4f}: where the first is not clearly lower, q knows nothing but the rate."
+            f"On held-out runs the model's Brier loss is {model.brier:.4f}, the success rate's "
+            f"{model.brier_of_base:.4f}: where the first is not clearly lower, q adds nothing to the success rate."
         )
     return Censoring(mode="exact", q=dict(model.q) | measured, notes=tuple(notes))
 
@@ -125,7 +125,7 @@ def _measured(path: str, known: set[str]) -> dict[str, float]:
     for line, row in csv_rows(path, ("session_id", "q")):
         name = row["session_id"] or ""
         if name in found or name not in known:
-            reason = "comes twice" if name in found else "is no run that may be scored"
+            reason = "comes twice" if name in found else "is not a run that can be scored"
             raise DataError(f"{name!r:.100} {reason}.", path=path, line=line, field="session_id")
         found[name] = _probability(row["q"], path, line)
     return found
@@ -157,7 +157,7 @@ def _print(found: Evaluation, every_row: bool) -> None:
     rows = signal_rows(found)
     print_table(SIGNAL_COLUMNS, rows[:SHOWN_SIGNALS])
     others = f"{len(rows) - SHOWN_SIGNALS} more signals, and " if len(rows) > SHOWN_SIGNALS else ""
-    say_beside(f"auroc: how often a good run ranks above a bad one, 0.5 is a coin. {others}every score: --all")
+    say_beside(f"auroc: probability that a good run ranks above a bad one; 0.5 is chance. {others}every score: --all")
 
 
 def _shown(row: Any) -> list[Any]:

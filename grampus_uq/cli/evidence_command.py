@@ -93,16 +93,16 @@ def verify(
     if as_json:
         print_json(asdict(found) | {"holds": not found.faults})
     else:
-        signed = "no keys were given" if keys is None else f"{found.signed} with a signature that holds"
+        signed = "no keys were given" if keys is None else f"{found.signed} with a valid signature"
         monitor = found.ran - found.by_decision - found.by_permit
         click.echo(f"entries    {found.entries}")
-        click.echo(f"decisions  {found.decisions}: {signed}, {found.shown} with what was shown")
+        click.echo(f"decisions  {found.decisions}: {signed}, {found.shown} with a record of the shown request")
         lifted = f"{found.by_decision} on decisions, {found.by_permit} on permits or grants"
-        click.echo(f"ran        {found.ran}: {lifted}, {monitor} by the monitor's word")
+        click.echo(f"ran        {found.ran}: {lifted}, {monitor} cleared by the monitor")
         click.echo(f"digest     {found.digest}{'' if digest else ' (not compared: --digest)'}")
         for fault in found.faults:
-            click.echo(f"FAULT      {one_line(fault)}")
-        click.echo("It does not hold." if found.faults else "It holds.")
+            click.echo(f"ERROR      {one_line(fault)}")
+        click.echo("The evidence is invalid." if found.faults else "The evidence is valid.")
     if found.faults:
         raise SystemExit(1)
 

@@ -20,7 +20,7 @@ _WIDTH = 110
 _INDENT = " " * 11
 _SHOWN = 10
 _CHOSEN = (
-    "Labels given to the best by score buy a release rule soonest; a run without a label then counts as wrong "
+    "Labelling the runs with the best scores gives a release rule soonest; a run without a label then counts as wrong "
     "(--labels by-score), and the promise holds."
 )
 
@@ -63,7 +63,7 @@ def fit_whole(
 def written_lines(output: str | None, fingerprint: str, *, rings: bool) -> Iterator[str]:
     """The file of the profile, and the next step: a backtest where there is a detector to test."""
     if output is None:
-        yield "NOTHING could be fitted, and nothing is written; --force writes it all the same."
+        yield "NOTHING could be fitted, so nothing was written; --force writes the profile anyway."
         return
     yield f"written    {output} ({fingerprint[:12]})"
     if rings:
@@ -99,7 +99,7 @@ def _account(fit: ProfileFit) -> Iterator[str]:
     yield counts_line(fit.counts)
     without_task = f"; {fit.without_task} runs name no task and count as one each" if fit.without_task else ""
     tasks = f"of {fit.tasks} independent tasks{without_task}"
-    yield f"parted     {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"
+    yield f"split      {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"
     yield from guarded_lines(fit.artifact.profile.policy)
     yield from _fitted_for_lines(fit.artifact.fitted_for)
     for part in fit.parts:
@@ -108,7 +108,7 @@ def _account(fit: ProfileFit) -> Iterator[str]:
         yield from _expected(fit)
     if fit.label_next:
         best = ", ".join(fit.label_next[:_SHOWN])
-        yield from _wrapped("label next", f"{best}: the likeliest right of those without a label. {_CHOSEN}")
+        yield from _wrapped("label next", f"{best}: the runs without a label that are most likely right. {_CHOSEN}")
 
 
 def guarded_lines(policy: UncertaintyPolicy) -> Iterator[str]:
@@ -167,18 +167,20 @@ def _expected(fit: ProfileFit) -> Iterator[str]:
     text = f"pauses in {_interval(found['paused'])} of the {found['runs']} recorded runs{day}, as replay says."
     if found["with_outcome"]:
         text += (
-            f" Of the {found['with_outcome']} with an outcome that taught nothing, {100 * found['failure_rate']:.0f} % "
-            f"of them failures: {_interval(found['precision'])} of the paused fail; paused are "
-            f"{_interval(found['false_alarms'])} of those that succeed and {_interval(found['failures_caught'])} of "
-            f"those that fail; {_interval(found['right_among_released'])} of the rest succeed "
-            f"({_interval(found['right_before'])} without). They set the thresholds: a little too good."
+            f" Of the {found['with_outcome']} with an outcome and not learned from, "
+            f"{100 * found['failure_rate']:.0f} % are failures: {_interval(found['precision'])} of the paused fail; "
+            f"paused are {_interval(found['false_alarms'])} of those that succeed and "
+            f"{_interval(found['failures_caught'])} of those that fail; "
+            f"{_interval(found['right_among_released'])} of the rest succeed "
+            f"({_interval(found['right_before'])} without). "
+            "These runs set the thresholds, so the figures are slightly optimistic."
         )
     yield from _wrapped("expect", text)
 
 
 def _interval(share: Mapping[str, Any]) -> str:
     if share["estimate"] is None:
-        return "(no run to say)"
+        return "(no runs)"
     return f"{100 * share['estimate']:.0f} % [{100 * share['low']:.0f}, {100 * share['high']:.0f}]"
 
 

@@ -168,7 +168,7 @@ def _import_file(plan: _Plan, path: Path) -> _Imported:
 
 
 def _write(plan: _Plan, run: ImportedRun) -> None:
-    """One run, whole, in a file of its own. Raises DataError when it cannot be recorded, or is there already."""
+    """One run, whole, in a file of its own. Raises DataError when it cannot be recorded, or exists already."""
     recorded: Iterable[Event] = counted(events(run, agent_id=run.agent_id or plan.agent_id))
     if plan.embedder is not None:
         recorded = filled_in(recorded, _sensor(plan.embedder))
@@ -176,7 +176,7 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
     try:
         place_new(b"".join(lines), plan.folder / file_name(run.run_id))
     except FileExistsError as error:
-        raise DataError(f"a run {run.run_id!r:.80} is there already.", field="run_id") from error
+        raise DataError(f"a run {run.run_id!r:.80} exists already.", field="run_id") from error
 
 
 @cache
@@ -207,8 +207,8 @@ def replay_(paths: tuple[str, ...], profile: str, workers: int | None, as_json: 
 
 
 def _shown(found: ReplayCounts) -> Iterator[str]:
-    yield f"runs     {found.runs}, {found.differing} with a step that is concluded otherwise"
-    yield f"steps    {found.steps}, {found.same} concluded as recorded"
+    yield f"runs     {found.runs}, {found.differing} with a step whose conclusion differs"
+    yield f"steps    {found.steps}, {found.same} with the recorded conclusion"
     yield f"stopped  {found.stopped_before} steps of {found.runs_stopped_before} runs as recorded"
     yield f"         {found.stopped_now} steps of {found.runs_stopped_now} runs by this profile"
     for why in found.skipped:

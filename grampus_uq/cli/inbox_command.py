@@ -58,7 +58,9 @@ def command(
     if context.invoked_subcommand is not None:
         return
     if url is None:
-        raise ConfigurationError.of("--store", "inbox", "given: what waits is in there", None, "--store sqlite:///FILE")
+        raise ConfigurationError.of(
+            "--store", "inbox", "given: it holds the pending approvals", None, "--store sqlite:///FILE"
+        )
     from grampus_uq.inbox.arrivals import Arrivals
     from grampus_uq.inbox.inbox_app import inbox_app
     from grampus_uq.inbox.inbox_serving import listening, serve_inbox
@@ -107,7 +109,7 @@ def invite(name: str, role: str, hours: float, url: str, origin: str | None) -> 
     settings = InboxSettings(origin=origin or f"http://localhost:{_PORT}")
     token = with_store(url, lambda store: People(store).invite(name, Role(role), for_s=3600.0 * hours))
     click.echo(f"{settings.origin}/invitation#{token}")
-    click.echo(f"For {name}, with the role {role}; good once, for {hours:g} hours.", err=True)
+    click.echo(f"For {name}, with the role {role}; valid once, for {hours:g} hours.", err=True)
 
 
 @command.command()
@@ -143,7 +145,7 @@ def remove(name: str, url: str) -> None:
     """Remove NAME and end their sessions; remove the public key from the runner's configuration yourself."""
     if not with_store(url, lambda store: People(store).remove(name)):
         raise click.ClickException(f"Nobody is registered as {name!r:.80}.")
-    click.echo(f"{name} is removed. The runner takes their decisions until their key is removed there.")
+    click.echo(f"{name} is removed. The runner accepts their decisions until you remove their key there.")
 
 
 async def _everybody(store: SessionStore) -> list[Person]:

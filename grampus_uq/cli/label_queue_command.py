@@ -30,7 +30,7 @@ def label_next(folder: str, by: str | None, second: bool, as_json: bool) -> None
             print_json([asdict(one) for one in queue])
             return
         if not queue:
-            say_beside("Nothing is left to label.")
+            say_beside("No runs left to label.")
         labelled = 0
         for number, summary in enumerate(queue):
             key = _asked(folder, summary, f"{number + 1} of {len(queue)}")
@@ -58,7 +58,7 @@ def _labelled(folder: str, session_id: str, key: str, who: str, second: bool) ->
     if key == "n":
         return 0
     if key == "u" and second:
-        click.echo("Nothing is written: unknown would take the first label back.")
+        click.echo("Nothing was written: unknown would withdraw the first label.")
         return 0
     step = click.prompt("step") if key == "e" else None
     label_by_key(folder, session_id, key, by=who, step=step)

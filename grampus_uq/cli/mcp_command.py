@@ -52,7 +52,7 @@ def command(
         raise SystemExit(anyio.run(lambda: serve_stdio(server, lambda client, to: Passing(client, to, say))))
     settings = read_settings(path, **given)
     if settings.store is None:
-        rule, way_out = "given: there the calls that wait are decided", "--store sqlite:///FILE, or --unguarded"
+        rule, way_out = "given: pending calls are decided there", "--store sqlite:///FILE, or --unguarded"
         raise ConfigurationError.of("--store", "mcp", rule, None, way_out)
     if address is not None:
         from grampus_uq.integrations.mcp.http_serving import serve_http

@@ -194,7 +194,7 @@ def _recorded(permit: Permit, given: dict[str, Any]) -> RecordedAnswers | None:
         )
     if not found.calls:
         left_out = ", ".join(f"{n} {why}" for why, n in found.left_out.items()) or "no call of the scope waited"
-        raise DataError(f"no answer to begin with ({left_out}).", path=", ".join(paths))
+        raise DataError(f"no answer to start with ({left_out}).", path=", ".join(paths))
     return found
 
 
@@ -268,9 +268,9 @@ def list_(url: str, as_json: bool) -> None:
         print_json([_standing_json(standing) for standing in found])
         return
     if not found:
-        say_beside("There is no permit.")
+        say_beside("No permits.")
         return
-    columns = ("permit", "scope", "stands", "answers", "wrong", "ahead")
+    columns = ("permit", "scope", "status", "answers", "wrong", "cleared")
     print_table(columns, (_list_row(standing) for standing in found))
 
 
@@ -298,7 +298,7 @@ def show(url: str, permit_id: str, as_json: bool) -> None:
     if as_json:
         print_json(_standing_json(standing) | {"log_agrees": agrees})
         return
-    log = "gives the very same state" if agrees else "DOES NOT GIVE THIS STATE: one of the two was changed"
+    log = "reproduces this state" if agrees else "DOES NOT REPRODUCE THIS STATE: one of the two was changed"
     for name, text in (permit_facts(standing) | {"log": log}).items():
         click.echo(f"{name:<10} {one_line(text)}")
 
@@ -330,11 +330,11 @@ def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) ->
     click.echo(f"promise    {one_line(promise_of(permit))}")
     click.echo(f"granted    by {one_line(permit.principal)}, {how}; until {until(permit)}")
     if state.counted:
-        click.echo(f"begins     with {state.answers} answers, {state.wrong} of them wrong")
+        click.echo(f"starts     with {state.answers} answers, {state.wrong} of them wrong")
     if least:
-        click.echo(f"Everything is asked about until it is earned: {least} right answers at the least.")
+        click.echo(f"Every call needs approval until answers support more: at least {least} right answers.")
     else:
-        click.echo(f"stands     {one_line(sentence(permit, state))}")
+        click.echo(f"status     {one_line(sentence(permit, state))}")
 
 
 # -- beforehand -------------------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def _sentence(target: Target, stream: str, found: Simulated) -> str:
     if found.threshold is None:
         least = math.ceil(math.log(target.delta) / math.log1p(-target.epsilon))
         return (
-            f"Nothing is earned after {found.calls} calls, {found.wrong} of them wrong: every call is asked about. "
+            f"No calls are cleared after {found.calls} calls, {found.wrong} of them wrong: every call is asked about. "
             f"At most {share} at {sure} takes {least} right answers at the least.{again}"
         )
     return (

@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Delete ended sessions, with their transcripts and checkpoints. Live ones are never touched."""
     if days is None and keep is None and audit_days is None:
-        rule = "one at least of --older-than, --keep and --audits-older-than"
+        rule = "at least one of --older-than, --keep and --audits-older-than"
         raise ConfigurationError.of("--older-than", "prune", rule, None)
     work = partial(
         prune,
@@ -57,4 +57,4 @@ def command(
     if as_json:
         print_json({"forgotten": forgotten})
     else:
-        click.echo(f"Forgot {forgotten} sessions." if move_to is None else f"Moved {forgotten} sessions.")
+        click.echo(f"Deleted {forgotten} sessions." if move_to is None else f"Moved {forgotten} sessions.")

@@ -145,7 +145,7 @@ def show(paths: tuple[str, ...], session_id: str, as_json: bool, text: bool, out
         from grampus_uq.learn.pages.run_page import run_html
 
         write_page(output, run_html(run))
-        click.echo(f"The run is drawn in {one_line(output)}.")
+        click.echo(f"Run written to {one_line(output)}.")
 
 
 def _show(run: Run, as_json: bool, text: bool) -> None:
@@ -170,7 +170,7 @@ def _show(run: Run, as_json: bool, text: bool) -> None:
     columns = [field.name for field in dataclasses.fields(EventRow)]
     print_table(columns if text else columns[:-1], (_event_cells(event, text) for event in run.events))
     if sys.stdout.isatty():
-        click.echo("As a picture: -o run.html. What was said: --text, as far as it was recorded.")
+        click.echo("As a page: -o run.html. Recorded text: --text.")
 
 
 def _event_cells(event: Event, text: bool) -> list[Any]:
@@ -266,7 +266,7 @@ def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool)
     """Write a flat table with one row per step: readings, confidences, level, action, outcome."""
     wanted = _FORMS.get(form or output.rpartition(".")[2].lower())
     if wanted is None:
-        raise click.UsageError("The name of FILE says no format; give --format jsonl, csv or parquet.")
+        raise click.UsageError("FILE has no known suffix; give --format jsonl, csv or parquet.")
     refuse_none(next(recording_files(paths), None), paths, "recording")
     with naming_refused() as refuse:
         with progress("Exporting") as advance:
@@ -314,7 +314,7 @@ def validate_(paths: tuple[str, ...], as_json: bool) -> None:
                 click.echo(f"{finding['severity']}: {one_line(shown)}")
             if report["more"]:
                 click.echo(f"error: {one_line(report['path'])}: {report['more']} more findings.")
-        click.echo(f"{files} files, {sessions} sessions, {steps} steps: {'sound' if ok and sessions else 'not sound'}.")
+        click.echo(f"{files} files, {sessions} sessions, {steps} steps: {'valid' if ok and sessions else 'invalid'}.")
     refuse_none(sessions, paths)
     if not ok:
         raise SystemExit(1)

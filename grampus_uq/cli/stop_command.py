@@ -62,7 +62,7 @@ def command(
     if as_json:
         print_json({"stopped": what, "reached": report.reached, "acknowledged": report.acknowledged})
     else:
-        click.echo(f"Ordered {what} to stop. Running then: {reached}; standing now: {acknowledged}.")
+        click.echo(f"Ordered {what} to stop. Running then: {reached}; stopped now: {acknowledged}.")
     if not reached and resumable:
         click.echo("The session is not running: the order applies when it is resumed.", err=True)
     elif not reached:

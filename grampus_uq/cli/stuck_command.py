@@ -78,7 +78,7 @@ def retry(agent_id: str | None, session_id: str | None, url: str, everything: bo
                 done += 1
         return done
 
-    click.echo(f"Tried again: {with_store(url, work)}.")
+    click.echo(f"Returned to the workers: {with_store(url, work)}.")
 
 
 @command.command()
@@ -93,4 +93,4 @@ def drop(agent_id: str, session_id: str, url: str, principal: str | None) -> Non
         await dead_letters.drop(Ledger(store), agent_id, session_id, principal=principal or getpass.getuser())
 
     with_store(url, work)
-    click.echo("Given up: the session has ended.")
+    click.echo("Dropped: the session has ended.")

@@ -31,7 +31,7 @@ def _postgres(url: str) -> str:
 def add(role: str, url: str) -> None:
     """Give the database role ROLE a separate area of the store; --store logs in as the owner of its tables."""
     anyio.run(add_tenant, _postgres(url), role)
-    click.echo(f"{visible(role)} has a place of its own. What was there before belongs to the owner of the tables.")
+    click.echo(f"{visible(role)} has a separate area. Existing data belongs to the owner of the tables.")
 
 
 @command.command()
@@ -46,5 +46,7 @@ def check(url: str, as_json: bool) -> None:
         for line in [*roles, *found]:
             click.echo(visible(line))
     if found or not roles:
-        mended = "`tenants add` with one of these roles mends rights, policies and the function; the rest is by hand."
+        mended = (
+            "`tenants add` with one of these roles repairs rights, policies and the function; fix the rest by hand."
+        )
         raise click.ClickException(f"{len(found)} problems. {mended}" if found else "This store has no tenants.")

@@ -84,15 +84,15 @@ def permit_facts(standing: Standing) -> dict[str, str]:
     return {
         "permit": permit.id,
         "scope": permit.scope() + ("" if permit.agent_id is None else f" of agent {permit.agent_id}"),
-        "stands": stands(standing),
-        "says": sentence(permit, state),
+        "status": stands(standing),
+        "promise": sentence(permit, state),
         "granted": f"by {permit.principal}, {'signed' if permit.signature else 'unsigned'}; until {until(permit)}",
         "score": f"{permit.stream}, under the profile, model, prompt and tools {state.judge or 'of the first call'}",
         "answers": f"{state.answers}, of them {state.audits} audits, {state.wrong} wrong ({state.overdue} by delay)",
         "missing": _missing(standing),
-        "ahead": f"{state.released} calls, unasked",
-        "waits": f"{_in_steps(waiting)} answers; {_in_steps(len(state.open))} calls are not counted yet",
-        "late": f"{state.corrected} answers turned wrong after they were counted",
+        "cleared": f"{state.released} calls, unasked",
+        "open": f"{_in_steps(waiting)} answers; {_in_steps(len(state.open))} calls are not counted yet",
+        "corrected": f"{state.corrected} answers turned wrong after they were counted",
     }
 
 

@@ -66,7 +66,7 @@ def test_a_label_given_later_counts_from_the_recording_or_by_hand(made: Path, tm
     assert (
         shown("calibration", "label", "later9", "success", "--store", store)[0]["n_runs"] == 0
     )  # a stop at the budget
-    with pytest.raises(GrampusError, match="no watch in this store has counted"):
+    with pytest.raises(GrampusError, match="no calibration watch in this store has counted"):
         cli("calibration", "label", "nobody", "success", "--store", store)
     run = find_run(made / "b", "later1")
     text = Path(run.path).read_text().replace('"success":true', '"success":null')
@@ -137,7 +137,7 @@ def test_without_a_watch_report_and_backtest_say_nothing_of_it(made: Path, tmp_p
 
     anyio.run(create)
     tested = cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", empty).stderr
-    assert "not watched" in tested
+    assert "no calibration watch on this detector" in tested
     assert "No calibration is watched" in cli("calibration", "show", "--store", empty).stdout
 
 

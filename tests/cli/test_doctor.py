@@ -310,7 +310,7 @@ def test_the_command_prints_tables_and_ends_well() -> None:
     with serving(capable) as server:
         result = invoked("doctor", "tiny", "--api-base", server.api_base)
     assert result.exit_code == 0, result.output
-    for words in ("What it can do", "log-probabilities", "stated confidence", "right 0.95", "Lost without it"):
+    for words in ("Capabilities", "log-probabilities", "stated confidence", "right 0.95", "Lost without it"):
         assert words in result.output, words
     assert all(request.body["model"] == "tiny" for request in server.requests)
 
@@ -328,7 +328,7 @@ def test_the_command_reports_a_hanging_server_with_status_one() -> None:
         result = invoked("doctor", "tiny", "--api-base", server.api_base, "--timeout", "0.3")
     assert result.exit_code == 1
     assert "timeout" in result.output
-    assert "nothing else was tried" in result.output
+    assert "nothing else was tested" in result.output
 
 
 def test_the_command_reports_a_server_that_is_not_there() -> None:

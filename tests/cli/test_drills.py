@@ -73,7 +73,7 @@ def test_a_report_names_a_person_only_with_enough_drills(tmp_path: Path) -> None
     found = [*answers(0.1, 40), *answers(0.9, 10, seed=2, who="bob\x1b[2J")]
     url = store_with(tmp_path, found)
     text = cli(url, "report").output
-    assert "fewer than 30 drills: nothing is said" in text
+    assert "fewer than 30 drills: no estimate" in text
     assert "\x1b" not in text
     said = json.loads(cli(url, "report", "--json").output)
     assert said["people"]["bob\x1b[2J"] is None

@@ -234,7 +234,7 @@ def test_the_commands_export_and_verify(desk: Desk, tmp_path: Path) -> None:
     good = cli("verify", str(file), *asked)
     assert good.exit_code == 0, good.output
     assert "ran        1: 1 on decisions" in good.output
-    assert "It holds." in good.output
+    assert "The evidence is valid." in good.output
     assert json.loads(cli("verify", str(file), *asked, "--json").output)["holds"] is True
     assert cli("verify", str(file), "--digest", "0" * 64).exit_code == 1
     whole = file.read_bytes()

@@ -313,7 +313,7 @@ def test_a_hostile_command_line_is_refused_in_words_and_changes_nothing(
     assert err.strip(), "whoever asked is told why"
     assert "Traceback" not in err
     assert not {char for char in out + err if not char.isprintable()} - {"\n", "\t"}
-    assert not {"sound.", "written to", "sent to", "labelled by", "could be fitted."} & set(out.split(" "))
+    assert not {"valid.", "written to", "sent to", "labelled by", "could be fitted."} & set(out.split(" "))
     assert contents(place) == before
 
 

@@ -43,7 +43,7 @@ def test_each_key_is_a_label_with_who_and_when(tmp_path: Path) -> None:
     assert [one.session_id for one in label_queue(tmp_path, by="ann")] == ["r5"]
     assert [one.session_id for one in label_queue(tmp_path, by="bob")] == ["r4", "r5"]
     assert cli("label-next", tmp_path, "--by", "ann", keys="q").output.endswith("0 labelled by ann.\n")
-    assert "Nothing is left" in cli("label-next", tmp_path, "--by", "ann", "--second").output
+    assert "No runs left" in cli("label-next", tmp_path, "--by", "ann", "--second").output
 
 
 def test_the_likeliest_right_come_first_and_what_is_not_finished_not_at_all(tmp_path: Path) -> None:

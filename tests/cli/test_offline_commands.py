@@ -125,7 +125,7 @@ def test_import_reads_a_folder_of_every_format_and_names_what_it_leaves_out(tmp_
     assert labelled.outcome.success is True
     told = invoke(runs_command, "import", tmp_path / "in", "-o", tmp_path / "out", status=1)
     assert "0 runs, 0 steps imported" in told.stdout
-    assert "is there already" in told.stderr
+    assert "exists already" in told.stderr
 
 
 def test_imported_runs_are_evaluated_by_what_the_agent_did(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def work(url: str, answers: int, first: int = 0) -> None:
 def test_so_many_right_answers_as_are_said_to_be_missing_earn_the_first_permission_and_no_fewer(url: str) -> None:
     said = invoke("grant", "--store", url, "--tool", "send_email", "--at-most", "0.3", "--assurance", "0.5").stdout
     (listed,) = json.loads(invoke("list", "--store", url, "--json").stdout)
-    permit, number = listed["permit"]["id"], int(said.split("earned: ")[1].split()[0])
+    permit, number = listed["permit"]["id"], int(said.split("at least ")[1].split()[0])
     for answers in range(number):
         shown = invoke("show", permit, "--store", url).stdout
         assert f"missing    {number - answers} right answers at the least" in shown
@@ -86,8 +86,8 @@ def test_a_permit_is_granted_listed_shown_and_revoked(url: str) -> None:
     assert shown["state"]["answers"] + shown["state"]["released"] == 7
     assert shown["sentence"].startswith(("goes ahead: at most 50 % of send_email calls", "asks about all"))
     lines = invoke("show", permit.id[:8], "--store", url).stdout.splitlines()
-    assert [line.split(" ")[0] for line in lines][:5] == ["permit", "scope", "stands", "says", "granted"]
-    assert lines[-1] == "log        gives the very same state"
+    assert [line.split(" ")[0] for line in lines][:5] == ["permit", "scope", "status", "promise", "granted"]
+    assert lines[-1] == "log        reproduces this state"
     rows = invoke("list", "--store", url).stdout.splitlines()
     assert rows[1].split("\t")[:2] == [permit.id[:8], "send_email calls"]
     closed = made("revoke", permit.id[:8], "--store", url, "--as", "bob", "-m", "a complaint")
@@ -112,7 +112,7 @@ def test_a_log_that_was_changed_is_named(url: str) -> None:
 
     anyio.run(change)
     assert made("show", permit, "--store", url)["log_agrees"] is False
-    assert "DOES NOT GIVE THIS STATE" in invoke("show", permit, "--store", url).stdout
+    assert "DOES NOT REPRODUCE THIS STATE" in invoke("show", permit, "--store", url).stdout
 
 
 SCOPE = 'refund calls with amount at most 20 and currency equal to "EUR"'

@@ -112,12 +112,12 @@ def test_the_report_fits_the_terminal_and_marks_the_doubtful_part(tmp_path: Path
     lines = list(report_lines(report, plan, details=True))
     assert all(len(line) <= 100 for line in lines if str(plan.folder) not in line)
     text = "\n".join(lines)
-    assert "8 mails, 8 proposed calls, 5 of them right (seed 1, 1 s)" in text
+    assert "8 emails, 8 proposed calls, 5 of them right (seed 1, 1 s)" in text
     place = next(number for number, line in enumerate(lines) if "^" in line)
     marked = lines[place - 1][lines[place].index("^") : lines[place].rindex("^") + 1]
     assert marked == "Z0000", "the value whose tokens are the least probable"
     assert re.search(r"held +.*chance of success 0\.\d\d, below 0\.\d\d", text)
-    assert f"{sum(plan.artifact.provenance.counts[k] for k in ('success', 'failure'))} other mails" in text
+    assert f"{sum(plan.artifact.provenance.counts[k] for k in ('success', 'failure'))} other emails" in text
     most = max(ends[-1].mail.amount for ends in report.handled[:3])
     assert report.shown is not None
     assert report.shown.mail.amount == most
@@ -169,7 +169,7 @@ def test_an_option_of_the_questions_is_refused_by_name(
     with pytest.raises(SystemExit) as end:
         main(["demo", *arguments, "--runs-folder", str(tmp_path / "runs")])
     assert end.value.code == 2
-    assert f"{arguments[0]} belongs to the questions: add --task questions." in capsys.readouterr().err
+    assert f"{arguments[0]} belongs to --task questions." in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -177,7 +177,7 @@ def test_details_of_the_questions_are_refused(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as end:
         main(["demo", "--task", "questions", "--details"])
     assert end.value.code == 2
-    assert "--details and --inbox belong to the mails" in capsys.readouterr().err
+    assert "--details and --inbox belong to --task mails" in capsys.readouterr().err
 
 
 @pytest.mark.slow

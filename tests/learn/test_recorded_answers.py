@@ -285,10 +285,10 @@ def test_the_command_begins_with_them_and_says_with_how_many(tmp_path: Path, mon
     anyio.run(past)
     common = ["grant", "--store", url, "--tool", "send_email", "--at-most", "0.4", "--assurance", "0.6", "--as", "ann"]
     said = CliRunner().invoke(command, [*common, "--from", str(runs)], catch_exceptions=False)
-    assert "begins     with 13 answers, 1 of them wrong" in said.stdout
-    assert "stands     goes ahead: at most 40 % of send_email calls" in said.stdout
+    assert "starts     with 13 answers, 1 of them wrong" in said.stdout
+    assert "status     goes ahead: at most 40 % of send_email calls" in said.stdout
     nothing = CliRunner().invoke(command, [*common, "--from", str(runs), "--agent", "another"])
-    assert "no answer to begin with (no call of the scope waited)" in str(nothing.exception)
+    assert "no answer to start with (no call of the scope waited)" in str(nothing.exception)
 
     async def now() -> None:
         store = open_store(url)

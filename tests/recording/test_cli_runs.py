@@ -119,7 +119,7 @@ def test_table_writes_a_file_or_standard_output(tmp_path: Path, run: Any) -> Non
 
 def test_validate_names_places_and_fails(tmp_path: Path, run: Any) -> None:
     record(tmp_path, "s1")
-    assert run("validate", tmp_path).out == "1 files, 1 sessions, 3 steps: sound.\n"
+    assert run("validate", tmp_path).out == "1 files, 1 sessions, 3 steps: valid.\n"
     path = tmp_path / "s2.jsonl"
     path.write_bytes(
         encode(started("s2")).replace(b'"resumed":false', b'"resumed":0') + encode(step_event(0, "s2"))[:9]

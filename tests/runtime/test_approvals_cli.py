@@ -158,7 +158,7 @@ def test_an_approval_of_a_digest_is_refused_when_what_waits_has_moved(tmp_path: 
 
 def test_after_an_approval_the_request_is_listed_as_decided_until_the_runner_takes_it(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    assert "waits" in desk.cli("list").output
+    assert "pending" in desk.cli("list").output
     desk.cli("approve", desk.request.id, "--as", "ann")
     assert "decided, unchecked: approve by ann" in desk.cli("list").output
     again = desk.cli("reject", desk.request.id, "--as", "bob")

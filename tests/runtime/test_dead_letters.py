@@ -136,8 +136,8 @@ def test_the_command_lists_retries_and_drops(tmp_path: Path) -> None:
     assert len(listed.stdout.splitlines()) == 4  # what waits, and nothing else
     assert cli("drop", "mailer", "a", "--as", "ann").exit_code == 0
     assert isinstance(cli("drop", "mailer", "a").exception, SessionError)
-    assert "Tried again: 1." in cli("retry", "mailer", "c").output
-    assert "Tried again: 1." in cli("retry", "--all").output
+    assert "Returned to the workers: 1." in cli("retry", "mailer", "c").output
+    assert "Returned to the workers: 1." in cli("retry", "--all").output
     assert json.loads(cli("list", "--json", "--agent", "mailer").output) == []
 
 

@@ -61,7 +61,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"{words:<24}  {group['n']:>7}  {group['right']:>5}"
     yield from report["promises"] or (_NO_PROMISE,)
     for name, failures in report["processor_failures"].items():
-        yield f"{name} failed {failures} times: what it keeps is not complete."
+        yield f"{name} failed {failures} times: its output is incomplete."
     yield f"Recording: {report['recording']} (published answers in {PUBLISHED})"
     if report["advisory"]:  # else the runs that were held are left out of every score
         yield f"Signals:   grampus-uq evaluate {shlex.quote(report['recording'])}"

@@ -198,7 +198,7 @@ async def _answer_and_publish(work: Work, question: Question, session: Session) 
     reply = await _ask_patiently(work, prompt)
     answer = reply.content.strip()
     if not answer:
-        raise ModelError(f"The model answered nothing (it may have up to {work.max_tokens} tokens: --max-tokens).")
+        raise ModelError(f"The model's answer was empty (it may have up to {work.max_tokens} tokens: --max-tokens).")
     session.observe_user(question.text)
     await session.observe_llm_response(
         answer,

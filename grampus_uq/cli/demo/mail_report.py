@@ -65,9 +65,9 @@ def report_lines(report: MailReport, plan: MailPlan, *, details: bool = False) -
     n = len(report.handled)
     ended = " - interrupted" if report.interrupted else ""
     how = f"seed {plan.seed}, {report.seconds:.0f} s"
-    yield f"{n} mails, {n} proposed calls, {report.right} of them right ({how}){ended}"
+    yield f"{n} emails, {n} proposed calls, {report.right} of them right ({how}){ended}"
     yield ""
-    yield f"{'':28}{'went out':>10}{'of these right':>18}{'money lost':>17}"
+    yield f"{'':28}{'executed':>10}{'of these right':>18}{'money lost':>17}"
     for tally in report.tallies:
         share = f"{tally.right} ({100 * tally.right / tally.went_out:.0f} %)" if tally.went_out else "-"
         yield f"{_WORDS[tally.variant]:28}{tally.went_out:>10}{share:>18}{tally.lost:>13,.2f} EUR"
@@ -87,14 +87,14 @@ def progress_line(handled: Sequence[tuple[Handled, ...]], total: int) -> str:
     proposed, _, guarded = handled[-1]
     right = "right" if proposed.right else "WRONG"
     return (
-        f"{len(handled):3} of {total}  {spoken(proposed.call):26} {right}  {'goes out' if guarded.went_out else 'held'}"
+        f"{len(handled):3} of {total}  {spoken(proposed.call):26} {right}  {'executed' if guarded.went_out else 'held'}"
     )
 
 
 def _row_line(ends: tuple[Handled, ...]) -> str:
     """One mail in one line: what was proposed, was it right, and what each monitor did."""
     proposed, tiers, guarded = ends
-    verdicts = [("goes out" if one.went_out else "held") + _why(one) for one in (tiers, guarded)]
+    verdicts = [("executed" if one.went_out else "held") + _why(one) for one in (tiers, guarded)]
     return (
         f"{proposed.mail.id:10} {spoken(proposed.call):24} {'right' if proposed.right else 'wrong':7} "
         f"{verdicts[0]:20} {verdicts[1]}"
@@ -125,16 +125,16 @@ def _closing_lines(plan: MailPlan, shown: Handled | None) -> Iterator[str]:
     counts = plan.artifact.provenance.counts
     others = counts["success"] + counts["failure"]
     yield from textwrap.wrap(
-        "The mails are made by the demo, the calls by a small model on this machine; nothing is scripted. The profile "
-        f"was fitted on {others} other mails of the same kind, none of these: it knows this clerk, not yours. "
-        "A call that is held waits for a human; that costs time, not money.",
+        "The emails are generated, the calls come from a small model on this machine; nothing is scripted. The profile "
+        f"was fitted on {others} other emails of the same kind, none of these, and applies to this clerk only. "
+        "A held call waits for a human, which costs time, not money.",
         _WIDTH,
     )
     yield ""
     yield f"What was recorded:   grampus-uq runs list {plan.folder}"
     if shown is not None:
         yield f"That call, a page:   grampus-uq runs show {plan.folder} {session_id(shown.mail)} -o run.html"
-    yield "Every mail:          grampus-uq demo --details"
+    yield "Every email:         grampus-uq demo --details"
     yield "Your own agent:      docs/quickstart.md: recorded first, nothing stopped"
 
 

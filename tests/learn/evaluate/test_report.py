@@ -96,9 +96,9 @@ def test_measured_probabilities_come_from_a_file_and_change_the_score(folder: Pa
     plain = json.loads(run(folder, "--censoring", "exact", "--json", "--draws", 20).stdout)
     given = json.loads(run(folder, "--censoring", "exact", "--continuation", q, "--json", "--draws", 20).stdout)
     assert plain["table"][0]["tps_log"] != given["table"][0]["tps_log"]
-    assert any("q: 0 measured ones, 8 from a model" in line for line in plain["assumptions"])
+    assert any("q: 0 measured, 8 from a model" in line for line in plain["assumptions"])
     assert any("Brier loss is" in line for line in plain["assumptions"])
-    assert any("q: 8 measured ones, 0 from a model" in line for line in given["assumptions"])
+    assert any("q: 8 measured, 0 from a model" in line for line in given["assumptions"])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_measured_probabilities_come_from_a_file_and_change_the_score(folder: Pa
         ("session_id,q\nrun-0000,1.5\n", r"q\.csv:2, field 'q'"),
         ("session_id,q\nrun-0000,nan\n", r"q\.csv:2, field 'q'"),
         ("session_id,q\nrun-0000,0.5\nrun-0000,0.5\n", r"q\.csv:3, field 'session_id'.*twice"),
-        ("session_id,q\nnobody,0.5\n", r"q\.csv:2, field 'session_id'.*no run"),
+        ("session_id,q\nnobody,0.5\n", r"q\.csv:2, field 'session_id'.*not a run that can be scored"),
         ("session_id,q\nrun-0000\n", r"q\.csv:2, field 'q'"),
         ("", r"q\.csv:1, field 'session_id'"),
     ],

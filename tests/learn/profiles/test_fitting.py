@@ -286,7 +286,7 @@ def test_the_command_prints_an_account_and_writes_one_artifact(folder: Path, tmp
     target = tmp_path / "profile.json"
     asked = ["fit", str(folder), "-o", str(target), "--accuracy", "0.85", "--irreversible", "send"]
     shown = CliRunner().invoke(_group, [*asked, "--runs-per-day", "40"], catch_exceptions=False).stdout
-    for word in ("runs ", "parted", "p_success", "release", "statistic", "promise", "NOT FITTED", "expect", "a day"):
+    for word in ("runs ", "split", "p_success", "release", "statistic", "promise", "NOT FITTED", "expect", "a day"):
         assert word in shown
     assert all(len(line.replace(str(tmp_path), "")) <= 120 for line in shown.splitlines())
     assert load(target).profile.release is not None
