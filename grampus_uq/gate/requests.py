@@ -228,9 +228,9 @@ class ApprovalPolicy:
     """Rules of approval: approvers, required number, signatures, and lifetime of a request.
 
     Without a `signer` unsigned decisions are accepted: any caller of `resume` or writer of the store can approve, and
-    the audit says "unsigned". With `PublicKeys` only holders of a key decide; `approvers` narrows that further (None: every
-    principal that the signer knows). `required` approvals of distinct principals let a call run; one
-    rejection or response settles it. `expires_s` None: no expiry. With `others_decide` nobody decides on a run that
+    the audit says "unsigned". With `PublicKeys` only holders of a key decide; `approvers` narrows that further (None:
+    every principal that the signer knows). `required` approvals of distinct principals let a call run; one rejection
+    or response settles it. `expires_s` None: no expiry. With `others_decide` nobody decides on a run that
     they started, nor does a grant or permit of theirs let its calls run; the host says who that is, by the approver's
     name, and where nobody says, nobody decides. `deputies` decide only in the place of an approver whose signed
     `Delegation` covers it, and nothing in their own name; the default takes no delegation.
