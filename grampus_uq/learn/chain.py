@@ -5,8 +5,8 @@ score, and whether the answer is the one before, a chance of being right. Below 
 looks; at the last one, and where no tier is left, the call goes out from `release.at_least` on, and else a human is
 asked. What goes out wrong is bounded for the chain as a whole.
 
-Learned on recordings in which every tier's answer is known. One half of the cases chooses tiers, fusions and thresholds
-for the least expected cost; the other half, which has chosen nothing, sets the one threshold that the promise is about
+Learned on recordings in which every tier's answer is known. A third of the cases chooses tiers, fusions and thresholds
+for the least expected cost; the others, which have chosen nothing, set the one threshold that the promise is about
 (`budget_of_wrong_releases`: of a chain that is fixed, each case has one final answer with one chance).
 """
 
@@ -89,7 +89,7 @@ def fit_chain(
     model, prompt or order changes, a score computed otherwise, cases chosen by their outcome, a population that moves.
     A human's answer is not covered.
 
-    A tier is kept only where it pays: on the half that chooses, the chain without it costs more, the 95 % bootstrap
+    A tier is kept only where it pays: on the third that chooses, the chain without it costs more, the 95 % bootstrap
     interval of the difference above 0.
 
     Args:
@@ -97,13 +97,13 @@ def fit_chain(
         budget: allowed share of all cases that go out wrong, in (0, 1).
         cost_of_question: of asking a human, > 0, in the unit of the tiers' costs.
         delta: allowed probability of an unlucky calibration; None: a promise on average.
-        rng: deals the cases to the halves, and draws the bootstrap.
+        rng: deals the cases to the parts, and draws the bootstrap.
 
     Raises ConfigurationError for tiers of other shapes or domains, or without right and wrong answers to learn on.
     """
     n = _checked(tiers, cost_of_question)
     order = rng.permutation(n)
-    learn, rest = order[: n // 2], order[n // 2 :]
+    learn, rest = order[: n // 3], order[n // 3 :]
     fusions = [_fusion(tier, learn) for tier in tiers]
     chances = [apply_exactly(one, _readings(tier)) for one, tier in zip(fusions, tiers, strict=True)]
     best = _paying(tiers, chances, learn, _Aim(budget, delta, cost_of_question), rng)
@@ -203,7 +203,7 @@ def _cheapest(
     learn: IntArray,
     aim: _Aim,
 ) -> tuple[_Route, FloatArray]:
-    """The thresholds of least mean cost for these tiers, as far as the half that chooses can tell."""
+    """The thresholds of least mean cost for these tiers, as far as the third that chooses can tell."""
     found = []
     for below in _candidates([one[learn] for one in chances], chosen):
         route = _route(tiers, chances, chosen, below, learn)

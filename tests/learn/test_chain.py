@@ -31,7 +31,7 @@ def wrong_out(seed: int, *, sabotaged: bool) -> float:
     """The share that goes out wrong in a large world of a chain that was fitted on a small one."""
     rng = np.random.default_rng(seed)
     chain = fitted(world(rng, 400), seed)
-    if sabotaged:  # released from the least chance on that the choosing half would have taken, and a little more
+    if sabotaged:  # released from the least chance on that the choosing third would have taken, and a little more
         least = chain.release.at_least
         release = chain.release.model_copy(update={"at_least": None if least is None else least * 0.85})
         chain = chain.model_copy(update={"release": release})
