@@ -119,17 +119,17 @@ UNKNOWN_OUTCOME = Doubt(
 UNVOUCHED = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="unvouched_state",
-    reason="The stored state carries no seal that holds: what it says of this call and of the run counts for nothing.",
+    reason="The stored state has no valid seal: its record of this call and of the run is not trusted.",
 )
 VOID = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="approval_void",
-    reason="What spoke for this call does not hold any more.",
+    reason="The clearance of this call is no longer valid.",
 )
 UNREAD = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="unread_answer",
-    reason="The answer that holds this call is not judged yet, because it is still streamed: nothing speaks for it.",
+    reason="The answer with this call is still streaming and not judged yet, so nothing clears the call.",
 )
 FRAMEWORK = "framework"
 STANDING_APPROVAL = "a standing approval of all calls of the tool: nobody looked at this one"

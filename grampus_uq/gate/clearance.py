@@ -64,7 +64,7 @@ def check_clearance(
         return
     if not record.cleared_here_for(call):
         same = call == record.call
-        whose = "nobody whose word counts here let the call through"
+        whose = "nobody with authority here cleared the call"
         raise ApprovalError(whose if same else "another call is about to run than the one that was cleared")
 
 

@@ -349,7 +349,7 @@ class Gate:
         """
         request = record.requests[0] if len(record.requests) == 1 else None
         if not record.waiting or request is None:
-            return record, [(decision, "nothing of this call waits") for decision, _ in arrived]
+            return record, [(decision, "this call has no pending request") for decision, _ in arrived]
         if not bound(request, record, terms):
             again = asked_again(record, terms, self.approvals, self._clock(), "it was asked under other rules")
             return again, [(decision, "the request was made under other rules") for decision, _ in arrived]
@@ -370,7 +370,7 @@ class Gate:
     ) -> CallRecord:
         """The record with its current effect and who cleared it; ApprovalError unless exactly this call may run."""
         if self.delegations is None and any(decision.delegation is not None for decision in record.decisions):
-            raise ApprovalError("it was decided in somebody's place, which only a runner with a session store takes")
+            raise ApprovalError("it is a delegated decision, which only a runner with a session store accepts")
         effect = self.effect(call, declared, policy)
         check_clearance(
             record,
@@ -421,7 +421,7 @@ class Gate:
     def void(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a cleared call that must not run after all; its decisions lapse."""
         if permitted(record):
-            doubt = Doubt(level=UncertaintyLevel.MEDIUM, rule="permit", reason=f"a permit let it go ahead, but {why}")
+            doubt = Doubt(level=UncertaintyLevel.MEDIUM, rule="permit", reason=f"a permit let it through, but {why}")
             return asked(record, terms, self.approvals, doubt, self._clock())
         return asked_again(record, terms, self.approvals, self._clock(), f"the approval is void: {why}")
 

@@ -383,9 +383,9 @@ class ApprovalPolicy:
         """Raise ApprovalError for the starter of the run, and for everybody if a required starter is unknown."""
         starter = name_form(started_by or "")
         if starter and name_form(principal) == starter:
-            raise ApprovalError(f"{principal!r:.80} started this run: somebody else decides on it.")
+            raise ApprovalError(f"{principal!r:.80} started this run: somebody else has to decide on it.")
         if self.others_decide and not starter:
-            raise ApprovalError("Who started this run may not decide on it, and nobody knows who that is.")
+            raise ApprovalError("The starter of this run may not decide on it, and the starter is unknown.")
 
     def _check_signature(self, principal: str, text: bytes, signature: str | None, what: str) -> None:
         if self.signer is None:

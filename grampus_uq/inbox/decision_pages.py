@@ -133,7 +133,7 @@ async def store(visit: Visit, one: OpenRequest | Drill, decision: Decision) -> s
     assert isinstance(one, OpenRequest)  # noqa: S101 (a decision was read because it is)
     await store_decision(ledger, one, decision)
     more = visit.inbox.required - len(Voices([*_alike(one, decision), decision]).distinct())
-    waits = f" It waits for {more} more." if decision.kind in _AGREED and more > 0 else " A worker takes it up."
+    waits = f" {more} more needed." if decision.kind in _AGREED and more > 0 else " A worker will carry it out."
     return f"{_DONE[decision.kind]}.{waits}"
 
 

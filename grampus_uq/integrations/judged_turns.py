@@ -302,7 +302,7 @@ class TurnJudge:
 
         async def why() -> str | None:
             hindrance = await self.gate.hindrance(record)
-            return None if hindrance is None else f"Not executed: a permit let it go ahead, but {hindrance}."
+            return None if hindrance is None else f"Not executed: a permit let it through, but {hindrance}."
 
         return why
 

@@ -66,7 +66,7 @@ def label(
     run = find_run(paths, known.session_id, on_refused=on_refused)
     last = run.outcome
     if only_own and known.success is None and last is not None and last.success is not None and last.labelled_by != by:
-        raise DataError(f"{run.session_id!r:.100} has a label of somebody else by now, which stays.")
+        raise DataError(f"{run.session_id!r:.100} has another person's label by now, which stays.")
     return _append(run, known, by, time.time() if time_s is None else time_s)
 
 

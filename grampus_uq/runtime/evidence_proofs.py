@@ -191,7 +191,7 @@ class Records:
             try:
                 self.policy.check_other(one.principal, said if isinstance(said, str) else None)
             except ApprovalError:
-                return "of who started the run, as far as the audit says who did: somebody else has to let it run"
+                return "of the run's starter, or the audit does not name the starter: somebody else has to clear it"
         if one.created_s > start.time_s + GRACE_S:
             return "that was made after it ran"
         return None if in_scope else "that does not cover it: another tool, agent or session, its limits, or its end"

@@ -221,7 +221,7 @@ class LookingAgain:
         look, metadata = self.looks.of(name), self.turn.lease.state.metadata
         count, tokens, seconds = _used(metadata.get(LOOKS_USED))
         if look is None:
-            return _Answer(missing="nobody looks as this tier")
+            return _Answer(missing="no look is configured for this tier")
         if count >= self.looks.most or tokens >= self.looks.most_tokens:
             return _Answer(missing="the run's looks are used up")
         metadata[LOOKS_USED] = [count + 1, tokens, seconds]

@@ -358,7 +358,7 @@ class StoredPermits:
             try:
                 state = PermitState.read(permit, values)
             except DataError as error:
-                trouble = str(error) if values is not None else "its state carries no seal that holds"
+                trouble = str(error) if values is not None else "its state has no valid seal"
         if trouble is None and state.revision < self._seen.get(permit.id, 0):
             trouble = "its state is older than one that was seen here"
         if trouble is None:

@@ -167,7 +167,7 @@ def test_decisions_count_on_the_one_request_of_their_call_and_a_refusal_says_wha
     free = cleared(CallRecord(proposed=PAY, step_id="llm_1"))
     for written, call, why in (
         (free, CALLS[1], "another call is about to run"),
-        (stored(free), PAY, "nobody whose word"),
+        (stored(free), PAY, "nobody with authority"),
     ):
         with pytest.raises(ApprovalError, match=why):
             check_clearance(written, call, TERMS, SIGNED, effect=Effect.READ, now_s=NOW)

@@ -281,7 +281,7 @@ def test_what_does_not_wait_is_not_decided_and_the_decision_is_given_back_with_t
     approve = says(record, "approve")
     two = record.change(requests=(record.requests[0], waiting().requests[0]))
     for idle in (record.change(phase=CallPhase.CLEARED), record.change(requests=()), two, settled(record, "done")):
-        assert GATE.decide(idle, TERMS, [(approve, NOW)]) == (idle, [(approve, "nothing of this call waits")])
+        assert GATE.decide(idle, TERMS, [(approve, NOW)]) == (idle, [(approve, "this call has no pending request")])
 
 
 def test_a_request_under_other_rules_is_asked_anew_and_what_was_said_to_it_is_given_back() -> None:

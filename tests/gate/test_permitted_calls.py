@@ -366,7 +366,7 @@ async def test_what_was_let_ahead_is_looked_at_again_when_it_runs() -> None:
     assert again.waiting
     (request,) = again.requests
     assert (request.rule, request.level) == ("permit", UncertaintyLevel.MEDIUM)
-    assert request.reason == "a permit let it go ahead, but it is closed"
+    assert request.reason == "a permit let it through, but it is closed"
     assert [one.phase for one in kept] == [CallPhase.STARTED, CallPhase.WAITING]
     scene.gate.permits = None
     assert "none is known here" in str(await scene.gate.hindrance(record))

@@ -107,7 +107,7 @@ async def test_what_was_approved_on_the_page_runs_once(store: SessionStore) -> N
     listed = await ann.get("/requests")
     assert 'Runs send_email with to "bob", body "hi".' in html.unescape(listed.text)
     done = await decide(ann, request.id)
-    assert done.json() == {"told": "Approved. A worker takes it up."}
+    assert done.json() == {"told": "Approved. A worker will carry it out."}
     assert (await desk.resume()).status is AgentStatus.COMPLETED
     assert desk.world.sent == [("bob", "hi")]
     gone = await ann.get(f"/requests/{request.id}")
@@ -235,12 +235,12 @@ async def test_four_eyes_are_two_people(store: SessionStore) -> None:
     ann, bob = await someone(desk.app, store), await someone(desk.app, store, "bob")
     request = await desk.pause()
     assert "0 of 2 approvals" in (await ann.get(f"/requests/{request.id}")).text
-    assert (await decide(ann, request.id)).json()["told"] == "Approved. It waits for 1 more."
+    assert (await decide(ann, request.id)).json()["told"] == "Approved. 1 more needed."
     assert "1 of 2 approvals" in (await bob.get(f"/requests/{request.id}")).text
     assert (await decide(ann, request.id)).status_code == 409
     await desk.resume()
     assert desk.world.sent == []
-    assert (await decide(bob, request.id)).json()["told"] == "Approved. A worker takes it up."
+    assert (await decide(bob, request.id)).json()["told"] == "Approved. A worker will carry it out."
     await desk.resume()
     assert desk.world.sent == [("bob", "hi")]
 
@@ -257,7 +257,7 @@ async def test_people_who_want_different_arguments_settle_nothing_and_anybody_ca
     for request in (first, second):
         assert (await decide(ann, request.id)).status_code == 200
         told = (await decide(bob, request.id, "edit", arguments=edited)).json()["told"]
-        assert told == "Approved with your change. It waits for 1 more."
+        assert told == "Approved with your change. 1 more needed."
         page = html.unescape((await cleo.get(f"/requests/{request.id}")).text)
         assert "1 of 2 approvals" in page
         assert '"eve"' in page, "what the other person wants to run"

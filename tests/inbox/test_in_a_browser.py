@@ -303,7 +303,7 @@ def test_a_call_is_approved_on_a_phone_and_runs_once(
     playwright.expect(page).to_have_title(re.compile(r"\(1\) Runs"))
     choose(page, "Approve")
     choose(page, "Sign: approve")
-    page.get_by_text("Approved. A worker takes it up.").wait_for()
+    page.get_by_text("Approved. A worker will carry it out.").wait_for()
     assert house.work() == AgentStatus.COMPLETED
     assert house.world.sent == [("bob", "hi")]
     page.get_by_role("link", name="Next").click()
@@ -439,7 +439,7 @@ def test_a_call_that_changes_while_it_is_open_is_refused(house: House, open_page
     page.get_by_text("no longer what was shown").wait_for()
     house.change('"to":"eve"', '"to":"bob"')
     choose(page, "Sign: approve")
-    page.get_by_text("Approved. A worker takes it up.").wait_for()
+    page.get_by_text("Approved. A worker will carry it out.").wait_for()
 
 
 def test_what_a_change_marks_is_what_differs_and_no_text_is_lost(house: House, open_page: Callable[..., Any]) -> None:
@@ -476,7 +476,7 @@ def test_of_two_reviewers_the_second_reads_who_was_first(house: House, open_page
         page.goto(f"{house.origin}/requests/{request}")
         choose(page, "Approve")
     choose(ann, "Sign: approve")
-    ann.get_by_text("Approved. A worker takes it up.").wait_for()
+    ann.get_by_text("Approved. A worker will carry it out.").wait_for()
     choose(bob, "Sign: approve")
     bob.get_by_text("ann decided this already: approved").wait_for()
     house.work()
@@ -495,7 +495,7 @@ def test_where_four_eyes_are_asked_for_one_pair_runs_nothing(
     ann.get_by_text("0 of 2 approvals").wait_for()
     choose(ann, "Approve")
     choose(ann, "Sign: approve")
-    ann.get_by_text("Approved. It waits for 1 more.").wait_for()
+    ann.get_by_text("Approved. 1 more needed.").wait_for()
     ann.goto(f"{house.origin}/requests/{request}")
     ann.get_by_text("1 of 2 approvals").wait_for()
     choose(ann, "Approve")
@@ -505,7 +505,7 @@ def test_where_four_eyes_are_asked_for_one_pair_runs_nothing(
     bob.get_by_text("Approved by ann").wait_for()
     choose(bob, "Approve")
     choose(bob, "Sign: approve")
-    bob.get_by_text("Approved. A worker takes it up.").wait_for()
+    bob.get_by_text("Approved. A worker will carry it out.").wait_for()
     assert house.work() == AgentStatus.COMPLETED
     assert house.world.sent == [("bob", "hi")]
 
@@ -608,7 +608,7 @@ def test_calls_alike_are_decided_together_once_all_were_on_screen(house: House, 
     choose(page, "Cancel")
     choose(page, "Approve")
     choose(page, "Sign: approve 2")
-    page.get_by_text("Approved. A worker takes it up.").nth(1).wait_for()
+    page.get_by_text("Approved. A worker will carry it out.").nth(1).wait_for()
     for session in ("bob", "eve"):
         assert house.work(session) == AgentStatus.COMPLETED
     assert sorted(to for to, _ in house.world.sent) == ["bob", "eve"]
@@ -676,7 +676,7 @@ def test_a_deputy_decides_on_a_phone_in_somebodys_place_until_it_is_revoked(
     shot(dan, "deputy-390")
     choose(dan, "Approve")
     choose(dan, "Sign: approve")
-    dan.get_by_text("Approved. A worker takes it up.").wait_for()
+    dan.get_by_text("Approved. A worker will carry it out.").wait_for()
     shot(dan, "decided-390")
     assert house.work() == AgentStatus.COMPLETED
     assert house.world.sent == [("bob", "hi")]
@@ -686,7 +686,7 @@ def test_a_deputy_decides_on_a_phone_in_somebodys_place_until_it_is_revoked(
         choose(dan, "Approve")
         if waits == decided:
             choose(dan, "Sign: approve")
-            dan.get_by_text("Approved. A worker takes it up.").wait_for()
+            dan.get_by_text("Approved. A worker will carry it out.").wait_for()
     ann.get_by_role("button", name="Revoke the delegation to dan").click()
     ann.get_by_text("was revoked, by ann").wait_for()
     choose(dan, "Sign: approve")

@@ -301,7 +301,7 @@ def test_nobody_lets_a_run_go_on_that_they_started_where_others_decide() -> None
     assert not [fault for fault in asked if "grant" in fault or "permit" in fault]
     for named in (by_ann, lambda entries: None):
         found = found_in(named, others_decide=True)
-        assert len([fault for fault in found.faults if "who started the run" in fault]) == found_in().by_permit
+        assert len([fault for fault in found.faults if "the run's starter" in fault]) == found_in().by_permit
         assert found.by_permit == 0
 
 

@@ -67,7 +67,7 @@ class ApprovalSettings(_Table):
             rule = "'ask' where decisions are signed: what a client answers is not"
             raise ConfigurationError.of("approvals.elicitation", "mcp", rule, self.elicitation)
         if self.started_by is not None and self.elicitation == "decide":
-            rule = "'ask' where whoever the client is of does not decide"
+            rule = "'ask' where `started_by` is set: the client's user may not decide"
             raise ConfigurationError.of("approvals.elicitation", "mcp", rule, self.elicitation)
         return ApprovalPolicy(
             signer=signer,

@@ -222,7 +222,7 @@ def _detector(
         return None, Part(name="detector", status="not asked for", why="It was switched off.")
     if not len(runs):
         why = "No run with an outcome of its own."
-        return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs that nobody touched")
+        return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs without intervention")
     available = {**runs.streams, **({} if fitted is None else {"p_success": fitted.values})}
     own = most_read(runs, ("call_probability", "fused")) if _at_calls(runs, options) else None
     untaught = (own or "fused",)
@@ -268,7 +268,7 @@ def _detector_on(
     )
     if not runs.stopped:
         return found
-    selected = f" {runs.stopped} runs that somebody stopped or decided on are not in it: it is about the others."
+    selected = f" {runs.stopped} runs that were stopped or decided on are left out: the promise is about the others."
     thresholds = tuple(replace(t, guarantee=t.guarantee + selected) for t in found.detector.thresholds)
     return replace(found, detector=replace(found.detector, thresholds=thresholds))
 

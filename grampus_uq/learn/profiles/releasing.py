@@ -230,7 +230,7 @@ def _assumed(cases: Cases) -> str:
         "it."
     )
     if cases.stopped:
-        text += f" {cases.stopped} runs that somebody stopped or decided on are not in it: it is about the others."
+        text += f" {cases.stopped} runs that were stopped or decided on are left out: the promise is about the others."
     return text
 
 
