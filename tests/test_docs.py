@@ -268,12 +268,25 @@ def test_every_block_of_a_page_runs_with_the_embedded_model_too(page: Path, page
     assert status == 0, errors
 
 
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if not re.match(r"[a-z]+:|#", target):
-            assert (page.parent / target.partition("#")[0]).exists(), target
+def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not re.match(r"[a-z]+:", target):
+            name, _, anchor = target.partition("#")
+            leads_to = page.parent / name if name else page
+            assert leads_to.exists(), target
+            assert not anchor or anchor in anchors(leads_to), target
 
 
 def test_the_readme_has_exactly_the_two_set_up_commands() -> None:
@@ -287,9 +300,8 @@ def test_the_readme_has_exactly_the_two_set_up_commands() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     rooms = "|".join(room.name for room in (ROOT / "grampus_uq").iterdir() if room.is_dir())
-    for place in re.findall(rf"`((?:{rooms})/[a-z_/]*(?:\.py)?)`", text):
+    for place in re.findall(rf"`((?:{rooms})/[a-z_/]*(?:\.py)?)`", prose(page)):
         assert (ROOT / "grampus_uq" / place).exists(), place
 
 
