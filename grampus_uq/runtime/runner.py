@@ -144,13 +144,16 @@ class AgentRunner:
         messages: Sequence[Message] = (),
         metadata: dict[str, Any] | None = None,
         started_by: str | None = None,
+        vouched: bool = True,
     ) -> ExecutionResult:
         """Run until the agent answers, pauses or stops; `messages` go before the user's input.
 
         `started_by` is whose run it is, by the approvers' names: with `ApprovalPolicy(others_decide=True)` it has to be
-        said, and that person does not decide. Raises UncertaintyError when the policy aborts the run (its state is
-        stored), SessionError when a session of this id is running or waiting, ModelError when the agent's own model
-        fails (`resume` then goes on where it was).
+        said, and that person does not decide. `vouched=False`: the task comes out of a stored state without a seal that
+        holds, so whatever may be irreversible is asked about.
+
+        Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of
+        this id is running or waiting, ModelError when the agent's own model fails (`resume` then goes on where it was).
         """
         return await _ended(
             self.stream(
@@ -160,6 +163,7 @@ class AgentRunner:
                 messages=messages,
                 metadata=metadata,
                 started_by=started_by,
+                vouched=vouched,
             )
         )
 
@@ -172,6 +176,7 @@ class AgentRunner:
         messages: Sequence[Message] = (),
         metadata: dict[str, Any] | None = None,
         started_by: str | None = None,
+        vouched: bool = True,
     ) -> AsyncGenerator[RunEvent, None]:
         """Like `run`, step by step; the last event carries the result. Steps are yielded after they were judged.
 
@@ -185,6 +190,7 @@ class AgentRunner:
         }  # a client may write it
         metadata |= {} if started_by is None else {STARTED_BY: started_by}
         state, version = await self._fresh(agent_def, session_id or uuid.uuid4().hex, metadata)
+        state.vouched = vouched
         if agent_def.system_prompt:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
         state.messages += [*messages, Message(role=Role.USER, content=bounded_text(user_input))]

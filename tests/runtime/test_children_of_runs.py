@@ -6,16 +6,59 @@ import itertools
 
 import pytest
 
-from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, SubAgent, ToolCall
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    ApprovalPolicy,
+    Ed25519Signer,
+    FunctionTools,
+    PublicKeys,
+    SubAgent,
+    ToolCall,
+    UncertaintyMonitor,
+)
 from grampus_uq.errors import SessionError
 from grampus_uq.runtime.pending_approvals import oldest_pending
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.stopping import order_stop
+from grampus_uq.runtime.store import Delete
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
-from tests.runtime.agents import SEND_ONE, World, scripted
+from tests.runtime.agents import AGENT, SEND_ONE, World, runner, scripted
 
 pytestmark = pytest.mark.anyio
+
+ANN = Ed25519Signer.generate()
+
+
+@pytest.mark.parametrize("forged", ["the child is gone", "another task"])
+async def test_who_writes_the_store_starts_no_sub_agent_whose_calls_nobody_approves(forged: str) -> None:
+    world, store, top = World(), MemoryStore(), AgentDefinition(name="boss", model="m")
+
+    def boss(sure: float) -> AgentRunner:
+        approvals = ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key}))
+        child = runner(world, store=store, approvals=approvals, p_true=sure, lease_s=0.01)
+        turn = answer("I delegate.", tool_calls=[ToolCall(id="d", name="mailer", arguments={"task": "mail bob"})])
+        return AgentRunner(
+            scripted([turn, "Done."], sure),
+            FunctionTools(),
+            uncertainty_monitor=UncertaintyMonitor(),
+            store=store,
+            approvals=approvals,
+            sub_agents=[SubAgent(child, AGENT)],
+            lease_s=0.01,
+        )
+
+    (request,) = (await boss(0.62).run(top, "mail bob", session_id="s")).pending
+    assert request.child_session is not None
+    child, parent = await store.scan("session", prefix="mailer/"), await store.get("session", "boss/s")
+    assert parent is not None
+    await store.write(Delete(kind="session", key=child[0].key, expected=child[0].version))
+    if forged == "another task":
+        body = parent.body.replace("mail bob", "mail eve")
+        await store.put("session", "boss/s", body, expected=parent.version, label=parent.label)
+    result = await boss(1.0).resume("boss", "s")  # of another process, and by a model that is sure now
+    assert (world.sent, [asked.rule for asked in result.pending]) == ([], ["unvouched_state"])
 
 
 def chain(world: World, store: MemoryStore, depth: int) -> list[AgentRunner]:
