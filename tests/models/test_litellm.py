@@ -41,6 +41,7 @@ from tests.models.loopback import (
     serving,
     without_logprobs,
 )
+from tests.wire.test_responses import COMPLETION, check_answer
 
 pytest.importorskip("openai", reason="litellm is not installed")
 
@@ -84,6 +85,13 @@ def test_an_answer_comes_with_text_usage_cost_and_log_probabilities(run: Runner)
             "top_logprobs": 2,
             "seed": 7,
         }
+
+
+def test_litellms_own_answer_reads_as_that_of_any_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no look-up of prices on the network
+    import litellm
+
+    check_answer(litellm.ModelResponse(**COMPLETION))
 
 
 def test_without_prices_a_server_of_ones_own_has_no_cost(run: Runner) -> None:
