@@ -27,6 +27,7 @@ from grampus_uq.core.turn_evidence import (
     doubt_about,
     doubt_after,
     doubts,
+    draft_of_turn,
     is_proposed,
     listed,
     new_turn,
@@ -52,7 +53,6 @@ from grampus_uq.stats.fusion import LogisticFusion
 
 _EVERY_STEP = ("n_steps", "n_high", "cumulative", "level", "has_reading", "last_step_id", "agent_tokens")
 _draft_of = drafter(SessionState, but=(*_EVERY_STEP, "memory", "worst_case", "turns"))
-_draft_of_turn = drafter(TurnEvidence)
 _new_situation = builder(Situation)
 _trusted = StepUncertainty.trusted
 
@@ -76,7 +76,7 @@ def advance(
     estimator: UncertaintyEstimator = parts["estimator"]
     detector: Detector | None = parts["detector"]
     calibration: LogisticFusion | None = parts["calibration"]
-    fused = estimator.fuse_readings(seen.values)
+    fused = estimator.fuse_readings(seen.values) if seen.values else None
     if seen.semantic is not None:
         fused = estimator.pessimistic(fused, seen.semantic)
     propagated, cumulative, memory = propagated_by(parts["propagator"], fused, kind, state.cumulative, state.memory)
@@ -237,7 +237,7 @@ def _told_more(
     worst_case: WorstCase | None,
 ) -> TurnEvidence:
     """The evidence of a turn that proposes calls, or that comes after a reading that was due and did not come."""
-    draft = _draft_of_turn(turn)
+    draft = draft_of_turn(turn)
     if step.tool_calls:
         draft.calls, draft.listed = proposed(step), listed(step)
         draft.more = len(step.tool_calls) > MAX_CALLS

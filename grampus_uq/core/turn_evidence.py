@@ -23,7 +23,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from grampus_uq.records.building import builder
+from grampus_uq.records.building import builder, drafter
 from grampus_uq.records.call_parts import NEW_WORD, UNREAD_CALL, WHOLE_CALL, CallDoubt, doubt_of
 from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json
@@ -36,6 +36,7 @@ __all__ = [
     "doubt_about",
     "doubt_after",
     "doubts",
+    "draft_of_turn",
     "is_proposed",
     "least",
     "listed",
@@ -54,6 +55,7 @@ _DIGEST = 24
 _MADE = " made"
 _LONGEST = 64
 _LONGEST_NAME = 256
+_LONGEST_WRITTEN = 1_000
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 Scores = tuple[Unit | None, ...]
 
@@ -113,7 +115,7 @@ _CALL_PROBABILITY, _SEQUENCE_PROBABILITY = UncertaintySource.CALL_PROBABILITY, U
 _CLAIM_PROBABILITY = UncertaintySource.CLAIM_PROBABILITY
 _OF_TOKENS = frozenset({_CALL_PROBABILITY, UncertaintySource.TOKEN_PROBABILITY})
 _by_probability = operator.attrgetter("probability")
-new_turn = builder(TurnEvidence)
+new_turn, draft_of_turn = builder(TurnEvidence), drafter(TurnEvidence)
 
 
 def text_key(name: str) -> str:
@@ -138,7 +140,8 @@ def _known_name_key(name: str) -> str:
 
 
 def _call_key(call: ToolCall) -> str:
-    return f"{text_key(call.id)} {_name_key(call.name)}"
+    name = call.name
+    return f"{text_key(call.id)} {_known_name_key(name) if len(name) <= _LONGEST_NAME else text_key(name)}"
 
 
 def proposed(step: Step) -> tuple[str, ...]:
@@ -148,11 +151,18 @@ def proposed(step: Step) -> tuple[str, ...]:
 
 def listed(step: Step) -> tuple[str, ...]:
     """The same calls as they are listed: a digest of name and arguments, and of the id where there is one."""
-    return tuple([_digest(call) + (_id_mark(call) if call.id else "") for call in step.tool_calls[:MAX_CALLS]])
+    return tuple([_digest(call) + (_id_mark(call.id) if call.id else "") for call in step.tool_calls[:MAX_CALLS]])
 
 
-def _id_mark(call: ToolCall) -> str:
-    return "@" + hashlib.sha256(call.id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+def _id_mark(call_id: str) -> str:
+    return _known_id_mark(call_id) if len(call_id) <= _LONGEST else _mark(call_id)
+
+
+def _mark(call_id: str) -> str:
+    return "@" + hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+_known_id_mark = functools.lru_cache(maxsize=1_000)(_mark)  # asked three times a call
 
 
 def _digest(call: ToolCall) -> str:
@@ -161,7 +171,14 @@ def _digest(call: ToolCall) -> str:
         written = f"{_name_key(call.name)}({canonical_json(call.arguments)})"
     except (TypeError, ValueError, RecursionError):
         return ""
+    return _known_digest_of(written) if len(written) <= _LONGEST_WRITTEN else _digest_of(written)
+
+
+def _digest_of(written: str) -> str:
     return hashlib.sha256(written.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+
+
+_known_digest_of = functools.lru_cache(maxsize=1_000)(_digest_of)  # asked three times a call
 
 
 def doubts(step: Step, readings: Sequence[Reading], before: Turns = ()) -> tuple[CallDoubt, ...]:
@@ -172,6 +189,8 @@ def doubts(step: Step, readings: Sequence[Reading], before: Turns = ()) -> tuple
     A call that should have been read and was not is as unsure as can be: a reading of it failed, others of its turn
     were read, or calls of turns `before` were.
     """
+    if not readings:
+        return ()
     if not step.tool_calls:
         claims = [reading.value for reading in readings if reading.source == _CLAIM_PROBABILITY]
         return tuple([CallDoubt(call="", probability=c, part=NEW_WORD, least=c) for c in claims if c is not None])
@@ -196,10 +215,14 @@ def _told(doubt: CallDoubt | None, number: int) -> CallDoubt | None:
 
 def _were_due(readings: Sequence[Reading], before: Turns) -> bool:
     """True where a reading of the tokens failed, or is missing in a run in which calls were read before."""
-    missing = [reading.reason for reading in readings if reading.source in _OF_TOKENS and reading.value is None]
-    if any(reason not in NOT_DUE for reason in missing):
-        return True
-    return bool(missing) and any(doubt.part != NEW_WORD for turn in before for doubt in (*turn.doubts, *turn.gone))
+    missing = False
+    for reading in readings:
+        if reading.value is None and reading.source in _OF_TOKENS:
+            missing = True
+            if reading.reason not in NOT_DUE:
+                return True
+    told = [turn for turn in before if turn.doubts or turn.gone] if missing else ()
+    return any(doubt.part != NEW_WORD for turn in told for doubt in (*turn.doubts, *turn.gone))
 
 
 def doubt_about(turns: Turns, turn: TurnEvidence, call: ToolCall) -> CallDoubt | None:
@@ -303,6 +326,11 @@ def is_proposed(turns: Turns, call: ToolCall, step_id: str | None, *, exactly: b
     those that were listed. With `exactly` (another turn is not read yet) only for a call listed with its arguments and
     not made yet. One listing lets one call go: under an id that nobody listed it does not vouch for a second one.
     """
+    place = _open_at(turns, call)
+    if place is not None and "arguments" in call.__pydantic_fields_set__:
+        digest = _digest(call)
+        if digest and digest + _id_mark(call.id) in turns[place].listed:  # the usual case: below it is true as well
+            return True
     listing = [turn for turn in turns if turn.calls or turn.called or turn.more]
     if exactly:
         listing = [turn for turn in listing if turn.more or _matching(turn.calls, call)]
@@ -328,7 +356,7 @@ def _listings(turn: TurnEvidence, call: ToolCall, digest: str) -> list[str]:
     """The listings of a call in a turn, made or not: of its own id, where the turn lists this id, else of any."""
     listed = turn.listed
     if call.id:
-        mark = _id_mark(call)
+        mark = _id_mark(call.id)
         listed = tuple([entry for entry in listed if mark in entry]) or listed
     return [entry for entry in listed if digest and entry.startswith(digest)]
 
@@ -383,6 +411,9 @@ def placed(turns: Turns, call: ToolCall | None, step_id: str | None) -> tuple[Tu
     """
     if not turns:
         return (), TurnEvidence()
+    place = None if call is None else _open_at(turns, call)
+    if call is not None and place is not None:  # the usual case: below it comes to the same
+        return (*turns[:place], _after_call(turns[place], call), *turns[place + 1 :]), turns[place]
     found = _found(turns, call, step_id)
     if call is not None:
         settled = [(turn, _after_call(turn, call)) for turn in found or () if turn.calls]
@@ -406,7 +437,7 @@ def _after_unlisted(turns: Turns, call: ToolCall) -> Turns:
     digest, again = _digest(call), bool(call.id) and _was_made(turns, call)
     for place, turn in enumerate(turns):
         left = [one for one in turn.listed if digest and one.startswith(digest) and not one.endswith(_MADE)]
-        own = [one for one in left if call.id and _id_mark(call) in one]
+        own = [one for one in left if call.id and _id_mark(call.id) in one]
         if own or (left and not again):
             called = turn.called if again else (*turn.called, _call_key(call))
             used = replace(turn, listed=_made(turn, (own or left)[0]), called=called)
@@ -424,28 +455,19 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
     mine = _matching(turn.calls, call)
     if not mine:
         return turn
-    listed = turn.listed
-    if listed and "arguments" in call.model_fields_set:
-        left = [one for one in _listings(turn, call, _digest(call)) if not one.endswith(_MADE)]
-        listed = _made(turn, left[0]) if left else listed
-    return new_turn(
-        step=turn.step,
-        read=turn.read,
-        p_success=turn.p_success,
-        worst_chance=turn.worst_chance,
-        lowest=turn.lowest,
-        stated=turn.stated,
-        belief=turn.belief,
-        worst_belief=turn.worst_belief,
-        calls=tuple([known for known in turn.calls if known not in mine]),
-        called=(*turn.called, *mine),
-        more=turn.more,
-        listed=listed,
-        doubts=turn.doubts,
-        gone=turn.gone,
-        scores=turn.scores,
-        worst_scores=turn.worst_scores,
-    )
+    draft = draft_of_turn(turn)
+    if turn.listed and "arguments" in call.__pydantic_fields_set__:
+        digest = _digest(call)
+        entry = digest and call.id and digest + _id_mark(call.id)
+        if not entry or entry not in turn.listed:
+            entry = next((one for one in _listings(turn, call, digest) if not one.endswith(_MADE)), "")
+        if entry:
+            draft.listed = _made(turn, entry)
+    draft.calls = tuple([known for known in turn.calls if known not in mine]) if len(turn.calls) > 1 else ()
+    draft.called = (*turn.called, *mine)
+    draft.__class__ = TurnEvidence
+    after: TurnEvidence = draft
+    return after
 
 
 def _matching(calls: tuple[str, ...], call: ToolCall, *, by_name: bool = False) -> list[str]:
@@ -471,6 +493,19 @@ def _found(turns: Turns, call: ToolCall | None, step_id: str | None) -> list[Tur
         return named or [turn for turn in of_step if turn.open] or of_step[-1:]
     named = [] if call is None else _having(listed, call, by_name=True)
     return [*named, *(turn for turn in turns if turn.more and turn not in named)] if named else None
+
+
+def _open_at(turns: Turns, call: ToolCall) -> int | None:
+    """The place of the one turn that lists a call of this id and name and waits for it; None of none or several."""
+    if not call.id:
+        return None
+    key, found = _call_key(call), None
+    for place, turn in enumerate(turns):
+        if key in turn.calls:
+            if found is not None:
+                return None
+            found = place
+    return found
 
 
 def _having(turns: list[TurnEvidence], call: ToolCall, *, by_name: bool = False) -> list[TurnEvidence]:
