@@ -191,7 +191,9 @@ class SessionState:
     __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
 
-_STATE, _TURN = TypeAdapter(SessionState), TypeAdapter(TurnEvidence)
+_STATE = TypeAdapter(SessionState)
+_write_state, _write_turn = _STATE.serializer.to_json, TypeAdapter(TurnEvidence).serializer.to_json
+_TURNS = {"turns"}
 
 
 def state_to_json(state: SessionState) -> str:
@@ -206,7 +208,10 @@ def state_to_values(state: SessionState) -> dict[str, Any]:
 
 
 class StateWriter:
-    """Writes the states of one session one after the other; of a turn that it wrote before it keeps the text."""
+    """Writes the states of one session one after the other; of a turn that it wrote before it keeps the text.
+
+    What stands at its default is left out.
+    """
 
     __slots__ = ("_turns",)
 
@@ -215,14 +220,17 @@ class StateWriter:
 
     def write(self, state: SessionState) -> str:
         """The state as JSON, in a time that does not grow with its turns; `state_from_json` gives back an equal one."""
-        written = []
+        known, kept, texts = self._turns, {}, []
         for turn in state.turns:
-            known = self._turns.get(id(turn))
-            written.append((turn, _TURN.dump_json(turn)) if known is None or known[0] is not turn else known)
-        self._turns = {id(entry[0]): entry for entry in written}
-        rest = _STATE.dump_json(state, by_alias=True, exclude={"turns"})
-        turns = b",".join([text for _, text in written])
-        return (b'%b,"turns":[%b]}' % (rest[:-1], turns)).decode()
+            key = id(turn)
+            entry = known.get(key)
+            if entry is None or entry[0] is not turn:
+                entry = turn, _write_turn(turn, exclude_defaults=True)
+            kept[key] = entry
+            texts.append(entry[1])
+        self._turns = kept
+        rest = _write_state(state, by_alias=True, exclude=_TURNS, exclude_defaults=True)
+        return (b'%b,"turns":[%b]}' % (rest[:-1], b",".join(texts))).decode()
 
 
 def state_from_json(text: str | bytes) -> SessionState:

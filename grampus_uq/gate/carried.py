@@ -9,13 +9,16 @@ from grampus_uq.gate.call import CallPhase, CallRecord, answer_text, decided, se
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.values import ToolCall
 
+_write = CallRecord.__pydantic_serializer__.to_python  # what `model_dump` calls in the end
+_CALL = {"call"}
 _OF_VERSION_1 = {"decided": CallPhase.WAITING, "released": CallPhase.SETTLED}
 
 
 def write_record(record: CallRecord) -> dict[str, Any]:
     """A record as JSON values, without what `read_record` can fill in."""
-    left_out = set() if record.edited else {"call"}
-    return record.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
+    left_out = None if record.edited else _CALL
+    values: dict[str, Any] = _write(record, mode="json", exclude=left_out, exclude_defaults=True)
+    return values
 
 
 def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:

@@ -10,7 +10,6 @@ releases nothing that may be irreversible for the rest of the run.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
@@ -57,11 +56,13 @@ class Carried:
 
     def find(self, call_id: str, name: str, arguments: Any) -> tuple[CallRecord | None, ToolCall | None]:
         """The record of a call with this id, name and signed arguments, and the call as the record has it."""
-        with contextlib.suppress(TypeError, ValueError):  # arguments that are no JSON are no record's
+        try:
             for record in self.records:
                 for known in (record.proposed, record.call):
-                    if known.arguments == arguments and known.matches(call_id, name, arguments):
+                    if known.id == call_id and known.arguments == arguments and known.matches(call_id, name, arguments):
                         return record, known
+        except (TypeError, ValueError):  # arguments that are no JSON are no record's
+            pass
         return None, None
 
 
@@ -165,22 +166,14 @@ class CarriedStates:
 
     def write(self, carried: Carried) -> dict[str, Any]:
         """The JSON values that the framework is to keep: belief, turn and seal."""
-        tag = f"{_PROCESS}-{next(_TAGS)}"
-        session = carried.session.compact_snapshot()
-        belief = {**_copied(carried.belief), "v": _VERSION, "tag": tag, "session": session}
-        turn = carried.turn
+        tag, session = f"{_PROCESS}-{next(_TAGS)}", carried.session
+        belief: _Belief = _copied(carried.belief)
+        belief |= {"v": _VERSION, "tag": tag, "session": session.compact_snapshot()}
+        turn = _copied(carried.turn)
         if turn is not None:
-            turn = {**turn, "calls": [write_record(record) for record in carried.records]}
-        kept = Carried(
-            session=carried.session,
-            belief=carried.belief,
-            terms=carried.terms,
-            turn=_copied(carried.turn),
-            records=carried.records,
-            place=carried.place,
-        )
+            turn["calls"] = [write_record(record) for record in carried.records]
         with self._lock:
-            self._at_hand[carried.session.session_id] = tag, kept
+            self._at_hand[session.session_id] = tag, carried
             while len(self._at_hand) > _MAX_AT_HAND:
                 self._at_hand.popitem(last=False)
         return self.sealed(carried.place, {"belief": belief, "turn": turn})
@@ -251,7 +244,11 @@ def step_id_of(carried: Carried) -> str:
 def _copied(values: Any) -> Any:
     """JSON values of which nobody else has a part: the framework hands those of its state to the user's nodes."""
     if isinstance(values, dict):
-        return {k: _copied(v) if isinstance(v, dict | list) else v for k, v in values.items()}
+        copy = values.copy()
+        for name, value in values.items():
+            if type(value) is dict or type(value) is list:
+                copy[name] = _copied(value) if value else type(value)()
+        return copy
     if isinstance(values, list):
         return [_copied(value) for value in values] if values else []
     return values
@@ -259,7 +256,8 @@ def _copied(values: Any) -> Any:
 
 def _repeats(state: Mapping[str, Any]) -> list[str]:
     """Digests that a fork wrote beside the seal: they can only make more calls ask."""
-    return [str(digest) for digest in state.get("repeats", ())]
+    repeats = state.get("repeats", ())
+    return [str(digest) for digest in repeats] if repeats != () else []
 
 
 def _read_turn(turn: Mapping[str, Any]) -> Turn:

@@ -56,7 +56,7 @@ class Processing:
                 self._count_failure(processor, error)
         keys = {processor.snapshot_key for processor in self._resumable}
         unread = {name: dict(entry) for name, entry in entries.items() if name not in keys}
-        return lambda: {**unread, **self._entries(session_id)}
+        return (lambda: {**unread, **self._entries(session_id)}) if keys else unread.copy
 
     def _entries(self, session_id: str) -> dict[str, JsonValue]:
         entries: dict[str, JsonValue] = {}

@@ -269,7 +269,7 @@ class Session:
         and the action: on a pause or an abort the caller does not run the tool. Raises ConfigurationError on what is no
         call, and on an `effect` that is none.
         """
-        if effect is not None:
+        if effect is not None and type(effect) is not Effect:
             effect = arguments.effect(effect, "observe_tool_call", self._reject)
         started_ns = time.time_ns()
         call = arguments.call(tool_name, "tool_name", "observe_tool_call", self._reject)
@@ -309,10 +309,15 @@ class Session:
         """Take what the user said."""
         self._observe("user", text)
 
-    def _observe(self, kind: str, content: Any, *, call_id: str | None = None, is_error: bool = False) -> None:
+    @property
+    def observes(self) -> bool:
+        """True unless what users and tools say is used by nothing here."""
         unused = self._watch is None and self._structure is None and self._origins is None
-        if unused and self._emit is None and not self._superseded and not self._ahead.follows:
-            return  # nothing here uses it
+        return not unused or self._emit is not None or self._superseded or self._ahead.follows
+
+    def _observe(self, kind: str, content: Any, *, call_id: str | None = None, is_error: bool = False) -> None:
+        if not self.observes:
+            return
         text = observed_text(content)
         call_id = None if call_id is None else read_name(call_id, "call_id", "observe_tool_result")[0]
         if kind == "tool_result":
@@ -611,22 +616,22 @@ class Session:
     ) -> dict[str, JsonValue]:
         unread = self._unread.to_json()  # before the state: a turn that another thread commits is in one of them
         with self._lock:
-            state, history = self._state, self._history.copy(latest)
+            state, history = self._state, None if latest == 0 else self._history.copy(latest)
             turns = None if self._watch is None else self._watch.memory
             structure = None if self._structure is None else self._structure.to_json()
             origins = None if self._origins is None else self._origins.to_json()
-        return {
-            **self._entries(),
-            "v": version,
-            **({} if self._fingerprint is None else {"profile": self._fingerprint()}),
-            "thresholds": list(self._profile.policy.thresholds),
-            "state": write(state),
-            **history.to_json(),
-            **({} if structure is None else {"structure": structure}),
-            **({} if origins is None else {"origins": origins}),
-            **({"unread": unread} if unread else {}),
-            **({} if turns is None else {"turns": turns.to_json()}),
-        }
+        values: dict[str, Any] = dict(self._entries(), v=version)
+        if self._fingerprint is not None:
+            values["profile"] = self._fingerprint()
+        values["thresholds"] = list(self._profile.policy.thresholds)
+        values["state"] = write(state)
+        values |= {"recent": [], "escalations": []} if history is None else history.to_json()
+        for name, part in (("structure", structure), ("origins", origins), ("unread", unread or None)):
+            if part is not None:
+                values[name] = part
+        if turns is not None:
+            values["turns"] = turns.to_json()
+        return values
 
 
 def judge_of(

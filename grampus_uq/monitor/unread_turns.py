@@ -39,7 +39,7 @@ class UnreadTurns:
 
     def to_json(self) -> list[JsonValue]:
         """Their steps: another process cannot read on what this one was reading."""
-        return [*sorted({*self._lost, *(text_key(step) for step in self._in_flight)})]
+        return [*sorted({*self._lost, *map(text_key, self._in_flight)})] if self else []
 
     def begin(self, step_id: object) -> str:
         """A turn is handed over; returns its name here."""
