@@ -136,6 +136,10 @@ STANDING_APPROVAL = "a standing approval of all calls of the tool: nobody looked
 """The message of a decision that is no reviewer's answer."""
 
 
+_Identity = tuple[str, str, str, str]
+"""Step, id and name of a call, and its arguments as they are signed."""
+
+
 class CallRecord(BaseModel):
     """One proposed call and its state; frozen, JSON-able.
 
@@ -159,7 +163,7 @@ class CallRecord(BaseModel):
     is_error: bool = False
     child_session: str | None = None
     guidance: str | None = None
-    _cleared_here: str | None = PrivateAttr(default=None)
+    _cleared_here: _Identity | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -182,7 +186,7 @@ class CallRecord(BaseModel):
     @property
     def edited(self) -> bool:
         """True when a human changed the arguments."""
-        return self.call != self.proposed
+        return self.call is not self.proposed and self.call != self.proposed
 
     @property
     def began_before(self) -> bool:
@@ -200,18 +204,13 @@ class CallRecord(BaseModel):
         return identity is not None and identity == self._identity(call)
 
     @property
-    def _vouched_for(self) -> str | None:
+    def _vouched_for(self) -> _Identity | None:
         """The private attribute, past pydantic's way to one: it takes longer than to write the identity."""
         kept = self.__pydantic_private__
         return None if kept is None else kept["_cleared_here"]
 
-    def _vouch_for(self, identity: str | None) -> None:
-        kept = self.__pydantic_private__
-        if kept is not None:
-            kept["_cleared_here"] = identity
-
-    def _identity(self, call: ToolCall) -> str:
-        return canonical_json([self.step_id, call.id, call.name, call.arguments])
+    def _identity(self, call: ToolCall) -> _Identity:
+        return self.step_id, call.id, call.name, canonical_json(call.arguments)
 
     def key(self, run_id: str) -> str:
         """Idempotency key: the same for every attempt at this logical call of this run, different for any other."""
@@ -220,21 +219,26 @@ class CallRecord(BaseModel):
 
     def clear_here(self) -> CallRecord:
         """A copy that this process vouches for: exactly this call at exactly this step may run."""
-        new = self.change()
-        new._vouch_for(new._identity(new.call))
-        return new
+        return self._cleared_as({})
 
     def change(self, **changes: Any) -> CallRecord:
         """A copy with these fields; it keeps the clearance of this process only while it is cleared or started."""
         values = {**self.__dict__, **changes}
         kept = self._vouched_for if values["phase"] in _VOUCHED else None
-        return built_model(type(self), values, {*self.model_fields_set, *changes}, {"_cleared_here": kept})
+        return built_model(type(self), values, {*self.__pydantic_fields_set__, *changes}, {"_cleared_here": kept})
+
+    def _cleared_as(self, changes: dict[str, Any]) -> CallRecord:
+        """A copy with these fields that this process vouches for."""
+        values = {**self.__dict__, **changes}
+        private = {"_cleared_here": self._identity(values["call"])}
+        return built_model(type(self), values, {*self.__pydantic_fields_set__, *changes}, private)
 
 
 _NEW = {name: field.default for name, field in CallRecord.model_fields.items()}
 _OF_NEW = frozenset({"proposed", "call", "step_id"})
 _AGAIN, _BEFORE = "asked again, because ", ". Before: "
 _MAX_EDITED = 2_000
+_CLEARED = CallPhase.CLEARED
 _VOUCHED = frozenset({CallPhase.CLEARED, CallPhase.STARTED})
 
 
@@ -254,9 +258,8 @@ def _doubt(judged: StepUncertainty | Verdict | ApprovalRequest, reason: str) -> 
 
 def cleared(record: CallRecord, by: str = "monitor", **changes: Any) -> CallRecord:
     """Clear a call without a human decision; valid in this process only."""
-    new = record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None, **changes)
-    new._vouch_for(new._identity(new.call))
-    return new
+    nobody: dict[str, Any] = {"requests": (), "decisions": (), "grant": None}
+    return record._cleared_as({"phase": _CLEARED, "cleared_by": by, **nobody, **changes})
 
 
 def may_be_granted(record: CallRecord, terms: Terms) -> bool:

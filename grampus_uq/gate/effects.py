@@ -109,6 +109,8 @@ class ToolEffects:
         return Effect.IRREVERSIBLE if destructive or misspelt else effect
 
     def _note(self, name: str) -> None:
+        if name in self._unclassified:
+            return
         with self._lock:
             if len(self._unclassified) < _MAX_UNCLASSIFIED:
                 self._unclassified.add(name)

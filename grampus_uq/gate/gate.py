@@ -227,19 +227,21 @@ class Gate:
             waiting: records of the session's other calls.
             standing: who approved all calls of the tool in the framework: permits are not asked beside it.
         """
-        if record.proposed.is_among(rejected):
+        if rejected and record.proposed.is_among(rejected):
             return settled(record, REJECTED_BEFORE, is_error=True), UncertaintyAction.PROCEED
         effect = self.effects.resolve(record.proposed, declared)
         why, action = await _asked_by_monitor(record, session, unwatched, effect)
         if action is UncertaintyAction.ABORT:
             return record, action
-        policy = unwatched if session is None else session.profile.policy
+        profile = None if session is None else session.profile
+        policy = unwatched if profile is None else profile.policy
         if policy is not None and policy.is_irreversible(record.proposed.name):
             effect = Effect.IRREVERSIBLE
-        acts = session is None or not session.profile.advisory
+        acts = profile is None or not profile.advisory
         if why is None and acts and not terms.vouched and not delegates and effect not in HARMLESS:
             why = UNVOUCHED
-        why = _both(_both(why, doubt), FRAMEWORK_ASKS if framework_asks else None)
+        if doubt is not None or framework_asks:
+            why = _both(_both(why, doubt), FRAMEWORK_ASKS if framework_asks else None)
         if repeated and acts:
             why = REPEATED
         if why is None:
@@ -527,6 +529,11 @@ def _let_by(record: CallRecord, run_id: str) -> str | None:
     return record.key(run_id) if permitted(record) else None
 
 
+def runs_once(record: CallRecord) -> bool:
+    """Return True for a call that was let ahead for one run: by decisions, or by permits."""
+    return bool(record.decisions) or permitted(record)
+
+
 def _both(why: Doubt | None, other: Doubt | None) -> Doubt | None:
     """Two reasons to wait as one: as grave as either, and no grant lifts it where it may not lift one of them."""
     if why is None or other is None:
@@ -544,10 +551,8 @@ async def _asked_by_monitor(
     if session is None:
         always = unwatched is not None and unwatched.asks_always(record.proposed.name)
         return ALWAYS_ASK if always else None, UncertaintyAction.PROCEED
-    step, action = await session.observe_tool_call(_with_arguments(record.proposed), record.step_id, effect=effect)
+    call = record.proposed
+    if "arguments" not in call.__pydantic_fields_set__:  # it would run without any: as given, compared with the turn's
+        call = call.model_copy(update={"arguments": call.arguments})
+    step, action = await session.observe_tool_call(call, record.step_id, effect=effect)
     return doubt_of(step) if action is UncertaintyAction.PAUSE_FOR_HUMAN else None, action
-
-
-def _with_arguments(call: ToolCall) -> ToolCall:
-    """A call without arguments would run without any: they count as given, and are compared with the turn."""
-    return call if "arguments" in call.model_fields_set else call.model_copy(update={"arguments": call.arguments})

@@ -49,7 +49,7 @@ from grampus_uq.gate.call import (
     settled,
 )
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import permitted, record_answer
+from grampus_uq.gate.gate import permitted, record_answer, runs_once
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
 from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings, Settings
@@ -103,8 +103,8 @@ class TurnJudge:
             request = asked_review.model_dump(mode="json")
         turn: Turn = {
             "step_id": step_id,
-            "action": (step.advisory_action or step.action).value,
-            "level": step.level.value,
+            "action": (step.advisory_action or step.action)._value_,  # as `.value`, without a call
+            "level": step.level._value_,
             "confidence": step.propagated_confidence if session.state.has_reading else None,  # nothing read yet
             "rule": step.rule,
             "reason": step.reasoning,
@@ -132,16 +132,17 @@ class TurnJudge:
         records: list[CallRecord],
     ) -> str | None:
         """Add the record of each call to `records`; why the run stops, if one of them stops it."""
-        belief = carried.belief
-        waiting = [record for record in carried.records if record.waiting and record.requests]
-        undecided = {record.proposed.likeness(): doubt_of(record.requests[0]) for record in waiting}
+        belief, undecided = carried.belief, dict[str, Doubt]()
+        for record in carried.records:
+            if record.waiting and record.requests:
+                undecided[record.proposed.likeness()] = doubt_of(record.requests[0])
         for call in calls:
             record, action = await self.gate.judge(
                 CallRecord.new(call, step_id),
                 carried.session,
                 carried.terms,
                 rejected=belief["rejected"],
-                repeated=call.is_among(belief["repeats"]),
+                repeated=bool(belief["repeats"]) and call.is_among(belief["repeats"]),
                 doubt=doubt or (undecided.get(call.likeness()) if undecided else None),
                 waiting=[*carried.records, *records],
             )
@@ -276,14 +277,19 @@ class TurnJudge:
         return effect in HARMLESS and call.name == record.call.name and self.clears(carried, record, record.call)
 
     def running(
-        self, carried: Carried, record: CallRecord | None, call: ToolCall
+        self, carried: Carried, record: CallRecord | None, call: ToolCall, *, may_change: bool = False
     ) -> contextlib.AbstractContextManager[str | None]:
         """The answer in a call's place, or None where exactly this call runs now: decided or permitted, once a process.
 
-        When the tool raises, the framework may run it again.
+        With `may_change` other arguments of a cleared call run as well where they only read, or can be undone. When the
+        tool raises, the framework may run it again.
         """
         refusal = self.refusal(carried, record, call)
-        if record is None or refusal is not None:
+        if record is None or (refusal is None and not runs_once(record)):
+            return contextlib.nullcontext(refusal)
+        if may_change and not record.decisions and self.clears_harmless(carried, record, call):
+            return contextlib.nullcontext()
+        if refusal is not None:
             return contextlib.nullcontext(refusal)
         return self._once(record, carried.terms.run_id)
 
@@ -310,7 +316,7 @@ class TurnJudge:
         """The answer in a call's place when it may not run now."""
         if record is None or not self.clears(carried, record, call):
             return NOT_CLEARED
-        return RAN_BEFORE if self.gate.spent(record, carried.terms.run_id) else None
+        return RAN_BEFORE if runs_once(record) and self.gate.spent(record, carried.terms.run_id) else None
 
 
 def _on(

@@ -32,9 +32,10 @@ def read_turn(
 ) -> ModelTurn:
     """The model's message, the prompt before it, and the agent's tools."""
     metadata = message.response_metadata or {}
+    calls = message.tool_calls
     return ModelTurn(
         content=_text_of(message),
-        calls=[read_call(call, stand_in_id=f"{message.id}-{n}").call for n, call in enumerate(message.tool_calls)],
+        calls=tuple([read_call(c, stand_in_id=f"{message.id}-{n}").call for n, c in enumerate(calls)]) if calls else (),
         prompt=read_messages(prompt).messages if prompt else (),
         logprobs=None if metadata.get("logprobs") is None else read_logprobs(metadata["logprobs"]),
         usage=read_usage(message.usage_metadata) if message.usage_metadata else None,
@@ -63,6 +64,8 @@ def read_message(message: BaseMessage) -> Message:
 
 def observe_between(session: Session, messages: Sequence[AnyMessage], index: int) -> None:
     """Tell the session what users and tools said since the model's turn before the one at `index`."""
+    if not session.observes:
+        return
     start = index
     while start > 0 and messages[start - 1].type != "ai":
         start -= 1
@@ -134,9 +137,11 @@ def messages_beside(judge: TurnJudge, carried: Carried) -> list[Any]:
 def shown(carried: Carried) -> dict[str, Any]:
     """The streamed part of a judged turn; no content, only names and numbers."""
     turn = carried.turn or {}
-    calls = [{"id": r.proposed.id, "name": r.proposed.name, "phase": r.phase.value} for r in carried.records]
-    keys = ("step_id", "action", "level", "confidence", "rule", "reason", "guarantee", "stopped")
-    return {"session_id": carried.session.session_id, **{key: turn[key] for key in keys}, "calls": calls}
+    found = {"session_id": carried.session.session_id}
+    for key in ("step_id", "action", "level", "confidence", "rule", "reason", "guarantee", "stopped"):
+        found[key] = turn[key]
+    found["calls"] = [{"id": r.proposed.id, "name": r.proposed.name, "phase": r.phase._value_} for r in carried.records]
+    return found
 
 
 def answer_of(review: Mapping[str, Any]) -> str | None:

@@ -84,7 +84,7 @@ def read_arguments(given: Any) -> Arguments:
     try:
         found = _parsed(given) if isinstance(given, str) else given
         found = {} if found is None else found
-        if not isinstance(found, Mapping):
+        if type(found) is not dict and not isinstance(found, Mapping):
             raise _UnreadableError(f"are not a JSON object: {kind_of(found)}")
         values = _plain_object(found, _MAX_DEPTH)
         if not isinstance(given, str) and len(canonical_json(values)) > MAX_ARGUMENT_CHARACTERS:
@@ -188,9 +188,11 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _plain_object(found: Mapping[Any, Any], depth: int) -> dict[str, JsonValue]:
     """An object whose keys are distinct texts, as JSON values."""
-    values = {
-        replace_lone_surrogates(name): _plain(item, depth) for name, item in found.items() if isinstance(name, str)
-    }
+    values: dict[str, JsonValue] = {}
+    for name, item in found.items():
+        if isinstance(name, str):
+            key = name if type(name) is str and name.isascii() else replace_lone_surrogates(name)
+            values[key] = item if type(item) is str and item.isascii() else _plain(item, depth)
     if len(values) < len(found):
         raise _UnreadableError("have keys that are not distinct texts")
     return values

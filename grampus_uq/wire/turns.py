@@ -47,7 +47,7 @@ def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usag
             errors.append(ConfigurationError.of("response_text", _OWNER, rule, kind_of(response), way_out))
             read = ReadResponse()
         text, calls, stream, spent = read.text, tuple(call.call for call in read.calls), read.logprobs, read.usage
-    if tool_calls is not None and not (isinstance(tool_calls, tuple | list) and not tool_calls):
+    if tool_calls is not None and not (isinstance(tool_calls, (tuple, list)) and not tool_calls):
         calls = _calls(tool_calls, errors)
     if logprobs is not None:
         stream = logprobs if isinstance(logprobs, TokenStream) else read_logprobs(logprobs)
@@ -63,6 +63,12 @@ def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usag
 
 
 def _calls(given: Any, errors: list[ConfigurationError]) -> tuple[ToolCall, ...]:
+    if type(given) is tuple:
+        for call in given:
+            if type(call) is not ToolCall or not call.name.isascii() or not call.id.isascii():
+                break
+        else:  # an adapter's, which it has read
+            return given
     found: list[ToolCall] = []
     way_out = "Pass `message.tool_calls`, or ToolCall(name=..., arguments={...})."
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
