@@ -150,7 +150,7 @@ def _nothing(runs: ForecastRuns) -> str:
     ways_out = ["Label runs with: grampus-uq runs label."] if not whys or whys - SELECTED_WHYS else []
     if whys & SELECTED_WHYS:
         ways_out.append(
-            "A run that was held or decided on does not show what the agent would have come to, whatever its label: "
+            "A run that was held or decided on does not show what the agent alone would have done, whatever its label: "
             "record with UncertaintyMonitor(advisory=True), which holds nothing."
         )
     return f"nothing can be scored ({ends}). {' '.join(ways_out)}"

@@ -182,7 +182,7 @@ def _in_words(verdict: EvaluationVerdict, n: int) -> tuple[str, ...]:
 def _too_few(succeeded: FloatArray) -> tuple[str, ...]:
     right = int(succeeded.sum())
     wrong = len(succeeded) - right
-    need = f"{_FEW_OF_A_KIND} of each are the least that a comparison needs."
+    need = f"{_FEW_OF_A_KIND} of each are needed for a comparison."
     return (f"Too few runs to say which signal is best: {right} succeeded and {wrong} failed. {need}",)
 
 

@@ -34,9 +34,9 @@ def fit_risk(
     Returns None where no run was watched with TRACER: a profile with it would then watch what nothing was fitted on.
     """
     if not labelled.watched:
-        why = "No run was watched with TRACER."
+        why = "No run was recorded with TRACER."
         return None, Part(
-            name=NAME, status="not fitted", why=why, needs="runs watched with trajectory_risk=TrajectoryRiskSettings()"
+            name=NAME, status="not fitted", why=why, needs="runs recorded with trajectory_risk=TrajectoryRiskSettings()"
         )
     base = bare.trajectory_risk or TrajectoryRiskSettings()
     learn = {name for name, chosen in zip(labelled.ids, ~held, strict=True) if chosen}

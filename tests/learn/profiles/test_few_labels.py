@@ -239,7 +239,7 @@ def test_a_fit_of_nothing_writes_nothing_and_fails_unless_it_is_forced(tmp_path:
         done = CliRunner().invoke(_group, ["fit", str(path), "-o", str(target), *more])
         assert done.exit_code == 1
         assert not target.exists()
-        assert "nothing is written" in done.output
+        assert "nothing was written" in done.output
         assert "backtest" not in done.output
         told = CliRunner().invoke(_group, ["fit", str(path), "-o", str(target), "--json", *more])
         assert (told.exit_code, json.loads(told.stdout)["profile"]) == (1, None)
