@@ -163,9 +163,11 @@ async def _call(meter: Meter, limit_s: float, findings: Sequence[ProbeResult]) -
     native = any(finding.name == "tools" and finding.works for finding in findings)
     wanted: dict[str, Any] = {"tools": [{"type": "function", "function": _REFUND}]}
     if not native:
-        form = {"type": "json_schema", "json_schema": {"name": "refund", "schema": _REFUND["parameters"]}}
-        wanted = {"response_format": form}
-    asked = _REQUEST if native else f'{_REQUEST} Answer as JSON: {{"order": ..., "amount": ...}}'
+        written = {"name": {"type": "string", "enum": [_REFUND["name"]]}, "arguments": _REFUND["parameters"]}
+        schema = {"type": "object", "properties": written, "required": list(written)}
+        wanted = {"response_format": {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}}
+    form = '{"name": "refund", "arguments": {"order": ..., "amount": ...}}'
+    asked = _REQUEST if native else f"{_REQUEST} Answer as JSON: {form}"
     reply, cost = await _ask(meter, limit_s, _user(asked), **wanted, temperature=0.0, top_logprobs=5, max_tokens=200)
     calls = () if reply is None else reply.tool_calls if native else _written(reply.content)
     if calls and reply is not None:
@@ -179,10 +181,10 @@ async def _call(meter: Meter, limit_s: float, findings: Sequence[ProbeResult]) -
 
 
 def _written(text: str) -> list[ToolCall]:
-    """The call whose arguments a text writes as JSON."""
+    """The call that a text writes as JSON."""
     try:
-        return [ToolCall(id="doctor", name=str(_REFUND["name"]), arguments=json.loads(text))]
-    except (ValueError, RecursionError):
+        return [ToolCall(id="doctor", **json.loads(text))]
+    except (TypeError, ValueError, RecursionError):
         return []
 
 

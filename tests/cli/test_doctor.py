@@ -155,9 +155,11 @@ def test_a_judge_that_takes_any_call_is_called_weak() -> None:
 
 def test_a_model_that_calls_no_tools_is_read_where_it_writes_the_call_as_json() -> None:
     def writes(request: Request, server: Loopback) -> Reply:
-        if "refund" in request.body.pop("response_format", {}).get("json_schema", {}).get("name", ""):
-            text = '{"order": "A17", "amount": 42.5}'
-            return as_json(chat(text, logprobs=tokens((text[:16], -0.1), (text[16:], -0.4))))
+        schema = request.body.pop("response_format", {}).get("json_schema", {}).get("schema", {})
+        if "arguments" in schema.get("properties", {}):
+            head, amount, end = '{"name": "refund", "arguments": {"order": "A17", "amount": ', "42.5", "}}"
+            written = [("```json\n", -0.8), (head, 0.0), (amount, -0.5), (f"{end}\n```", 0.0)]
+            return as_json(chat(head + amount + end, logprobs=tokens(*written)))
         if "tools" in request.body:
             return as_json(chat("I would call a tool."))
         return capable(request, server)
