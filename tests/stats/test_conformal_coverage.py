@@ -13,6 +13,7 @@ from grampus_uq.stats.arrays import RaggedBatch
 from grampus_uq.stats.conformal import recall_conformity
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
+    hierarchical_entry,
     keep_first,
     left_filtration_entry,
     right_filtration_entry,
@@ -20,7 +21,6 @@ from grampus_uq.stats.entry_thresholds import (
     vanilla_entry,
 )
 from grampus_uq.stats.envelope import envelope_entry, suffix_envelope_entry
-from tests.benchmarks.hierarchical_sets import hierarchical_entry
 from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits, with_fallback
 from tests.binomial import binomial_ceiling
 
