@@ -26,8 +26,8 @@ from grampus_uq.recording import RecordingProcessor, save
 from grampus_uq.recording.artifacts import ProfileArtifact
 
 SEED = 2_000
-SHIPPED = Path(__file__).parents[2] / "grampus_uq" / "demo" / "mail_profile.json"
-OPTIONS = FitOptions(accuracy=0.9, detector=False)
+SHIPPED = Path(__file__).parents[2] / "grampus_uq" / "cli" / "demo" / "mail_profile.json"
+OPTIONS = FitOptions(wrong_releases=0.05, detector=False)
 
 
 async def record(folder: Path, mails: int) -> None:
