@@ -141,7 +141,7 @@ async def test_who_writes_the_store_says_nobody_else_started_it(forge: str) -> N
     await thief.save(state, version)
     await one_of(world, store).resume("mailer", "s")
     for who, signer in (("ann", ANN), ("bob", BOB)):
-        assert "nobody knows" in await decided(one_of(world, store), who, signer)
+        assert "the starter is unknown" in await decided(one_of(world, store), who, signer)
     assert world.sent == []
 
 
@@ -246,7 +246,7 @@ def test_a_name_in_another_spelling_is_the_same_person(name: str, spelt: list[st
         policy.check_other(principal, starter)
     policy.check_other(name + "x", starter)
     for nobody in ("", " ", "\u200b"):
-        with pytest.raises(ApprovalError, match="nobody knows"):
+        with pytest.raises(ApprovalError, match="the starter is unknown"):
             policy.check_other(principal, nobody)
 
 
@@ -258,7 +258,7 @@ async def test_what_a_client_wrote_into_the_metadata_says_nothing_of_who_started
     await before.run(AGENT, "mail zoe", session_id="s", metadata={"started_by": "nobody in particular"})
     one = one_of(world, store)
     await one.resume("mailer", "s")
-    assert "nobody knows" in await decided(one, "ann", ANN)
+    assert "the starter is unknown" in await decided(one, "ann", ANN)
     assert world.sent == []
 
 
