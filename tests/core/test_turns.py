@@ -784,3 +784,11 @@ def test_a_call_under_the_id_of_another_tools_call_uses_up_the_listing_of_its_ow
     )
     state = called(state, with_arguments("b", amount=5))[0]
     assert not is_proposed(state.turns, with_arguments("x", amount=5), None)
+
+
+def test_a_call_that_uses_up_a_listing_of_an_earlier_turn_leaves_the_later_turns_as_they_are():
+    state = turn(START, "t1", 1.0, with_arguments("a", amount=5))
+    before = turn(state, "t2", 1.0, with_arguments("b", amount=6)).turns
+    after = called(turn(state, "t2", 1.0, with_arguments("b", amount=6)), with_arguments("x", amount=5))[0].turns
+    assert len(after) == len(before) == 2
+    assert (after[0] != before[0], after[1]) == (True, before[1])
