@@ -79,7 +79,7 @@ async def test_unsure_takes_back_nobody_elses_label_though_it_came_after_the_que
     assert "r1" in (await ann.get("/labels")).text
     label_by_key(folder, "r1", "f", by="zoe")
     refused = await label(ann, "r1", "u")
-    assert (refused.status_code, "no longer yours to label" in refused.text) == (400, True)
+    assert (refused.status_code, "label by now, which stays" in refused.text) == (400, True)
     outcome = find_run(folder, "r1").outcome
     assert outcome is not None
     assert (outcome.success, outcome.labelled_by) == (False, "zoe")
