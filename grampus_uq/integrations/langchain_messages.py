@@ -137,7 +137,7 @@ def messages_beside(judge: TurnJudge, carried: Carried) -> list[Any]:
 def shown(carried: Carried) -> dict[str, Any]:
     """The streamed part of a judged turn; no content, only names and numbers."""
     turn = carried.turn or {}
-    found = {"session_id": carried.session.session_id}
+    found: dict[str, Any] = {"session_id": carried.session.session_id}
     for key in ("step_id", "action", "level", "confidence", "rule", "reason", "guarantee", "stopped"):
         found[key] = turn[key]
     found["calls"] = [{"id": r.proposed.id, "name": r.proposed.name, "phase": r.phase._value_} for r in carried.records]
