@@ -80,7 +80,7 @@ __all__ = [
 MOST_OPEN: Final = 256
 """Tickets that may be unsettled, or wait for an earlier one; beyond, calls are asked about and teach nothing."""
 _RULES: Final = frozenset({"max", "min", "equals", "in"})
-_COMPARED: Final = {"max": "at most", "min": "at least", "equals": "equal to", "in": "one of"}
+_COMPARED: Final = {"max": "is at most", "min": "is at least", "equals": "is", "in": "is one of"}
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -193,7 +193,7 @@ class Permit(Configuration):
             for name, rules in sorted(self.limits.items())
             for rule, bound in sorted(rules.items())
         ]
-        return f"{self.tool} calls" + (f" with {' and '.join(parts)}" if parts else "")
+        return f"{self.tool} calls" + (f" where {' and '.join(parts)}" if parts else "")
 
 
 class Ticket(BaseModel):

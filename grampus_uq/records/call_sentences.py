@@ -22,16 +22,15 @@ def sentence_of(tool: str, arguments: Mapping[str, Any], templates: Mapping[str,
     >>> sentence_of("pay", {"amount": 40, "to": "Bob"}, {"pay": "Pays {amount} EUR to {to}."})
     'Pays 40 EUR to "Bob".'
     >>> sentence_of("pay", {"amount": 40, "to": "Bob"})
-    'Runs pay with amount 40, to "Bob".'
+    'pay: amount 40, to "Bob".'
     """
     template = (templates or {}).get(tool)
     if template is not None:
         return _PLACE.sub(lambda found: _value(arguments, found[1]), template)
     said = [f"{short(name, _WIDTH)} {_value(arguments, name)}" for name in list(arguments)[:_FEW]]
     more = len(arguments) - len(said)
-    return (
-        f"Runs {short(tool, _WIDTH)}{' with ' if said else ''}{', '.join(said)}{f' and {more} more' if more else ''}."
-    )
+    told = f": {', '.join(said)}" if said else " without arguments"
+    return f"{short(tool, _WIDTH)}{told}{f' and {more} more' if more else ''}."
 
 
 def read_sentences(path: str | Path) -> dict[str, str]:

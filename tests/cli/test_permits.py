@@ -115,7 +115,7 @@ def test_a_log_that_was_changed_is_named(url: str) -> None:
     assert "DOES NOT REPRODUCE THIS STATE" in invoke("show", permit, "--store", url).stdout
 
 
-SCOPE = 'refund calls with amount at most 20 and currency equal to "EUR"'
+SCOPE = 'refund calls where amount is at most 20 and currency is "EUR"'
 
 
 def test_narrowing_adds_conditions_never_takes_any_and_begins_with_nothing(url: str) -> None:

@@ -263,7 +263,7 @@ def test_wrong_audits_take_the_permission_back_until_it_is_earned_anew() -> None
 
 def test_the_sentence_names_share_scope_assurance_answers_and_who_judged() -> None:
     assert sentence(PERMIT, EARNED) == (
-        "goes ahead: at most 10 % of refund calls with amount at most 50 go out wrong, at 95 %, "
+        "goes ahead: at most 10 % of refund calls where amount is at most 50 go out wrong, at 95 %, "
         "as judged by the reviewers, from 60 answers, 0 of them audits"
     ).replace("0 of them", f"{EARNED.audits} of them")
     drilled = PERMIT.model_copy(update={"miss_rate": 0.5})
@@ -275,8 +275,8 @@ def test_the_sentence_names_share_scope_assurance_answers_and_who_judged() -> No
     assert "at most 11.5 % of" in unlike
     assert "at 85 % (95 % for the answers, 90 % for reviewers who miss at most 12.4 %)" in unlike
     released = sentence(PERMIT.model_copy(update={"of_released": True}), EARNED)
-    assert "10 % of refund calls with amount at most 50 that may go out go out wrong" in released
-    assert sentence(PERMIT, FRESH).startswith("asks about all refund calls with amount at most 50")
+    assert "10 % of refund calls where amount is at most 50 that may go out go out wrong" in released
+    assert sentence(PERMIT, FRESH).startswith("asks about all refund calls where amount is at most 50")
 
 
 @pytest.mark.parametrize(

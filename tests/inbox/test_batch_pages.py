@@ -72,7 +72,7 @@ async def test_one_touch_decides_three_calls_and_each_runs_once(store: SessionSt
     assert [one["id"] for one in calls] == [one.id for one in requests]
     assert page.count("data-part") == 3
     done = await signed(ann, calls, (await prepared(ann, calls)).json())
-    told = [f'Runs send_email with to "{name}", body "hi". Approved.' for name in ("ann", "bob", "eve")]
+    told = [f'send_email: to "{name}", body "hi". Approved.' for name in ("ann", "bob", "eve")]
     assert done.json()["told"] == [f"{one} A worker will carry it out." for one in told]
     assert await sent_of(desk, "ann", "bob", "eve") == ["ann", "bob", "eve"]
     assert "No pending requests" in (await ann.get("/requests")).text
@@ -131,7 +131,7 @@ async def test_what_is_signed_is_exactly_what_is_stored(store: SessionStore) -> 
     assert (await decide(bob, requests[1].id, "reject")).status_code == 200
     refused = await signed(ann, calls, said)
     assert refused.status_code == 409, "one of them was decided: none is stored"
-    assert 'Runs send_email with to "bob"' in refused.json()["error"], "and which"
+    assert 'send_email: to "bob"' in refused.json()["error"], "and which"
     stored = await Ledger(store).decisions([one.id for one in requests])
     assert [len(decisions) for decisions in stored.values()] == [0, 1, 0]
     assert await sent_of(desk, "ann", "bob", "eve") == []

@@ -105,7 +105,7 @@ async def test_what_was_approved_on_the_page_runs_once(store: SessionStore) -> N
     ann = await someone(desk.app, store)
     request = await desk.pause()
     listed = await ann.get("/requests")
-    assert 'Runs send_email with to "bob", body "hi".' in html.unescape(listed.text)
+    assert 'send_email: to "bob", body "hi".' in html.unescape(listed.text)
     done = await decide(ann, request.id)
     assert done.json() == {"told": "Approved. A worker will carry it out."}
     assert (await desk.resume()).status is AgentStatus.COMPLETED

@@ -299,7 +299,7 @@ def test_a_call_is_approved_on_a_phone_and_runs_once(
     link = f"{house.origin}/requests"
     assert notices[1] == [{"text": f"1 request waits: {link}", "waiting": 1, "link": link}]
     page.goto(notices[1][0]["link"])
-    page.get_by_role("link", name='Runs send_email with to "bob", body "hi".').click()
+    page.get_by_role("link", name='send_email: to "bob", body "hi".').click()
     playwright.expect(page).to_have_title(re.compile(r"\(1\) Runs"))
     choose(page, "Approve")
     choose(page, "Sign: approve")
@@ -632,7 +632,7 @@ def test_a_permit_is_granted_narrowed_and_revoked(house: House, open_page: Calla
     page.get_by_label("Conditions").fill('to=in:["bob"]')
     choose(page, "Show the permit")
     promise = (
-        'at most 2.5 % of send_email calls with to one of ["bob"] go out wrong, at 95 %, as judged by the reviewers'
+        'at most 2.5 % of send_email calls where to is one of ["bob"] go out wrong, at 95 %, as judged by the reviewers'
     )
     page.get_by_text(promise).wait_for()
     choose(page, "Sign: grant")
@@ -643,7 +643,7 @@ def test_a_permit_is_granted_narrowed_and_revoked(house: House, open_page: Calla
     choose(page, "Change it")
     choose(page, "Show the narrower permit")
     choose(page, "Sign: narrow")
-    page.get_by_role("heading", name='send_email calls with body equal to "hi" and to one of ["bob"]').wait_for()
+    page.get_by_role("heading", name='send_email calls where body is "hi" and to is one of ["bob"]').wait_for()
     page.get_by_role("heading", name="Revoke it").click()
     page.get_by_label("Reason").fill("a complaint")
     choose(page, "Revoke")

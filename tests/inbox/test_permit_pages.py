@@ -51,7 +51,7 @@ async def test_what_is_granted_on_the_page_lets_calls_ahead_once_answers_earned_
     ann = await someone(app, store)
     told = (await prepared(ann)).json()["told"]
     assert told["promise"] == (
-        'at most 50 % of send_email calls with to one of ["bob"] go out wrong, at 60 %, as judged by the reviewers'
+        'at most 50 % of send_email calls where to is one of ["bob"] go out wrong, at 60 %, as judged by the reviewers'
     )
     permit_id = await granted(ann)
     (passkey,) = keys_of(await People(store).all())["ann"]

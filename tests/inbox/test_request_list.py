@@ -117,8 +117,8 @@ def test_a_sentence_shows_values_as_data_and_cuts_none_in_silence(tmp_path: Path
     hostile = {"to": "{body} and {0.__class__}", "body": "x" * 100}
     assert sentence_of("m", hostile, {"m": "To {to}, {body}."}).startswith('To "{body} and {0.__class__}", "xxx')
     assert sentence_of("m", hostile, {"m": "{body}"}).endswith("…(+42 characters)")
-    assert sentence_of("m", dict.fromkeys("abcde", 1)) == "Runs m with a 1, b 1, c 1 and 2 more."
-    assert sentence_of("m", {}) == "Runs m."
+    assert sentence_of("m", dict.fromkeys("abcde", 1)) == "m: a 1, b 1, c 1 and 2 more."
+    assert sentence_of("m", {}) == "m without arguments."
     file = tmp_path / "s.toml"
     file.write_text('pay = "Pays {amount}."\n')
     assert read_sentences(file) == {"pay": "Pays {amount}."}
