@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.ranks import binomial_interval, binomial_log_sf
-
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 
 _EFFECTIVELY_WHOLE = 1e-9  # an estimate times n is a whole number but for rounding
 

@@ -37,8 +37,7 @@ from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Outcome, StepUncertainty
-
-FloatArray = npt.NDArray[np.float64]
+from grampus_uq.stats.arrays import FloatArray
 
 DERIVED: Final = ("fused", "propagated", "p_success", "trajectory_risk")
 """Streams that the engine computes; every other stream is a reading under the name of its source."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import FloatArray, IntArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def run_maximum(blocks: StepBlocks, column: FloatArray) -> FloatArray:
     return result
 
 
-def first_step_where(blocks: StepBlocks, mask: npt.NDArray[np.bool_]) -> IntArray:
+def first_step_where(blocks: StepBlocks, mask: BoolArray) -> IntArray:
     """Step (from 1) at which the mask first holds in each run, in the caller's order of runs; 0 where it never does."""
     first = np.zeros(len(blocks.order), dtype=np.intp)
     for step, rows in blocks:

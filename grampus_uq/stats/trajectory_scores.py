@@ -84,7 +84,7 @@ class ForecastTraces:
         """Sum one value per step within each trajectory; (steps,) in, (n,) out."""
         return np.add.reduceat(values, self.starts) if len(self) else np.empty(0)
 
-    def spread(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    def spread(self, values: npt.ArrayLike) -> FloatArray:
         """Repeat one value per trajectory over its steps; (n,) in, (steps,) out."""
         return np.repeat(np.asarray(values, dtype=np.float64), self.lengths)
 

@@ -32,7 +32,7 @@ if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import DataError
-from grampus_uq.learn.fit.cross_fit import cross_fit
+from grampus_uq.learn.fit.fit_calibration import cross_fit
 from grampus_uq.stats.bootstrap import BootstrapInterval, mean_rows, paired_bootstrap
 from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.stats.ranking import auprc, aurc, auroc, auroc_rows
@@ -106,7 +106,7 @@ def dataset_rows(path: Path, draws: int, rng: np.random.Generator) -> Iterator[R
     traces, outcomes = traces.select(usable), outcomes[usable]
     ids = [name for name, kept in zip(ids, usable, strict=True) if kept]
     dataset = path.name.removesuffix(".gz").removesuffix(".csv")
-    calibrated = cross_fit(traces, outcomes, ids)
+    calibrated = cross_fit({"forecast": traces}, outcomes, ids)
     base = traces.with_forecasts(np.full_like(traces.forecasts, outcomes.mean()))
     common = {"dataset": dataset, "trajectories": len(traces), "skipped": skipped}
     for half, fitted in zip("AB", calibrated.fusions, strict=True):

@@ -135,15 +135,15 @@ def test_no_run_is_judged_by_a_fusion_that_saw_it():
     """Sabotage of the outcomes of one half leaves that half's own forecasts as they were."""
     streams, outcomes, ids = world(200, np.random.default_rng(4))
     fitted = fit_success(streams, outcomes, ids)
-    half = fitted.second_half
+    half = fitted.cross.second_half
     changed = outcomes.copy()
     first, second = np.flatnonzero(half & (outcomes == 1.0))[0], np.flatnonzero(half & (outcomes == 0.0))[0]
     changed[[first, second]] = changed[[second, first]]
     again = fit_success(streams, changed, [ids[i] for i in _swapped(len(ids), first, second)])
     steps = np.repeat(half, streams["a"].lengths)
-    assert np.array_equal(again.second_half, half)
-    assert np.array_equal(again.traces.forecasts[steps], fitted.traces.forecasts[steps])
-    assert not np.array_equal(again.traces.forecasts[~steps], fitted.traces.forecasts[~steps])
+    assert np.array_equal(again.cross.second_half, half)
+    assert np.array_equal(again.cross.traces.forecasts[steps], fitted.cross.traces.forecasts[steps])
+    assert not np.array_equal(again.cross.traces.forecasts[~steps], fitted.cross.traces.forecasts[~steps])
 
 
 def _swapped(n: int, one: int, other: int) -> list[int]:

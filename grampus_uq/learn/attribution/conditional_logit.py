@@ -20,9 +20,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory
 from grampus_uq.learn.attribution.features import FEATURE_WORDS, cheap_features
 from grampus_uq.learn.attribution.scorers import StepScore
-
-FloatArray = npt.NDArray[np.float64]
-
+from grampus_uq.stats.arrays import FloatArray
 
 _RIDGE = 30.0
 """Default penalty on half the squared weights; strong, because labelled failures are few."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def one_of_each_task(labelled: Iterable[LabelledTrajectory], seed: int) -> list[
     ]
 
 
-def uniform_draws(ids: Iterable[str], seed: int, stream: str) -> npt.NDArray[np.float64]:
+def uniform_draws(ids: Iterable[str], seed: int, stream: str) -> FloatArray:
     """Draw one uniform number in [0, 1) for each id: the same id, seed and stream give the same number.
 
     Made by hashing, so that a trajectory keeps its tie draw whatever the order of the rows and in every process.

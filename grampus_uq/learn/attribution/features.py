@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.learn.attribution.failed_trajectory import Trajectory
+from grampus_uq.stats.arrays import FloatArray
 
 READ_CHARACTERS = 20_000
 _REPETITION_WINDOW = 20
@@ -54,7 +54,7 @@ FEATURE_WORDS: dict[str, tuple[str, str]] = {
 """Every feature, and how an explanation says that it is above and below the run's average."""
 
 
-def cheap_features(trajectory: Trajectory) -> tuple[tuple[str, ...], npt.NDArray[np.float64]]:
+def cheap_features(trajectory: Trajectory) -> tuple[tuple[str, ...], FloatArray]:
     """Compute the features of every step.
 
     Args:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
+from grampus_uq.stats.arrays import FloatArray
 
-FloatArray = npt.NDArray[np.float64]
 _CensoringMode = Literal["none", "simple", "exact"]
 
 ASSUMPTIONS: Mapping[_CensoringMode, tuple[str, ...]] = {

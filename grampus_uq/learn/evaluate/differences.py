@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.learn.evaluate.transparency import BASE_RATE, ScoredStream, base_rate, tps_of
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.bootstrap import BootstrapInterval, mean_rows, paired_bootstrap
 from grampus_uq.stats.ranking import auroc_rows
 from grampus_uq.stats.scoring import LOG
 from grampus_uq.stats.trajectory_scores import ForecastTraces, weighted_forecast
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +86,7 @@ def _best(streams: list[ScoredStream]) -> ScoredStream | None:
 
 def _compare(
     target: FloatArray,
-    complete: npt.NDArray[np.bool_],
+    complete: BoolArray,
     first: str,
     one: ForecastTraces,
     second: str,

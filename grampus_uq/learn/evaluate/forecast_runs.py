@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
-FloatArray = npt.NDArray[np.float64]
 Use = Literal["scored", "censored", "left out"]
 
 
@@ -90,6 +90,6 @@ class ForecastRuns:
         return len(self.ids)
 
     @property
-    def censored(self) -> npt.NDArray[np.bool_]:
+    def censored(self) -> BoolArray:
         """Runs without an observed outcome; shape (n,)."""
         return np.isnan(self.outcomes)

@@ -11,16 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.errors import DataError
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
 from grampus_uq.stats.scoring import log_odds
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.learn.evaluate.censoring import Censoring
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
-from grampus_uq.learn.fit.cross_fit import CrossFit, cross_fit
+from grampus_uq.learn.fit.fit_calibration import CrossFit, apply_fusion, cross_fit
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.ranking import auprc, aurc, auroc
 from grampus_uq.stats.reliability import decompose, trajectory_brier, trajectory_ece
@@ -32,11 +32,9 @@ from grampus_uq.stats.trajectory_scores import (
     weighted_forecast,
 )
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
-
 BASE_RATE = "base rate"
 _AT_THE_CALL = "at the call"
+_STREAM = "forecast"
 SCORES: Mapping[str, ProperScore] = MappingProxyType(
     {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2, b=4)}
 )
@@ -124,8 +122,8 @@ def _cross_fitted(
     second = split_halves(outcomes, names)
     if not second.any() or second.all():
         return None
-    fitted = cross_fit(traces.select(complete), outcomes, names)
-    mapped = fitted.mean(traces.forecasts)
+    fitted = cross_fit({_STREAM: traces.select(complete)}, outcomes, names)
+    mapped = np.mean([apply_fusion(one, {_STREAM: traces.forecasts}) for one in fitted.fusions], axis=0)
     mapped[np.repeat(complete, traces.lengths)] = fitted.traces.forecasts
     return traces.with_forecasts(mapped), fitted
 

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.detector_bank import Member, bank, fit_members, untrained
 from grampus_uq.learn.fit.detector_choice import choose, out_of_fold, powers
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.learn.fit.detector_split import Split, split, split_at
+from grampus_uq.stats.arrays import FloatArray
 from grampus_uq.stats.eprocess import Detector, log_peaks
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import (
@@ -32,8 +32,6 @@ from grampus_uq.stats.eprocess_thresholds import (
 )
 from grampus_uq.stats.ranks import check_level
 from grampus_uq.stats.step_blocks import step_blocks
-
-FloatArray = npt.NDArray[np.float64]
 
 LEVELS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Levels that every fit lists, besides the one asked for."""

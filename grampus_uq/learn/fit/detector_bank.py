@@ -22,14 +22,12 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.eprocess_scorers import MINIMA_OF, FeatureScorer, LinearScore, running_minimum
 from grampus_uq.stats.fusion import is_count
 from grampus_uq.stats.prefix_features import STREAM_FEATURES
 from grampus_uq.stats.step_blocks import run_of_row, step_of_row
 from grampus_uq.stats.tree_ensemble import TreeEnsemble
-
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 
 _LOGIT_CLIP = 1e-3
 """The bound at which a stated probability is clipped before its logit enters a trained member."""

@@ -13,10 +13,8 @@ import numpy.typing as npt
 
 from grampus_uq.learn.fit.detector_bank import Member, fit_members
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.step_blocks import StepBlocks, in_caller_order, run_maximum
-
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 
 FOLDS = 3
 RATES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3)

@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.task_draws import one_a_task
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.prefix_features import LARGEST
 from grampus_uq.stats.step_blocks import StepBlocks, step_blocks
 
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 
 

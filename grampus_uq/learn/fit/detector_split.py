@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grampus_uq.learn.fit.detector_runs import BoolArray, DetectorRuns, IntArray
+from grampus_uq.learn.fit.detector_runs import DetectorRuns, IntArray
+from grampus_uq.stats.arrays import BoolArray
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 from grampus_uq.stats.ranks import binomial_log_sf, conformal_rank, pac_rank
 

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.tail_sketch import tail_count
 from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, weighted_components
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 
 _COARSE_WEIGHTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -137,7 +137,7 @@ class _Table:
 
     values: FloatArray
     lengths: IntArray
-    failed: npt.NDArray[np.bool_]
+    failed: BoolArray
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[StepComponents]], failed: Sequence[bool]) -> _Table:
@@ -247,7 +247,7 @@ def _neighbours(center: TracerParameters, step: float) -> list[tuple[float, ...]
     return [found for found in product(*axes) if max(found) == 1.0]
 
 
-def _pairs(failed: npt.NDArray[np.bool_], most: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def _pairs(failed: BoolArray, most: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     """Give the indices of every pair of a failure and a success, or of `most` of them drawn with replacement."""
     failures, successes = np.flatnonzero(failed), np.flatnonzero(~failed)
     if not len(failures) or not len(successes):
@@ -283,7 +283,7 @@ def _folds(tasks: Sequence[Hashable], folds: int, rng: np.random.Generator) -> I
     return fold_of
 
 
-def _concordance(scores: FloatArray, failed: npt.NDArray[np.bool_], fold_of: IntArray) -> float | None:
+def _concordance(scores: FloatArray, failed: BoolArray, fold_of: IntArray) -> float | None:
     """The share of pairs of a failure and a success in one fold that are in the right order, ties one half."""
     wins, pairs = 0.0, 0
     for fold in np.unique(fold_of):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
+
+from grampus_uq.stats.arrays import BoolArray
 
 
-def one_a_task(
-    tasks: Sequence[str], rng: np.random.Generator, others: Mapping[str, int] | None = None
-) -> npt.NDArray[np.bool_]:
+def one_a_task(tasks: Sequence[str], rng: np.random.Generator, others: Mapping[str, int] | None = None) -> BoolArray:
     """Draw one run of each task: True for those drawn.
 
     Draw before anything is asked of the runs (did it succeed, does it call something irreversible): the runs drawn are
@@ -38,9 +37,7 @@ def one_a_task(
     return drawn
 
 
-def held_out_runs(
-    tasks: Sequence[str], success: npt.NDArray[np.bool_], share: float, rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
+def held_out_runs(tasks: Sequence[str], success: BoolArray, share: float, rng: np.random.Generator) -> BoolArray:
     """Draw the part that is held out: True for its runs.
 
     Whole tasks are dealt in random order, each to the part that lacks more of what it holds, successes and failures

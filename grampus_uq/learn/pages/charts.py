@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-FloatArray = npt.NDArray[np.float64]
+from grampus_uq.stats.arrays import FloatArray
 
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 330.0, 8.0, 206.0
 _COLOURS: Final = 8

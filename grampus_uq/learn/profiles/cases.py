@@ -6,16 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.learn.fit.fit_calibration import apply_exactly
 from grampus_uq.learn.fit.task_draws import one_a_task
 from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.p_success import FittedPSuccess
-
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 
 _OTHERWISE = 1e-3  # labelled runs that score as differently as this from the rest were not labelled at random
 _MOST_TO_LABEL = 50

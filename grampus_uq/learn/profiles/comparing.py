@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
@@ -19,14 +18,12 @@ from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.bootstrap import RowStatistic, paired_bootstrap
 from grampus_uq.stats.ranking import auroc_rows
 from grampus_uq.stats.reliability import trajectory_ece
 from grampus_uq.stats.scoring import BRIER, LOG
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

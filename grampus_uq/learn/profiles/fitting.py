@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
 from grampus_uq.core.state import Profile
@@ -52,10 +51,9 @@ from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.signals.registry import switches_of
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 _MOST_INPUTS = 1000
 _MOST_TEACHERS = 20_000
 _TAUGHT = "taught"

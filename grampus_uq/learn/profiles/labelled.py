@@ -23,14 +23,13 @@ from grampus_uq.learn.eligibility import NO_OUTCOME, SELECTED, Eligibility
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.runs import Paths, Refused, Run
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
 DERIVED = ("fused", "propagated")
 """Streams that the engine makes out of the readings."""
 
 NO_STEP = "no_step_of_the_model"
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
@@ -15,6 +14,7 @@ from grampus_uq.learn.fit.fit_calibration import FittedSuccess, apply_exactly, a
 from grampus_uq.learn.profiles.labelled import DERIVED, LabelledRuns
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.reliability import trajectory_ece
@@ -24,9 +24,6 @@ LEAST_OF_EACH = 10
 
 MOST_STEPS = 50_000
 _LEAST_SLOPE = 1e-3  # enough to rank by, and next to nothing of a probability
-
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -147,9 +144,9 @@ def fit_p_success(
     main = most_read(runs, names)
     fusion = _rising(found.fusion, main) if found.fusion.flat and main in found.fusion.readings else found.fusion
     values = np.full(len(next(iter(runs.streams.values()))), np.nan)
-    for half, other in enumerate(found.for_halves):
+    for half, other in enumerate(reversed(found.cross.fusions)):
         mine = learn.copy()
-        mine[learn] = found.second_half == bool(half)
+        mine[learn] = found.cross.second_half == bool(half)
         inside = _rows(runs, mine)
         values[inside] = apply_fusion(other, {name: runs.streams[name][inside] for name in names})
     outside = _rows(runs, ~learn)

@@ -11,7 +11,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
 from grampus_uq.core.release import ReleaseRule
@@ -32,7 +31,6 @@ from grampus_uq.stats.selective import (
     share_threshold,
 )
 
-BoolArray = npt.NDArray[np.bool_]
 NAME = "release"
 BUDGET = 0.05
 """The budget of wrong releases that is tried where none was asked for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
 from grampus_uq.core.risk import TrajectoryRiskSettings
@@ -16,6 +15,7 @@ from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.trajectories import labelled_trajectories
 from grampus_uq.recording.copies import distinct_runs
 from grampus_uq.recording.runs import Paths, Refused
+from grampus_uq.stats.arrays import BoolArray
 
 NAME = "tracer"
 
@@ -23,7 +23,7 @@ NAME = "tracer"
 def fit_risk(
     paths: Paths,
     labelled: LabelledRuns,
-    held: npt.NDArray[np.bool_],
+    held: BoolArray,
     bare: Profile,
     options: FitOptions,
     rng: np.random.Generator,
