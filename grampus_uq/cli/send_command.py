@@ -8,12 +8,12 @@ from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress, refuse_none
 from grampus_uq.telemetry.export import ExportReport, send_recordings
-from grampus_uq.telemetry.otlp_exporter import otlp_exporter
+from grampus_uq.telemetry.otlp_exporter import span_exporter
 
 _MOST_NAMED = 20
 
 
-@click.command(name="send", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="send")
 @click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
 @click.option(
     "--otlp",
@@ -30,7 +30,7 @@ _MOST_NAMED = 20
 )
 @click.option("--service-name", metavar="NAME", help="[default: OTEL_SERVICE_NAME, else grampus-uq]")
 @click.option("--content", is_flag=True, help="Also send model answers and tool arguments, unredacted.")
-@click.option("--timeout", "timeout_s", type=FiniteRange(min=1.0), default=30.0, show_default=True, metavar="S")
+@click.option("--timeout", "timeout_s", type=FiniteRange(min=1.0), default=30.0, metavar="S")
 @as_json_option
 def command(
     paths: tuple[str, ...],
@@ -49,7 +49,7 @@ def command(
     OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer ...". Unreadable lines are named, the rest is sent, and the
     exit status is then 1.
     """
-    exporter = otlp_exporter(endpoint, protocol=protocol, timeout_s=timeout_s)
+    exporter = span_exporter(endpoint, protocol=protocol, timeout_s=timeout_s)
     try:
         with naming_refused(_MOST_NAMED) as refuse:
             with progress("Sending spans") as on_sent:

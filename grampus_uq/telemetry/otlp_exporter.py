@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from grampus_uq.errors import ConfigurationError
@@ -13,29 +13,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
     from opentelemetry.sdk.trace.export import SpanExporter
 
-_SIGNALS = ("traces", "metrics", "logs")
-
-
-def otlp_exporter(endpoint: str, *, protocol: str | None = None, timeout_s: float = 10.0) -> SpanExporter:
-    """An OTLP exporter of spans; headers, certificates and compression are those of OpenTelemetry's environment.
-
-    `endpoint` is such as "http://localhost:4317" (gRPC) or "http://localhost:4318" (HTTP; "/v1/traces" is added where
-    it is missing). `protocol` is "grpc" or "http"; None: HTTP for port 4318 and for a path that ends in "/v1/traces",
-    else gRPC. `timeout_s` bounds one batch with all its repetitions. Raises ConfigurationError.
-    """
-    if protocol not in (None, "grpc", "http"):
-        raise ConfigurationError.of("protocol", "otlp_exporter", "'grpc' or 'http'", protocol)
-    address = endpoint if "://" in endpoint else f"http://{endpoint}"
-    try:
-        parts = urlsplit(address)
-        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
-        sound = False
-    if not sound:
-        shown = endpoint.rpartition("@")[2]  # what stands before it is a password
-        raise ConfigurationError.of("endpoint", "otlp_exporter", "an address such as http://localhost:4317", shown)
-    spoken = "http/protobuf" if protocol == "http" else protocol
-    return span_exporter(address, spoken, owner="otlp_exporter", timeout_s=timeout_s)
+_PATHS = ("/v1/traces", "/v1/metrics", "/v1/logs")
 
 
 def span_exporter(
@@ -43,10 +21,16 @@ def span_exporter(
     protocol: str | None = None,
     headers: Mapping[str, str] | None = None,
     *,
-    owner: str,
+    owner: str = "span_exporter",
     timeout_s: float | None = None,
 ) -> SpanExporter:
-    """An exporter of spans to the endpoint, by gRPC or by HTTP; `timeout_s` bounds a batch with its repetitions."""
+    """An OTLP exporter of spans; other headers, certificates and compression are those of OpenTelemetry's environment.
+
+    `endpoint` is such as "http://localhost:4317" (gRPC) or "http://localhost:4318" (HTTP; "/v1/traces" is added where
+    it is missing). `protocol` is "grpc" or "http" ("http/protobuf" is the same); None: HTTP for port 4318 and for a
+    path such as "/v1/traces", else gRPC. `timeout_s` bounds one batch with all its repetitions. Raises
+    ConfigurationError.
+    """
     exporter: SpanExporter = _exporter("trace", "Span", endpoint, protocol, headers, owner, timeout_s)
     return exporter
 
@@ -54,13 +38,13 @@ def span_exporter(
 def metric_exporter(
     endpoint: str, protocol: str | None = None, headers: Mapping[str, str] | None = None, *, owner: str
 ) -> MetricExporter:
-    """An exporter of metrics to the endpoint, by gRPC or by HTTP."""
+    """An OTLP exporter of metrics; as `span_exporter`."""
     exporter: MetricExporter = _exporter("metric", "Metric", endpoint, protocol, headers, owner, None)
     return exporter
 
 
 def _exporter(
-    signal: Literal["trace", "metric"],
+    signal: str,
     kind: str,
     endpoint: str,
     protocol: str | None,
@@ -68,17 +52,25 @@ def _exporter(
     owner: str,
     timeout_s: float | None,
 ) -> Any:
-    if protocol not in (None, "grpc", "http/protobuf"):
-        raise ConfigurationError.of("protocol", owner, "'grpc' or 'http/protobuf'", protocol)
-    by_path = any(f"/v1/{other}" in endpoint for other in _SIGNALS)
-    by_http = protocol == "http/protobuf" or (protocol is None and (by_path or endpoint.rstrip("/").endswith(":4318")))
-    spoken = "http" if by_http else "grpc"
+    if protocol not in (None, "grpc", "http", "http/protobuf"):
+        raise ConfigurationError.of("protocol", owner, "'grpc' or 'http'", protocol)
+    base = endpoint if "://" in endpoint else f"http://{endpoint}"
+    try:
+        parts = urlsplit(base)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number
+        sound = False
+    if not sound:
+        shown = endpoint.rpartition("@")[2]  # what stands before it is a password
+        raise ConfigurationError.of("endpoint", owner, "an address such as http://localhost:4317", shown)
+    by_path = any(path in base for path in _PATHS)
+    if protocol == "grpc" or (protocol is None and not by_path and not base.rstrip("/").endswith(":4318")):
+        given: dict[str, Any] = {"insecure": not base.startswith("https://"), "headers": tuple((headers or {}).items())}
+        spoken = "grpc"
+    else:
+        base = base.rstrip("/")
+        for path in _PATHS:
+            base = base.removesuffix(path)
+        base, given, spoken = f"{base}/v1/{signal}s", {"headers": dict(headers or {})}, "http"
     module = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{spoken}.{signal}_exporter")
-    make = getattr(module, f"OTLP{kind}Exporter")
-    if by_http:
-        base = endpoint.rstrip("/")
-        for other in _SIGNALS:
-            base = base.removesuffix(f"/v1/{other}")
-        return make(endpoint=f"{base}/v1/{signal}s", headers=dict(headers or {}), timeout=timeout_s)
-    insecure = not endpoint.startswith("https://")
-    return make(endpoint=endpoint, insecure=insecure, headers=tuple((headers or {}).items()), timeout=timeout_s)
+    return getattr(module, f"OTLP{kind}Exporter")(endpoint=base, timeout=timeout_s, **given)

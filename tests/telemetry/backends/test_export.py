@@ -25,7 +25,7 @@ from grampus_uq.records.values import Outcome, ToolCall
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.telemetry.conventions import ATTRIBUTES, EXPORTED, PARENT, RUN, TOOL
 from grampus_uq.telemetry.export import ExportReport, send_recordings
-from grampus_uq.telemetry.otlp_exporter import otlp_exporter
+from grampus_uq.telemetry.otlp_exporter import span_exporter
 from tests.recording.events import START_S, events, session, started, step_event
 from tests.telemetry.backends.receiver import Receiver, by_grpc, by_http, values
 from tests.telemetry.backends.recorded import SECRET, Spans, watch_first_half, watch_second_half
@@ -217,7 +217,7 @@ def test_no_text_of_a_run_that_was_recorded_in_full_is_sent(tmp_path: Path) -> N
     watched(tmp_path)
     assert (tmp_path / "run-1.jsonl").read_text().count(SECRET) >= 8
     with by_grpc() as receiver:
-        exporter = otlp_exporter(receiver.endpoint)
+        exporter = span_exporter(receiver.endpoint)
         send_recordings(tmp_path, exporter)
         exporter.shutdown()
     assert receiver.spans
@@ -256,7 +256,7 @@ def test_whatever_a_recording_holds_is_sent_or_named_and_texts_stay(tmp_path: Pa
     marked = [_planted(dataclasses.replace(event, session_id="s", agent_id="a")) for event in found]
     path = write(tmp_path / "any.jsonl", marked)
     with by_http() as receiver:
-        exporter = otlp_exporter(receiver.endpoint, protocol="http")
+        exporter = span_exporter(receiver.endpoint, protocol="http")
         report = send_recordings(path, exporter)
         exporter.shutdown()
     assert report.spans == len(receiver.spans)
@@ -503,7 +503,7 @@ def test_an_address_that_cannot_be_one_is_refused_without_showing_its_password(
 
 def test_the_path_of_http_is_added_only_where_it_is_missing() -> None:
     def endpoint(*given: Any, **more: Any) -> str:
-        exporter: Any = otlp_exporter(*given, **more)
+        exporter: Any = span_exporter(*given, **more)
         exporter.shutdown()
         found: str = exporter._endpoint
         return found
@@ -514,7 +514,7 @@ def test_the_path_of_http_is_added_only_where_it_is_missing() -> None:
     assert endpoint("https://x/api/otel", protocol="http") == "https://x/api/otel/v1/traces"
     assert endpoint("localhost:4317") == "localhost:4317"
     with pytest.raises(ConfigurationError, match="'grpc' or 'http'"):
-        otlp_exporter("http://x", protocol="zipkin")
+        span_exporter("http://x", protocol="zipkin")
 
 
 def test_recordings_of_several_processes_are_sent_as_they_lie(tmp_path: Path) -> None:
@@ -523,7 +523,7 @@ def test_recordings_of_several_processes_are_sent_as_they_lie(tmp_path: Path) ->
             recorder.on_event(event)
         recorder.on_event(OutcomeEvent(session_id="s1", agent_id="agent", outcome=Outcome(success=True)))
     with by_http() as receiver:
-        exporter = otlp_exporter(receiver.endpoint, protocol="http")
+        exporter = span_exporter(receiver.endpoint, protocol="http")
         report = send_recordings([tmp_path / "a"], exporter)
         exporter.shutdown()
     assert isinstance(receiver, Receiver)

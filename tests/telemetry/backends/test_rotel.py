@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from grampus_uq import GrampusTracer, UncertaintyMonitor
 from grampus_uq.telemetry import GrampusMeters, MetricsProcessor
 from grampus_uq.telemetry.export import send_recordings
-from grampus_uq.telemetry.otlp_exporter import otlp_exporter
+from grampus_uq.telemetry.otlp_exporter import span_exporter
 from tests.telemetry.backends.recorded import SECRET, watch_first_half, watch_second_half
 from tests.telemetry.backends.servers import Rotel, rotel, wait_until
 
@@ -107,7 +107,7 @@ def test_spans_are_decoded_as_they_were_sent_to_the_nanosecond(backend: Rotel, t
 def test_an_exported_recording_is_decoded_as_it_was_sent(backend: Rotel, tmp_path: Path, protocol: str) -> None:
     anyio.run(whole_run, tmp_path, None)
     service = f"export-{protocol}"
-    exporter = otlp_exporter(backend.endpoint(protocol), protocol=protocol)
+    exporter = span_exporter(backend.endpoint(protocol), protocol=protocol)
     report = send_recordings(tmp_path, exporter, service_name=service)
     exporter.shutdown()
     kept = InMemorySpanExporter()
