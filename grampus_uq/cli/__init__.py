@@ -70,7 +70,10 @@ class _LazyGroup(SummarisedGroup):
         return super().resolve_command(ctx, args)
 
 
-@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+)
 @click.version_option(package_name="grampus-uq")
 def _group() -> None:
     """Monitor LLM agents, and hold irreversible calls that they are unsure of.

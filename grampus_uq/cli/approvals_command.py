@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -11,11 +10,11 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import Signer, as_option, key_option, store_option, with_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, SessionError
 from grampus_uq.gate.delegations import Delegation
 from grampus_uq.gate.requests import ApprovalDecision
-from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment, write_key
+from grampus_uq.gate.signatures import write_key
 from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
 from grampus_uq.records.call_parts import doubt_with_values
 from grampus_uq.records.call_sentences import sentence_of
@@ -41,12 +40,10 @@ def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that decides."""
     for option in (
         as_json_option,
-        click.option("--digest", default=None, help="Refuse if the call's digest, as printed by `show`, is another."),
-        click.option(
-            "--key", "key_file", default=None, help="File with the private key of `keygen` (or from the environment)."
-        ),
-        click.option("--for", "place", default=None, metavar="NAME", help="Decide in place of NAME, by a delegation."),
-        click.option("--as", "principal", default=None, help="Who decides.  [default: the login name]"),
+        click.option("--digest", help="Refuse if the call's digest, as printed by `show`, is another."),
+        key_option,
+        click.option("--for", "place", metavar="NAME", help="Decide in place of NAME, by a delegation."),
+        as_option("Who decides"),
         store_option,
         click.argument("request_id"),
     ):
@@ -69,11 +66,11 @@ def _with_ledger(url: str, work: Callable[[Ledger], Awaitable[_Result]]) -> _Res
 
 @command.command()
 @click.argument("file")
-@click.option("--as", "principal", default=None, help="Owner of the key.  [default: the login name]")
-def keygen(file: str, principal: str | None) -> None:
+@as_option("Owner of the key")
+def keygen(file: str, principal: str) -> None:
     """Write a new private key to FILE (mode 0600), and print the public key for the runner."""
     signer = write_key(file)
-    print_json({principal or getpass.getuser(): signer.public_key})
+    print_json({principal: signer.public_key})
 
 
 # -- seeing -----------------------------------------------------------------------------------------------------------
@@ -82,7 +79,7 @@ def keygen(file: str, principal: str | None) -> None:
 @command.command(name="list")
 @store_option
 @as_json_option
-@click.option("--agent", default=None, help="Only this agent's sessions.")
+@click.option("--agent", help="Only this agent's sessions.")
 def list_(url: str, as_json: bool, agent: str | None) -> None:
     """List pending requests, and decisions that no runner has processed."""
 
@@ -229,7 +226,7 @@ def approve(**given: Any) -> None:
 
 @command.command()
 @_deciding
-@click.option("--message", "-m", default=None, help="Reason for the model.")
+@click.option("--message", "-m", help="Reason for the model.")
 @click.option("--never", is_flag=True, help="Also close every permit that covers the call.")
 def reject(**given: Any) -> None:
     """Reject the pending call."""
@@ -276,24 +273,20 @@ def _decide(
     *,
     request_id: str,
     url: str,
-    principal: str | None,
+    principal: str,
     place: str | None,
-    key_file: str | None,
+    signer: Signer | None,
     digest: str | None,
     as_json: bool,
     message: str | None = None,
     arguments: dict[str, Any] | None = None,
     never: bool = False,
 ) -> None:
-    signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
-
-    who = principal or getpass.getuser()
-
     async def work(ledger: Ledger) -> tuple[Card, Sequence[ApprovalDecision], str | None]:
         drill = await _drill(ledger, request_id)
         if drill is not None:
             check_shown(drill.card, digest)
-            answer = drill.answered(kind, principal=who, message=message, arguments=arguments)
+            answer = drill.answered(kind, principal=principal, message=message, arguments=arguments)
             answer = answer if signer is None else signer.sign(answer)
             waiting = sum(len(session.requests) for session in await ledger.pending())
             done = await StoredDrills(ledger.store).answer(answer, ledger.now_s(), waiting=waiting)
@@ -301,8 +294,8 @@ def _decide(
         found = await open_request(ledger, request_id)
         check_shown(found.card, digest)
         given: dict[str, Any] = {"message": message, "arguments": arguments, "never": never}
-        given["delegation"] = await _delegation(ledger, found.card.tool, who, place)
-        decision = found.request.decide(kind, principal=who, **given)
+        given["delegation"] = await _delegation(ledger, found.card.tool, principal, place)
+        decision = found.request.decide(kind, principal=principal, **given)
         if signer is not None:
             decision = signer.sign(decision)
         await store_decision(ledger, found, decision)
@@ -314,7 +307,7 @@ def _decide(
         raise click.ClickException(str(error)) from error
     if as_json:
         stored = {"request": shown.id, "kind": kind, "signed": signer is not None, "digest": shown.digest}
-        print_json(stored | {"principal": who, "decided_before": len(before), "drill": drilled})
+        print_json(stored | {"principal": principal, "decided_before": len(before), "drill": drilled})
         return
     if drilled is not None:
         click.echo(visible(drilled))
@@ -327,7 +320,7 @@ def _decide(
             click.echo(line)
     how = "signed" if signer is not None else "unsigned (no key is set)"
     click.echo(
-        f"{kind} by {visible(who)}, {how}: stored. The runner checks the signature, and who may decide, "
+        f"{kind} by {visible(principal)}, {how}: stored. The runner checks the signature, and who may decide, "
         "when the session is resumed."
     )
     if before:

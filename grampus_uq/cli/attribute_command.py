@@ -49,12 +49,10 @@ _METHOD: Final = "vcp: the fewest steps, for reading; lf_envelope and lf: suffix
     metavar="LABELLED",
     help="Failures with known errors (some fit the step scorer, the rest calibrate), or a fitted profile.",
 )
-@click.option("--level", type=float, default=None, show_default="0.8", help="Coverage, in (0, 1).")
-@click.option("--method", type=click.Choice(list(METHODS)), default=None, show_default="vcp", help=_METHOD)
-@click.option("--run", "run_id", default=None, help="Analyse only this run of FAILED.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the split and of tie draws."
-)
+@click.option("--level", type=float, show_default="0.8", help="Coverage, in (0, 1).")
+@click.option("--method", type=click.Choice(list(METHODS)), show_default="vcp", help=_METHOD)
+@click.option("--run", "run_id", help="Analyse only this run of FAILED.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the split and of tie draws.")
 @as_json_option
 @click.option("--output", "-o", type=OutputFile(), metavar="REPORT.html", help="Write a report of one run.")
 def command(

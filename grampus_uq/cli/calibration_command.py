@@ -45,7 +45,7 @@ def show(url: str, as_json: bool, check: bool) -> None:
 @click.argument("profile")
 @click.argument("paths", nargs=-1, required=True)
 @store_option
-@click.option("--level", default=0.01, show_default=True, help="Probability of ever raising an alarm without a change.")
+@click.option("--level", default=0.01, help="Probability of ever raising an alarm without a change.")
 @click.option(
     "--advisory", is_flag=True, help="The profile never paused a run, so that runs with an alarm have outcomes too."
 )

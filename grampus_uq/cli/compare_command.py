@@ -23,18 +23,12 @@ from grampus_uq.recording.artifacts import load
 @click.argument("first", metavar="PROFILE")
 @click.argument("second", metavar="PROFILE")
 @click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
-@click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option("--draws", type=click.IntRange(min=2), default=2000, help="Bootstrap resamples.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the bootstrap.")
 @workers_option
 @as_json_option
 def command(
-    first: str,
-    second: str,
-    paths: tuple[str, ...],
-    draws: int,
-    seed: int,
-    workers: int | None,
-    as_json: bool,
+    first: str, second: str, paths: tuple[str, ...], draws: int, seed: int, workers: int | None, as_json: bool
 ) -> None:
     """Compare the decisions of two profiles on the same labelled RUNS.
 

@@ -9,9 +9,9 @@ from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.telemetry.dashboards import write_stack
 
 
-@click.command(name="dashboard", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="dashboard")
 @click.option("-o", "--output", required=True, type=OutputFolder(), metavar="DIR", help="Folder for the files.")
-@click.option("--alpha", type=float, default=0.05, show_default=True, help="Alpha of the detector.")
+@click.option("--alpha", type=float, default=0.05, help="Alpha of the detector.")
 @click.option("--force", is_flag=True, help="Overwrite changed files.")
 @as_json_option
 def command(output: str, alpha: float, force: bool, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,10 +9,9 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import Signer, as_option, key_option, store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.gate.delegations import LONGEST_S, Delegation
-from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment
 from grampus_uq.records.visible_text import short, visible
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_delegations import (
@@ -25,7 +23,7 @@ from grampus_uq.runtime.stored_delegations import (
 )
 
 _HOUR_S = 3600.0
-_as_option = click.option("--as", "principal", default=None, help="Your name.  [default: the login name]")
+_as_option = as_option("Your name")
 
 
 @click.group(name="delegations", cls=SummarisedGroup)
@@ -41,23 +39,14 @@ def command() -> None:
 @click.argument("deputy")
 @click.option("--hours", required=True, type=click.FloatRange(0.01, LONGEST_S / _HOUR_S), help="Duration from now on.")
 @click.option("--tool", "tools", multiple=True, metavar="NAME", help="Only on calls of this tool; may be repeated.")
-@click.option(
-    "--key", "key_file", default=None, help="File with the private key of `approvals keygen` (or from the environment)."
-)
+@key_option
 @_as_option
 @store_option
 @as_json_option
 def grant(
-    deputy: str,
-    hours: float,
-    tools: tuple[str, ...],
-    key_file: str | None,
-    principal: str | None,
-    url: str,
-    as_json: bool,
+    deputy: str, hours: float, tools: tuple[str, ...], signer: Signer | None, principal: str, url: str, as_json: bool
 ) -> None:
     """Let DEPUTY decide in your place from now on, for a number of hours."""
-    signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
     if signer is None:
         raise ConfigurationError.of("--key", "delegations grant", "given: a delegation is signed", None)
 
@@ -65,7 +54,7 @@ def grant(
         now_s = await store.now()
         times: dict[str, Any] = {"from_s": now_s, "until_s": now_s + hours * _HOUR_S}
         try:
-            given = Delegation(principal=principal or getpass.getuser(), deputy=deputy, tools=tools or None, **times)
+            given = Delegation(principal=principal, deputy=deputy, tools=tools or None, **times)
         except ValueError as error:
             raise ConfigurationError.of("DEPUTY", "delegations grant", "a name other than one's own", deputy) from error
         signed = signer.sign(given)
@@ -120,13 +109,12 @@ def _until(given: Delegation) -> str:
 @click.argument("delegation_id")
 @_as_option
 @store_option
-def revoke(delegation_id: str, principal: str | None, url: str) -> None:
+def revoke(delegation_id: str, principal: str, url: str) -> None:
     """End a delegation now; the deputy's decisions that no runner has processed lapse."""
-    who = principal or getpass.getuser()
 
     async def work(store: SessionStore) -> StoredDelegation:
         found = await find_delegation(store, delegation_id)
-        return await revoke_delegation(store, found.delegation.id, who)
+        return await revoke_delegation(store, found.delegation.id, principal)
 
     given = with_store(url, work).delegation
     click.echo(f"{visible(given.deputy)} no longer decides in place of {visible(given.principal)}.")

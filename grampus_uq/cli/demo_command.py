@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
 import click
 
+from grampus_uq.cli.demo.clerk import Handled
 from grampus_uq.cli.demo.demo_report import demo_report, report_lines
 from grampus_uq.cli.demo.demo_run import Answered
 from grampus_uq.cli.demo.demo_wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
-from grampus_uq.cli.demo.mail_plan import DEFAULT_MAILS
-from grampus_uq.cli.demo_mails import Stages, run_mails, run_waiting_mails
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.demo.mail_plan import DEFAULT_MAILS, MailPlan, handle_all, plan_mails
+from grampus_uq.cli.demo.mail_report import MailReport, progress_line, to_json
+from grampus_uq.cli.demo.mail_report import report_lines as mail_lines
+from grampus_uq.cli.printing import Stages, as_json_option, print_json
 from grampus_uq.errors import ConfigurationError, ModelError
-from grampus_uq.models import open_model
+from grampus_uq.models import LocalModel, open_model
 from grampus_uq.records.visible_text import without_controls
 
 _WAITING = 8  # mails for the inbox
@@ -26,12 +31,11 @@ _EMBEDDED_TOKENS = 24
 _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
 
 
-@click.command(name="demo", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="demo")
 @click.option(
     "--task",
     type=click.Choice(["mails", "questions"]),
     default="mails",
-    show_default=True,
     help="What the agent does. An option marked with a task belongs to it.",
 )
 @click.option(
@@ -39,7 +43,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
     type=click.IntRange(min=1),
     help=f"Emails to handle, or questions to ask.  [default: {DEFAULT_MAILS}, {DEFAULT_N}]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Selects emails or questions.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Selects emails or questions.")
 @click.option("--inbox", is_flag=True, help="(mails) Serve a page on which you decide the held calls.")
 @click.option("--details", is_flag=True, help="(mails) Show every email with the decisions of both monitors.")
 @click.option("--model", metavar="NAME", help="(questions) Any model that litellm knows.  [default: the embedded one]")
@@ -49,18 +53,14 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
     type=click.IntRange(min=1),
     help="(questions) Maximum length of an answer.  [default: 24 embedded, else 1024]",
 )
-@click.option(
-    "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="(questions) Concurrent questions."
-)
+@click.option("--parallel", type=click.IntRange(1, 64), default=4, help="(questions) Concurrent questions.")
 @click.option("--advisory", is_flag=True, help="(questions) Pause nothing, only record what would have been paused.")
 @click.option(
     "--profile", "profile_file", type=click.Path(dir_okay=False), help="(questions) Let a fitted profile decide."
 )
 @click.option("--every-signal", is_flag=True, help="(questions) Sample every answer again: best for fitting.")
 @click.option("--otlp", metavar="URL", help="(questions) Send spans to this endpoint, such as http://localhost:4317.")
-@click.option(
-    "--runs-folder", type=click.Path(file_okay=False), default="runs", show_default=True, help="Folder for recordings."
-)
+@click.option("--runs-folder", type=click.Path(file_okay=False), default="runs", help="Folder for recordings.")
 @as_json_option
 @click.pass_context
 def command(context: click.Context, /, task: str, inbox: bool, details: bool, as_json: bool, **options: Any) -> None:
@@ -84,10 +84,69 @@ def command(context: click.Context, /, task: str, inbox: bool, details: bool, as
         flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
         raise click.UsageError(f"{flags[strange[0]]} belongs to --task questions.")
     if inbox:
-        run_waiting_mails(n=options["n"] or _WAITING, seed=options["seed"], runs_folder=options["runs_folder"])
+        _let_mails_wait(n=options["n"] or _WAITING, seed=options["seed"], runs_folder=options["runs_folder"])
         return
     number = options["n"] or DEFAULT_MAILS
-    run_mails(n=number, seed=options["seed"], runs_folder=options["runs_folder"], details=details, as_json=as_json)
+    _handle_mails(n=number, seed=options["seed"], runs_folder=options["runs_folder"], details=details, as_json=as_json)
+
+
+def _handle_mails(*, n: int, seed: int, runs_folder: str, details: bool, as_json: bool) -> None:
+    """Handle the mails, and print what there is when the model fails or somebody interrupts."""
+    plan = plan_mails(n=n, seed=seed, runs_folder=runs_folder)
+    handled: list[tuple[Handled, ...]] = []
+    started = time.monotonic()
+
+    def on_mail(ends: tuple[Handled, ...]) -> None:
+        handled.append(ends)
+        click.echo(progress_line(handled, len(plan.mails)), err=True)
+
+    click.echo(f"A small model handles {n} customer emails; its calls move money and are irreversible.", err=True)
+    try:
+        ended = _to_the_end(_handle_all, plan, on_mail)
+    finally:
+        plan.recording.close()
+        if not handled:
+            shutil.rmtree(plan.folder, ignore_errors=True)
+    if handled:
+        report = MailReport(handled=handled, seconds=time.monotonic() - started, interrupted=ended is not None)
+        if as_json:
+            print_json(to_json(report, plan))
+        else:
+            click.echo(err=True)
+            for line in mail_lines(report, plan, details=details):
+                click.echo(line)
+    if ended is not None:
+        raise ended
+
+
+async def _handle_all(plan: MailPlan, on_mail: Callable[[tuple[Handled, ...]], None]) -> None:
+    async with LocalModel(timeout_s=_MODEL_TIMEOUT_S, progress=Stages()) as model:
+        await handle_all(plan, model, on_mail)
+
+
+def _let_mails_wait(*, n: int, seed: int, runs_folder: str) -> None:
+    """Handle the mails, and let what is held wait in the inbox."""
+    from grampus_uq.cli.demo_inbox import run_inbox
+
+    folder = Path(runs_folder).expanduser() / time.strftime("demo-inbox-%Y%m%d-%H%M%S", time.gmtime())
+    file = folder / "sessions.db"
+
+    async def work() -> None:
+        async with LocalModel(timeout_s=_MODEL_TIMEOUT_S, progress=Stages()) as model:
+            await run_inbox(model, f"sqlite:///{file}", n=n, seed=seed)
+
+    anyio.run(work)
+
+
+def _to_the_end(work: Callable[..., Any], *given: Any) -> BaseException | None:
+    """Run the work, and return what ended it early: the model's error, or the exit of a program that Ctrl-C ended."""
+    try:
+        anyio.run(work, *given)
+    except KeyboardInterrupt:
+        return SystemExit(_INTERRUPTED)
+    except ModelError as error:
+        return error
+    return None
 
 
 def _ask_questions(
@@ -102,7 +161,6 @@ def _ask_questions(
     n = options.pop("n") or DEFAULT_N
     plan = plan_demo(model=name, n=n, max_tokens=limit, otlp_endpoint=options.pop("otlp"), **options)
     answers: list[Answered] = []
-    interrupted, failure = False, None
     client = open_model(name, api_base=api_base, timeout_s=_MODEL_TIMEOUT_S, progress=Stages())
 
     def on_answered(answered: Answered) -> None:
@@ -110,23 +168,16 @@ def _ask_questions(
         if len(answers) % _EACH == 0:
             click.echo(f"{len(answers)} of {n} answered", err=True)
 
-    try:
-        anyio.run(_run, plan, client, on_answered)
-    except KeyboardInterrupt:
-        interrupted = True
-    except ModelError as error:
-        failure = error
-    if failure is None or any(one.right is not None for one in answers):
-        report = demo_report(answers, plan, interrupted=interrupted or failure is not None)
+    ended = _to_the_end(_run, plan, client, on_answered)
+    if not isinstance(ended, ModelError) or any(one.right is not None for one in answers):
+        report = demo_report(answers, plan, interrupted=ended is not None)
         if as_json:
             print_json(report)
         else:
             for line in report_lines(report):
                 click.echo(without_controls(line))
-    if failure is not None:
-        raise failure
-    if interrupted:
-        raise SystemExit(_INTERRUPTED)
+    if ended is not None:
+        raise ended
 
 
 async def _run(plan: DemoPlan, client: Any, on_answered: Callable[[Answered], None]) -> None:

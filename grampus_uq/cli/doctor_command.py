@@ -5,19 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import anyio
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import Stages, as_json_option, print_json
 from grampus_uq.models.doctor import Examination, SignalCheck, examine
 from grampus_uq.models.model_choice import open_model
-from grampus_uq.models.model_file import Progress
 from grampus_uq.models.probes import ProbeResult
 from grampus_uq.signals.registry import LABELS
 
@@ -29,22 +25,12 @@ _NAMES = {
     "tools": "tool calls",
 } | LABELS
 
-_STAGES = {
-    "download": "Downloading the embedded model (once, 98 MB)",
-    "start": "Starting the embedded model",
-}
 
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("model")
 @click.option("--api-base", metavar="URL", help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=FiniteRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="Seconds for each probe.",
+    "--timeout", "timeout_s", type=FiniteRange(min=0, min_open=True), default=30.0, help="Seconds for each probe."
 )
 @as_json_option
 def command(model: str, api_base: str | None, timeout_s: float, as_json: bool) -> None:
@@ -64,10 +50,7 @@ def command(model: str, api_base: str | None, timeout_s: float, as_json: bool) -
 
 
 async def _examine(model: str, api_base: str | None, timeout_s: float) -> Examination:
-    with _model_progress() as progress:
-        client = open_model(model, api_base=api_base, timeout_s=timeout_s, progress=progress)
-        await client.warmup()
-    async with client:
+    async with open_model(model, api_base=api_base, timeout_s=timeout_s, progress=Stages()) as client:
         name = "" if api_base is None and model == "local" else model
         return await examine(client, model=name, timeout_s=timeout_s, tell=_tell)
 
@@ -110,29 +93,3 @@ def _item(name: str, verdict: str, cost: ProbeResult | SignalCheck, words: str) 
     width = max(40, shutil.get_terminal_size().columns - 1)
     indent = " " * 12
     click.echo(textwrap.fill(one_line(words), width, initial_indent=indent, subsequent_indent=indent))
-
-
-@contextmanager
-def _model_progress() -> Iterator[Progress]:
-    """Give a callback for `LocalModel(progress=...)`; what it shows is on standard error and vanishes at the end."""
-    if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    tasks: dict[str, TaskID] = {}
-    lock = threading.Lock()
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-
-        def show(stage: str, done: int, total: int | None) -> None:
-            with lock:
-                if stage not in tasks:
-                    for earlier in tasks.values():
-                        bars.update(earlier, visible=False)
-                    tasks[stage] = bars.add_task(_STAGES.get(stage, stage), total=total)
-                bars.update(tasks[stage], completed=done if total else 0, total=total)
-
-        yield show

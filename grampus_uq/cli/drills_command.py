@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import secrets
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +11,7 @@ import click
 from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import as_option, store_option, with_store
 from grampus_uq.runtime.drills import Change, DrillPlan, DrillRule
 from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON, Missed, Reviewed, decision_times, reviewed
 from grampus_uq.runtime.store import SessionStore
@@ -37,7 +36,6 @@ def command() -> None:
     "--share",
     type=FiniteRange(0.001, 0.5),
     default=0.05,
-    show_default=True,
     help="Share of drills among the shown requests for these tools.",
 )
 @click.option(
@@ -51,34 +49,23 @@ def command() -> None:
         "refund:recipient:to, refund:duplicate, refund:stale; repeatable."
     ),
 )
+@click.option("--tolerated", type=FiniteRange(0.01, 0.9), default=0.15, help="Tolerated share of missed drills.")
 @click.option(
-    "--tolerated",
-    type=FiniteRange(0.01, 0.9),
-    default=0.15,
-    show_default=True,
-    help="Tolerated share of missed drills.",
-)
-@click.option(
-    "--pace",
-    type=click.IntRange(min=1),
-    default=60,
-    show_default=True,
-    help="Decisions per hour above which a pause is suggested.",
+    "--pace", type=click.IntRange(min=1), default=60, help="Decisions per hour above which a pause is suggested."
 )
 @click.option(
     "--source-hours",
     type=FiniteRange(0.0, 8_760.0),
     default=24.0,
-    show_default=True,
     help="Age in hours from which an approved call can become a drill.",
 )
-@click.option("--as", "principal", default=None, help="Who switches them on.  [default: the login name]")
-def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str | None, **given: Any) -> None:
+@as_option("Who switches them on")
+def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str, **given: Any) -> None:
     """Switch drills on, or change their share and kinds."""
     plan = DrillPlan(
         share=given["share"],
         rules=tuple(_rule(text) for text in changes),
-        principal=principal or getpass.getuser(),
+        principal=principal,
         source_age_s=given["source_hours"] * _HOUR_S,
         tolerated=given["tolerated"],
         pace_per_hour=given["pace"],

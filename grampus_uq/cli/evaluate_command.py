@@ -26,14 +26,13 @@ from grampus_uq.recording.runs import Refused
 _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc", "t_ece", "t_brier")
 
 
-@click.command(name="evaluate", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="evaluate")
 @click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
 @click.option("--profile", metavar="FILE", help="Score this fitted profile on the recorded readings.")
 @click.option(
     "--censoring",
     type=click.Choice(["none", "simple", "exact"]),
     default="none",
-    show_default=True,
     help="Runs stopped at their step limit: left out, scored as failures, or scored by their probability of success.",
 )
 @click.option(
@@ -41,8 +40,8 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
     metavar="FILE.csv",
     help="Columns session_id, q: success probability of censored runs, for --censoring exact. Others are estimated.",
 )
-@click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option("--draws", type=click.IntRange(min=2), default=2000, help="Bootstrap resamples.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the bootstrap.")
 @click.option("--watch", "store", metavar="STORE", help="Also report the calibration watches in this session store.")
 @click.option(
     "--all", "every_row", is_flag=True, help="Show every row: each stream raw, recalibrated and by each summary."

@@ -63,9 +63,9 @@ def export(url: str, as_json: bool, output: str) -> None:
 @command.command()
 @click.argument("file", metavar="FILE.jsonl")
 @as_json_option
-@click.option("--keys", "keys_file", default=None, help='The approvers\' public keys: {"ann": "ed25519:…"}.')
-@click.option("--digest", default=None, help="Digest of the last line, as printed by `export`.")
-@click.option("--required", type=click.IntRange(1), default=1, show_default=True, help="Approvals required per call.")
+@click.option("--keys", "keys_file", help='The approvers\' public keys: {"ann": "ed25519:…"}.')
+@click.option("--digest", help="Digest of the last line, as printed by `export`.")
+@click.option("--required", type=click.IntRange(1), default=1, help="Approvals required per call.")
 @click.option("--others-decide", is_flag=True, help="Nobody may decide on a run that they started.")
 @click.option(
     "--deputy", "deputies", multiple=True, metavar="NAME", help="A deputy, who decides only in an approver's place."

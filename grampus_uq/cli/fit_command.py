@@ -31,23 +31,12 @@ from grampus_uq.signals.registry import switches_of
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True)
+@click.option("-o", "--output", type=OutputFile(), default="profile.json", metavar="FILE", help="Output file.")
+@click.option("--false-alarms", default=0.1, help="Largest share of good runs ever paused.")
 @click.option(
-    "-o",
-    "--output",
-    type=OutputFile(),
-    default="profile.json",
-    show_default=True,
-    metavar="FILE",
-    help="Output file.",
+    "--assurance", default=0.9, help="Probability that the promise holds over calibrations; 0: on average only."
 )
-@click.option("--false-alarms", default=0.1, show_default=True, help="Largest share of good runs ever paused.")
-@click.option(
-    "--assurance",
-    default=0.9,
-    show_default=True,
-    help="Probability that the promise holds over calibrations; 0: on average only.",
-)
-@click.option("--budget", type=float, default=None, help="Without labels: pause at most this share of all runs.")
+@click.option("--budget", type=float, help="Without labels: pause at most this share of all runs.")
 @click.option(
     "--accuracy", type=float, help="Release irreversible calls so that this share of the released is right (0.9)."
 )
@@ -75,10 +64,8 @@ from grampus_uq.signals.registry import switches_of
         "How the labelled runs were chosen; with by-score a run without a label counts as wrong.  [default: detected]"
     ),
 )
-@click.option("--task-key", default=TASK, show_default=True, help="Session metadata with the run's task.")
-@click.option(
-    "--held-out", default=0.5, show_default=True, help="Share of runs that set thresholds and are not learned from."
-)
+@click.option("--task-key", default=TASK, help="Session metadata with the run's task.")
+@click.option("--held-out", default=0.5, help="Share of runs that set thresholds and are not learned from.")
 @click.option(
     "--runs-per-day",
     type=FiniteRange(min=0, min_open=True),
@@ -92,7 +79,7 @@ from grampus_uq.signals.registry import switches_of
     type=click.Choice(["calls", "steps"]),
     help="Steps that the detector examines.  [default: irreversible calls, if half of the runs have one]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the splits.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the splits.")
 @click.option("--force", is_flag=True, help="Write a profile even if nothing could be fitted.")
 @workers_option
 @as_json_option

@@ -15,8 +15,8 @@ from grampus_uq.runtime.health import health_in_words, store_health
 @click.command(name="health")
 @store_option
 @as_json_option
-@click.option("--days", type=FiniteRange(0.01, 3_650.0), default=7.0, show_default=True, help="Length of the window.")
-@click.option("--budget", type=FiniteRange(0.0, 1e6), default=None, help="Largest acceptable number of pauses per day.")
+@click.option("--days", type=FiniteRange(0.01, 3_650.0), default=7.0, help="Length of the window.")
+@click.option("--budget", type=FiniteRange(0.0, 1e6), help="Largest acceptable number of pauses per day.")
 @click.option("--check", is_flag=True, help="Exit with 1 if there are more pauses than the budget.")
 def command(url: str, as_json: bool, days: float, budget: float | None, check: bool) -> None:
     """Report the state of a store's agents and reviewers over the last days."""

@@ -70,16 +70,10 @@ class _Imported:
 @click.command(name="import")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.option("--output", "-o", required=True, type=OutputFolder(), metavar="FOLDER", help="Folder for the recordings.")
-@click.option("--format", "form", type=click.Choice(["auto", *FORMATS]), default="auto", show_default=True)
-@click.option(
-    "--content",
-    type=click.Choice(get_args(Content)),
-    default="hashed",
-    show_default=True,
-    help="What is kept of texts.",
-)
+@click.option("--format", "form", type=click.Choice(["auto", *FORMATS]), default="auto")
+@click.option("--content", type=click.Choice(get_args(Content)), default="hashed", help="What is kept of texts.")
 @click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that states success.")
-@click.option("--agent", "agent_id", default="", help="Name of the agent, if the files have none.")
+@click.option("--agent", "agent_id", default="", show_default=False, help="Name of the agent, if the files have none.")
 @click.option("--embedder", type=click.Choice(["hash", "minilm"]), help="Also compute TRACER's text comparisons.")
 @workers_option
 @as_json_option

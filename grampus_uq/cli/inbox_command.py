@@ -22,23 +22,19 @@ from grampus_uq.runtime.stores import open_store
 
 _PORT = 8600
 _origin_option = click.option(
-    "--origin", default=None, help=f"The public address, as https://NAME; http://localhost:{_PORT} by default."
+    "--origin", help=f"The public address, as https://NAME; http://localhost:{_PORT} by default."
 )
 
 
 @click.group(cls=SummarisedGroup, invoke_without_command=True)
-@click.option("--store", "url", default=None, envvar="GRAMPUS_UQ_STORE", help="Session store, as a URL.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=_PORT, show_default=True, type=click.IntRange(1, 65_535))
+@click.option("--store", "url", envvar="GRAMPUS_UQ_STORE", help="Session store, as a URL.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", default=_PORT, type=click.IntRange(1, 65_535))
 @_origin_option
-@click.option(
-    "--required", default=1, show_default=True, type=click.IntRange(1, 20), help="Approvals required by the runner."
-)
-@click.option(
-    "--sentences", "path", default=None, help="TOML file with a sentence per tool that says what its calls do."
-)
-@click.option("--runs", "folder", default=None, help="Folder of recordings to label on the pages.")
-@click.option("--notify", default=None, metavar="URL", help="Webhook to notify of new pending approvals.")
+@click.option("--required", default=1, type=click.IntRange(1, 20), help="Approvals required by the runner.")
+@click.option("--sentences", "path", help="TOML file with a sentence per tool that says what its calls do.")
+@click.option("--runs", "folder", help="Folder of recordings to label on the pages.")
+@click.option("--notify", metavar="URL", help="Webhook to notify of new pending approvals.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -95,13 +91,7 @@ def command(
 @command.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="What NAME may do.")
-@click.option(
-    "--hours",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(0.01, 168.0),
-    help="Hours for which the link is valid.",
-)
+@click.option("--hours", default=1.0, type=click.FloatRange(0.01, 168.0), help="Hours for which the link is valid.")
 @store_option
 @_origin_option
 def invite(name: str, role: str, hours: float, url: str, origin: str | None) -> None:

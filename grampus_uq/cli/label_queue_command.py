@@ -18,7 +18,7 @@ _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
 
 @click.command(name="label-next")
 @click.argument("folder", metavar="FOLDER")
-@click.option("--by", default=None, help="Author of the labels.  [default: the login name]")
+@click.option("--by", help="Author of the labels.  [default: the login name]")
 @click.option("--second", is_flag=True, help="Label runs that one other person has labelled, to measure agreement.")
 @as_json_option
 def label_next(folder: str, by: str | None, second: bool, as_json: bool) -> None:

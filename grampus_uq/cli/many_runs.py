@@ -15,10 +15,7 @@ from grampus_uq.recording.runs import recording_files
 _WORTH_IT: Final = 32 * 2**20  # a process takes about a second to start, and reads this much in three
 
 workers_option = click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Reading processes.  [default: all cores; 1 for little data]",
+    "--workers", type=click.IntRange(min=1), help="Reading processes.  [default: all cores; 1 for little data]"
 )
 
 

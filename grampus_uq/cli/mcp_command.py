@@ -24,20 +24,19 @@ _LAUNCHERS: Final = frozenset({"npx", "uvx", "uv", "pipx", "run", "python", "pyt
 
 
 @click.command()
-@click.option("--config", "path", default=None, help="TOML file with settings; options take precedence.")
+@click.option("--config", "path", help="TOML file with settings; options take precedence.")
 @click.option(
     "--store",
-    default=None,
     envvar="GRAMPUS_UQ_STORE",
     help="Session store: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
 )
-@click.option("--agent", default=None, help="Name of the agent in the store.  [default: derived from COMMAND]")
-@click.option("--session", default=None, help="Resume this session after a restart.")
-@click.option("--recordings", default=None, help="Folder for recordings.")
-@click.option("--trusted", is_flag=True, default=None, help="Trust the server's tool annotations.")
-@click.option("--advisory", is_flag=True, default=None, help="Hold nothing; record what would have been held.")
+@click.option("--agent", help="Name of the agent in the store.  [default: derived from COMMAND]")
+@click.option("--session", help="Resume this session after a restart.")
+@click.option("--recordings", help="Folder for recordings.")
+@click.option("--trusted", is_flag=True, help="Trust the server's tool annotations.")
+@click.option("--advisory", is_flag=True, help="Hold nothing; record what would have been held.")
 @click.option("--unguarded", is_flag=True, help="Only forward messages: no call is judged or held.")
-@click.option("--http", "address", default=None, metavar="HOST:PORT", help="Serve the config's [servers] over HTTP.")
+@click.option("--http", "address", metavar="HOST:PORT", help="Serve the config's [servers] over HTTP.")
 @click.argument("server", nargs=-1, metavar="-- COMMAND...")
 def command(
     path: str | None, unguarded: bool, address: str | None, server: tuple[str, ...], **given: str | bool | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import math
 import time
 from collections.abc import Callable
@@ -16,13 +15,13 @@ from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
 from grampus_uq.cli.many_runs import chosen_workers, workers_option
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import Signer, as_option, key_option, store_option, with_store
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.gate.permit_conditions import limits_of
 from grampus_uq.gate.permits import Permit, PermitState, promise_of, sentence
 from grampus_uq.gate.seal import Seal
-from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, signer_from_environment
+from grampus_uq.gate.signatures import HmacSigner
 from grampus_uq.learn.permit_simulation import LabelledCalls, Simulated, read_labelled_calls, simulate_permit
 from grampus_uq.learn.recorded_answers import RecordedAnswers, recorded_answers
 from grampus_uq.recording.artifacts import load
@@ -66,14 +65,9 @@ def _granting(function: Callable[..., Any]) -> Callable[..., Any]:
     where = 'A condition on an argument: amount=max:50, to=in:["ann"]; also min, equals (JSON values); repeatable.'
     for option in (
         as_json_option,
-        click.option(
-            "--key",
-            "key_file",
-            default=None,
-            help="File with the private key of `approvals keygen` (or from the environment).",
-        ),
-        click.option("--as", "principal", default=None, help="Who grants.  [default: the login name]"),
-        click.option("--days", type=FiniteRange(0.01, 3_650.0), default=None, help="Duration in days [90]."),
+        key_option,
+        as_option("Who grants"),
+        click.option("--days", type=FiniteRange(0.01, 3_650.0), help="Duration in days [90]."),
         click.option(
             "--at-most", type=FiniteRange(0.001, 0.5), default=None, help="Largest share of wrong calls [0.02]."
         ),
@@ -90,45 +84,42 @@ def _reviewers_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--miss-assurance",
         type=FiniteRange(0.5, 0.999),
         default=0.95,
-        show_default=True,
         help="Confidence of the miss rate; 0.95 for the number from `drills report`.",
     )
     rate = "Upper bound on the share of wrong calls that reviewers approve, from drills."
-    return click.option("--miss-rate", type=FiniteRange(0.0, 0.9), default=None, help=rate)(sure(function))
+    return click.option("--miss-rate", type=FiniteRange(0.0, 0.9), help=rate)(sure(function))
+
+
+def _promise_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a promise, beside its share of wrong calls."""
+    sure: dict[str, Any] = {"default": 0.95, "help": "Probability that the promise holds."}
+    audits: dict[str, Any] = {"default": 0.05, "help": "Smallest share of calls audited at random."}
+    of_released = "The share is of the calls that may proceed, not of all calls."
+    for option in (
+        click.option("--audits", type=FiniteRange(0.01, 0.9), **audits),
+        click.option("--assurance", type=FiniteRange(0.5, 0.999), **sure),
+        click.option("--of-released", is_flag=True, help=of_released),
+    ):
+        function = option(function)
+    return function
 
 
 @command.command()
 @click.option("--tool", required=True, help="Name of the tool.")
 @_granting
-@click.option("--agent", default=None, help="Only this agent's calls.")
+@click.option("--agent", help="Only this agent's calls.")
 @click.option(
     "--stream",
     type=click.Choice(["confidence", "p_success", "call_probability"]),
     default="confidence",
-    show_default=True,
     help="Score of a call, in [0, 1]; higher: likelier right.",
 )
-@click.option("--of-released", is_flag=True, help="The share is of the calls that may proceed, not of all calls.")
-@click.option(
-    "--assurance",
-    type=FiniteRange(0.5, 0.999),
-    default=0.95,
-    show_default=True,
-    help="Probability that the promise holds.",
-)
-@click.option(
-    "--audits",
-    type=FiniteRange(0.01, 0.9),
-    default=0.05,
-    show_default=True,
-    help="Smallest share of calls audited at random.",
-)
+@_promise_options
 @_reviewers_options
 @click.option(
     "--answer-hours",
     type=FiniteRange(0.01, 8_760.0),
     default=72.0,
-    show_default=True,
     help="Hours after which an unanswered question counts as wrong.",
 )
 @click.option(
@@ -144,7 +135,7 @@ def _reviewers_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="For recordings without this information: declare that no permit or grant for the tool was in force.",
 )
 @click.option("--profile", metavar="FILE", help="The profile that judged those runs, if any.")
-@click.option("--agent-version", default="", help="The `agent_version` of `StoredPermits`, if any.")
+@click.option("--agent-version", default="", show_default=False, help="The `agent_version` of `StoredPermits`, if any.")
 def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, as_json: bool, **given: Any) -> None:
     """Let calls of one tool proceed without asking once answers support it; at most a small share is wrong.
 
@@ -164,13 +155,13 @@ def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, 
         miss_rate=given["miss_rate"],
         miss_delta=round(1.0 - given["miss_assurance"], 12),
         answer_within_s=given["answer_hours"] * _HOUR_S,
-        principal=given["principal"] or getpass.getuser(),
+        principal=given["principal"],
         expires_s=time.time() + (90.0 if days is None else days) * _DAY_S,
     )
     answers = _recorded(permit, given)
     if answers is not None:
         permit = permit.model_copy(update={"judge": answers.calls[0].judge})
-    permit, signed = _signed(permit, given["key_file"])
+    permit, signed = _signed(permit, given["signer"])
     entries, seal = [] if answers is None else answers.entries(), _seal()
     state = with_store(url, lambda store: grant_permit(store, permit, entries, seal=seal))
     _granted(permit, signed, as_json, state)
@@ -218,7 +209,7 @@ def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool,
         found = (await find_permit(store, permit_id)).permit
         permit = narrowed(
             found,
-            principal=given["principal"] or getpass.getuser(),
+            principal=given["principal"],
             now_s=time.time(),
             conditions=limits_of(conditions),
             at_most=given["at_most"],
@@ -226,7 +217,7 @@ def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool,
             miss_rate=given["miss_rate"],
             miss_delta=round(1.0 - given["miss_assurance"], 12),
         )
-        permit, signed = _signed(permit, given["key_file"])
+        permit, signed = _signed(permit, given["signer"])
         state = await replace_permit(store, found.id, permit)
         return permit, signed, state
 
@@ -238,16 +229,16 @@ def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool,
 @click.argument("permit_id")
 @store_option
 @as_json_option
-@click.option("--as", "principal", default=None, help="Who revokes it.  [default: the login name]")
-@click.option("--message", "-m", default="", help="Reason.")
-def revoke(url: str, permit_id: str, principal: str | None, message: str, as_json: bool) -> None:
+@as_option("Who revokes it")
+@click.option("--message", "-m", default="", show_default=False, help="Reason.")
+def revoke(url: str, permit_id: str, principal: str, message: str, as_json: bool) -> None:
     """Close a permit for good: every call needs approval again. Needs no key: anybody with access to the store may
     stop it.
     """
 
     async def work(store: SessionStore) -> tuple[str, str]:
         permit = (await find_permit(store, permit_id)).permit
-        why = f"{principal or getpass.getuser()} revoked it" + (f": {message}" if message else "")
+        why = f"{principal} revoked it" + (f": {message}" if message else "")
         await close_permit(store, permit.id, why)
         return permit.id, why
 
@@ -314,8 +305,7 @@ def _standing_json(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _signed(permit: Permit, key_file: str | None) -> tuple[Permit, bool]:
-    signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
+def _signed(permit: Permit, signer: Signer | None) -> tuple[Permit, bool]:
     return (permit, False) if signer is None else (signer.sign(permit), True)
 
 
@@ -346,28 +336,13 @@ def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) ->
     "--at-most",
     type=FiniteRange(0.001, 0.5),
     default=0.05,
-    show_default=True,
     metavar="SHARE",
     help="Largest share of all calls that are executed wrongly.",
 )
-@click.option("--of-released", is_flag=True, help="The share is of the calls that may proceed, not of all calls.")
-@click.option(
-    "--assurance",
-    type=FiniteRange(0.5, 0.999),
-    default=0.95,
-    show_default=True,
-    help="Probability that the promise holds.",
-)
-@click.option(
-    "--audits",
-    type=FiniteRange(0.01, 0.9),
-    default=0.05,
-    show_default=True,
-    help="Smallest share of calls audited at random.",
-)
-@click.option("--stream", default="p_success", show_default=True, help="Score, in [0, 1]; higher: likelier right.")
+@_promise_options
+@click.option("--stream", default="p_success", help="Score, in [0, 1]; higher: likelier right.")
 @click.option("--profile", metavar="FILE", help="Recompute the stream with this profile.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the audits.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the audits.")
 @workers_option
 @as_json_option
 def simulate(

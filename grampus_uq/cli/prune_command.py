@@ -16,7 +16,7 @@ _DAY_S = 86_400.0
 
 @click.command()
 @store_option
-@click.option("--older-than", "days", type=float, default=None, help="Days since the session ended.")
+@click.option("--older-than", "days", type=float, help="Days since the session ended.")
 @click.option(
     "--keep", type=click.IntRange(min=0), default=None, help="Keep only this many of the ended sessions, the latest."
 )
@@ -25,11 +25,7 @@ _DAY_S = 86_400.0
 )
 @click.option("--audits", is_flag=True, help="Also delete their audit logs, which are otherwise kept.")
 @click.option(
-    "--audits-older-than",
-    "audit_days",
-    type=float,
-    default=None,
-    help="Also delete kept audit logs older than this many days.",
+    "--audits-older-than", "audit_days", type=float, help="Also delete kept audit logs older than this many days."
 )
 @as_json_option
 def command(

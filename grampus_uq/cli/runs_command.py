@@ -61,7 +61,7 @@ _SHOWN_READINGS: Final = 3  # in a column of a terminal; elsewhere every one
 _FORMS: Final[dict[str, TableForm]] = {"jsonl": "jsonl", "csv": "csv", "parquet": "parquet"}
 
 
-@click.group(name="runs", cls=SummarisedGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(name="runs", cls=SummarisedGroup)
 def command() -> None:
     """List, show, label, check, import, pack and replay recorded runs, or write them as a table.
 
@@ -190,7 +190,7 @@ def _event_cells(event: Event, text: bool) -> list[Any]:
 @click.option(
     "--from", "table", metavar="FILE.csv", help="Label many runs: columns session_id, success[, stop_reason, note]."
 )
-@click.option("--by", default=None, help="Author of the label.  [default: the login name]")
+@click.option("--by", help="Author of the label.  [default: the login name]")
 @click.option(
     "--stop-reason",
     type=click.Choice([reason.value for reason in StopReason]),
@@ -321,9 +321,5 @@ def validate_(paths: tuple[str, ...], as_json: bool) -> None:
 
 
 def _tell_partial_line(found: PartialLine) -> None:
-    place = DataError(
-        f"an unfinished line of {len(found.data)} bytes was left out.",
-        path=found.path,
-        line=found.line,
-    )
+    place = DataError(f"an unfinished line of {len(found.data)} bytes was left out.", path=found.path, line=found.line)
     click.echo(f"warning: {one_line(place)}", err=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
-
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.printing import as_json_option, print_json
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import as_option, store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger
@@ -21,15 +19,8 @@ from grampus_uq.runtime.store import SessionStore
 @click.argument("session_id", required=False)
 @store_option
 @click.option("--all", "everything", is_flag=True, help="Stop every running session of the store.")
-@click.option(
-    "--wait",
-    "wait_s",
-    type=FiniteRange(min=0),
-    default=5.0,
-    show_default=True,
-    help="Seconds to wait for sessions to stop.",
-)
-@click.option("--as", "principal", default=None, help="Who orders it.  [default: the login name]")
+@click.option("--wait", "wait_s", type=FiniteRange(min=0), default=5.0, help="Seconds to wait for sessions to stop.")
+@as_option("Who orders it")
 @as_json_option
 def command(
     agent_id: str | None,
@@ -37,7 +28,7 @@ def command(
     url: str,
     everything: bool,
     wait_s: float,
-    principal: str | None,
+    principal: str,
     as_json: bool,
 ) -> None:
     """Stop the session SESSION_ID of AGENT_ID, or every session with --all, within a second.
@@ -53,8 +44,7 @@ def command(
         ledger, resumable = Ledger(store), False
         if agent_id is not None and session_id is not None:
             resumable = await _resumable(ledger, agent_id, session_id)
-        who = principal or getpass.getuser()
-        return await order_stop(ledger, agent_id, session_id, principal=who, wait_s=wait_s), resumable
+        return await order_stop(ledger, agent_id, session_id, principal=principal, wait_s=wait_s), resumable
 
     report, resumable = with_store(url, work)
     what = "all sessions" if everything else f"{agent_id}/{session_id}"

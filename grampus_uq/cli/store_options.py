@@ -1,18 +1,22 @@
-"""The option that names a session store, and work on it."""
+"""Options of commands on a session store: which store, who acts, with which key; and work on the store."""
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import click
 
+from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, signer_from_environment
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores import open_store
 
 _Result = TypeVar("_Result")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+Signer = HmacSigner | Ed25519Signer
 
 store_option = click.option(
     "--store",
@@ -29,6 +33,25 @@ several_stores_option = click.option(
     envvar="GRAMPUS_UQ_STORE",
     help="Session store (or GRAMPUS_UQ_STORE); repeat for the stores of several tenants.",
 )
+
+
+key_option = click.option(
+    "--key",
+    "signer",
+    callback=lambda _ctx, _param, file: signer_from_environment() if file is None else Ed25519Signer.from_file(file),
+    help="File with the private key of `approvals keygen` (or from the environment).",
+)
+"""The signer of a key file, else of the environment; None without either."""
+
+
+def as_option(who: str) -> Callable[[_Command], _Command]:
+    """The option `--as`, whose help says who that is."""
+    return click.option(
+        "--as",
+        "principal",
+        callback=lambda _ctx, _param, name: name or getpass.getuser(),
+        help=f"{who}.  [default: the login name]",
+    )
 
 
 def with_store(url: str, work: Callable[[SessionStore], Awaitable[_Result]], *, create: bool = False) -> _Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import asdict
 
 import click
@@ -10,7 +9,7 @@ import click
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import as_option, store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.visible_text import short
 from grampus_uq.runtime import dead_letters
@@ -26,7 +25,7 @@ def command() -> None:
 @command.command(name="list")
 @store_option
 @as_json_option
-@click.option("--agent", default=None, help="Only this agent's sessions.")
+@click.option("--agent", help="Only this agent's sessions.")
 def list_(url: str, as_json: bool, agent: str | None) -> None:
     """List the first 1,000 sessions that were set aside, with their last errors."""
 
@@ -85,12 +84,12 @@ def retry(agent_id: str | None, session_id: str | None, url: str, everything: bo
 @click.argument("agent_id")
 @click.argument("session_id")
 @store_option
-@click.option("--as", "principal", default=None, help="Who drops it.  [default: the login name]")
-def drop(agent_id: str, session_id: str, url: str, principal: str | None) -> None:
+@as_option("Who drops it")
+def drop(agent_id: str, session_id: str, url: str, principal: str) -> None:
     """Drop a session that was set aside: it ends as failed, and nothing of it runs."""
 
     async def work(store: SessionStore) -> None:
-        await dead_letters.drop(Ledger(store), agent_id, session_id, principal=principal or getpass.getuser())
+        await dead_letters.drop(Ledger(store), agent_id, session_id, principal=principal)
 
     with_store(url, work)
     click.echo("Dropped: the session has ended.")

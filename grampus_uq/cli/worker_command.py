@@ -36,25 +36,14 @@ _HEALTH_S = 60.0
 @click.option(
     "--agent", "agents", multiple=True, required=True, help="Agent whose sessions it resumes; may be repeated."
 )
-@click.option("--at-once", type=click.IntRange(min=1), default=8, show_default=True, help="Concurrent sessions.")
-@click.option("--per-agent", type=click.IntRange(min=1), default=None, help="Concurrent sessions of one agent.")
+@click.option("--at-once", type=click.IntRange(min=1), default=8, help="Concurrent sessions.")
+@click.option("--per-agent", type=click.IntRange(min=1), help="Concurrent sessions of one agent.")
 @click.option(
     "--per-tenant", type=click.IntRange(min=1), default=None, help="Concurrent sessions of one store, in all workers."
 )
+@click.option("--tries", type=click.IntRange(min=1), default=5, help="Errors after which a session is set aside.")
 @click.option(
-    "--tries",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="Errors after which a session is set aside.",
-)
-@click.option(
-    "--drain",
-    "drain_s",
-    type=FiniteRange(min=0),
-    default=30.0,
-    show_default=True,
-    help="Seconds for sessions to continue after SIGTERM.",
+    "--drain", "drain_s", type=FiniteRange(min=0), default=30.0, help="Seconds for sessions to continue after SIGTERM."
 )
 @as_json_option
 def command(

@@ -17,11 +17,9 @@ from grampus_uq.cli.demo.mails import CANCEL, REFUND, Mail
 from grampus_uq.errors import ModelError
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording.artifacts import prompt_hash, tools_hash
-from grampus_uq.records.call_parts import CallPart, weakest_part
-from grampus_uq.records.events import Event, StepEvent
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, Outcome, StepUncertainty, ToolCall, Verdict
-from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintySource
+from grampus_uq.records.vocabulary import Effect, Role, StopReason
 from grampus_uq.wire.model_call import ask_model
 
 AGENT: Final = "grampus-uq-clerk"
@@ -112,24 +110,6 @@ def _as_call(reply: ModelResponse) -> ModelResponse:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"The model wrote no call: {reply.content[:80]!r}") from error
     return reply.model_copy(update={"content": "", "tool_calls": [call]})
-
-
-class DoubtfulParts:
-    """A processor that keeps, by session, the part of the proposed call that the model was least sure of."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, CallPart | None] = {}
-
-    def on_event(self, event: Event) -> None:
-        """Take the readings of a turn."""
-        if isinstance(event, StepEvent):
-            for reading in event.readings:
-                if reading.source == UncertaintySource.CALL_PROBABILITY:
-                    self._kept[event.session_id] = weakest_part(reading.parts, 0)
-
-    def of(self, mail: Mail) -> CallPart | None:
-        """The least probable part of the call that answers a mail; None where it is not known."""
-        return self._kept.get(session_id(mail))
 
 
 def session_id(mail: Mail) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from grampus_uq.cli.demo.clerk import CallingModel, DoubtfulParts, Handled, handle
+from grampus_uq.cli.demo.clerk import CallingModel, Handled, handle
 from grampus_uq.cli.demo.mails import CANCEL, REFUND, Mail, draw_mails
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
@@ -46,7 +46,6 @@ class MailPlan:
     seed: int
     folder: Path
     recording: RecordingProcessor
-    parts: DoubtfulParts
     artifact: ProfileArtifact
     monitors: tuple[UncertaintyMonitor | None, ...]
 
@@ -63,14 +62,12 @@ def plan_mails(*, n: int = DEFAULT_MAILS, seed: int = 0, runs_folder: str = "run
         raise DataError(f"cannot be written: {error.strerror or error}.", path=str(folder)) from error
     artifact = shipped_profile()
     tiers = UncertaintyMonitor(profile=Profile(policy=clerk_policy()), sensing=SENSING)
-    parts = DoubtfulParts()
-    guarded = UncertaintyMonitor(profile=artifact, sensing=SENSING, processors=[parts, recording])
+    guarded = UncertaintyMonitor(profile=artifact, sensing=SENSING, processors=[recording])
     return MailPlan(
         mails=tuple(draw_mails(n, seed)),
         seed=seed,
         folder=folder,
         recording=recording,
-        parts=parts,
         artifact=artifact,
         monitors=(None, tiers, guarded),
     )

@@ -10,7 +10,6 @@ from typing import Any, Final
 from grampus_uq.cli.demo.clerk import Handled, session_id
 from grampus_uq.cli.demo.mail_plan import VARIANTS, MailPlan
 from grampus_uq.cli.demo.mails import spoken
-from grampus_uq.records.call_parts import CallPart, sureness
 
 _WIDTH: Final = 100
 _WORDS: Final = {
@@ -73,7 +72,7 @@ def report_lines(report: MailReport, plan: MailPlan, *, details: bool = False) -
         yield f"{_WORDS[tally.variant]:28}{tally.went_out:>10}{share:>18}{tally.lost:>13,.2f} EUR"
     yield ""
     if report.shown is not None:
-        yield from _held_lines(report.shown, plan.parts.of(report.shown.mail))
+        yield from _held_lines(report.shown)
         yield ""
     if details:
         yield "mail       proposed                 right?  default limits       fitted profile"
@@ -107,15 +106,16 @@ def _why(one: Handled) -> str:
     return f" ({rule})" if chance is None else f" (p_success {chance:.2f})"
 
 
-def _held_lines(one: Handled, part: CallPart | None) -> Iterator[str]:
+def _held_lines(one: Handled) -> Iterator[str]:
     yield "One call that the fitted profile held for a human:"
     yield from textwrap.wrap(one.mail.text, _WIDTH, initial_indent="  mail      ", subsequent_indent=" " * 12)
     written = one.call.name + "(" + ", ".join(f"{name}={value}" for name, value in one.call.arguments.items()) + ")"
     yield f"  proposed  {written}"
-    if part is not None and part.probability is not None:
-        value = str(one.call.arguments.get(part.name, one.call.name))
-        at = written.index(f"{part.name}={value}") + len(part.name) + 1 if part.name in one.call.arguments else 0
-        yield f"            {' ' * at}{'^' * len(value)} written with a probability of {sureness(part):.2f}"
+    doubt = one.verdict.doubt if one.verdict else None
+    if doubt is not None:
+        value = str(one.call.arguments.get(doubt.part, one.call.name))
+        at = written.index(f"{doubt.part}={value}") + len(doubt.part) + 1 if doubt.part in one.call.arguments else 0
+        yield f"            {' ' * at}{'^' * len(value)} written with a probability of {doubt.least:.2f}"
     yield f"  right     {one.mail.right_call}"
     if one.verdict is not None:
         yield from textwrap.wrap(one.verdict.reason, _WIDTH, initial_indent="  held      ", subsequent_indent=" " * 12)
