@@ -10,8 +10,7 @@ from typing import Final
 import click
 
 from grampus_uq.cli.argument_types import OutputFile
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json
+from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json
 from grampus_uq.errors import DataError
 from grampus_uq.importers import read_failure_logs
 from grampus_uq.learn.attribution import (

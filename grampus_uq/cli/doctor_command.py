@@ -10,8 +10,7 @@ import anyio
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import Stages, as_json_option, print_json
+from grampus_uq.cli.printing import Stages, as_json_option, one_line, print_json
 from grampus_uq.models.doctor import Examination, SignalCheck, examine
 from grampus_uq.models.model_choice import open_model
 from grampus_uq.models.probes import ProbeResult

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
+from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_table, say_beside
 from grampus_uq.cli.store_options import as_option, store_option, with_store
 from grampus_uq.runtime.drills import Change, DrillPlan, DrillRule
 from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON, Missed, Reviewed, decision_times, reviewed

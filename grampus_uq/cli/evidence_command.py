@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 import click
 
 from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import as_json_option, one_line, print_json
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import DataError
 from grampus_uq.gate.signatures import PublicKeys

@@ -13,8 +13,7 @@ import click
 
 from grampus_uq.cli.argument_types import OutputFolder
 from grampus_uq.cli.many_runs import chosen_workers, workers_option
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress, refuse_none
+from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, progress, refuse_none
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import DataError
 from grampus_uq.importers.formats import FORMATS, read_runs

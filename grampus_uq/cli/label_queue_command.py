@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, say_beside
+from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, say_beside
 from grampus_uq.recording.label_queue import label_agreement, label_by_key, label_queue, shown_rows
 from grampus_uq.recording.runs import RunSummary, find_run
 from grampus_uq.records.visible_text import short, visible

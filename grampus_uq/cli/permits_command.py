@@ -13,8 +13,15 @@ import numpy as np
 
 from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
 from grampus_uq.cli.many_runs import chosen_workers, workers_option
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
+from grampus_uq.cli.printing import (
+    as_json_option,
+    naming_refused,
+    one_line,
+    print_json,
+    print_table,
+    progress,
+    say_beside,
+)
 from grampus_uq.cli.store_options import Signer, as_option, key_option, store_option, with_store
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError

@@ -14,10 +14,10 @@ import click
 from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup
 from grampus_uq.cli.import_command import import_, pack_, replay_
 from grampus_uq.cli.label_queue_command import agreement, label_next
-from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
+    one_line,
     print_json,
     print_json_array,
     print_table,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress, refuse_none
+from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, progress, refuse_none
 from grampus_uq.telemetry.export import ExportReport, send_recordings
 from grampus_uq.telemetry.otlp_exporter import span_exporter
 

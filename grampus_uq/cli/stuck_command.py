@@ -7,8 +7,7 @@ from dataclasses import asdict
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
+from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_table, say_beside
 from grampus_uq.cli.store_options import as_option, store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.visible_text import short

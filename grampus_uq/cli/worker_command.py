@@ -17,8 +17,7 @@ import anyio
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
-from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import as_json_option, one_line, print_json
 from grampus_uq.cli.store_options import several_stores_option, with_stores
 from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.runtime.store import SessionStore

@@ -6,8 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 
@@ -17,7 +16,7 @@ from grampus_uq.errors import (
     ModelError,
     ModelTimeoutError,
 )
-from grampus_uq.models.chat_format import CallOptions, Prices, read_completion, wire_messages
+from grampus_uq.models.chat_format import CallOptions, Prices, WarmModel, read_completion, wire_messages
 from grampus_uq.models.loop_thread import run_on_loop_thread
 from grampus_uq.models.openai_compatible import checked_prices, checked_timeout
 from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, retry_after, send_without_refused
@@ -27,7 +26,7 @@ from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 _SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_ACCESS_KEY", "_PASSWORD")
 
 
-class LiteLLMModel:
+class LiteLLMModel(WarmModel):
     """A `ModelClient` for every provider that litellm knows, on asyncio and on trio.
 
     litellm takes seconds to import and binds its connections to the first event loop it sees. So it is imported on the
@@ -73,15 +72,6 @@ class LiteLLMModel:
 
     def __repr__(self) -> str:
         return f"LiteLLMModel({self._model!r})"
-
-    async def __aenter__(self) -> Self:
-        await self.warmup()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def warmup(self) -> None:
         """Import litellm (5 to 10 s); the event loop goes on meanwhile, with pauses of up to a second."""

@@ -13,13 +13,13 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError, ModelTimeoutError
+from grampus_uq.models.chat_format import WarmModel
 from grampus_uq.models.child_process import Child
 from grampus_uq.models.model_file import BY_HAND, Progress, checked_gguf, find_model_file, name_of_file
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel, checked_timeout
@@ -39,7 +39,7 @@ class _Running(NamedTuple):
     client: OpenAICompatibleModel
 
 
-class LocalModel:
+class LocalModel(WarmModel):
     """A `ModelClient` that runs SmolLM2-135M-Instruct (or any GGUF file) through llama.cpp's server on loopback.
 
     The server is a child process of this one. It starts on the first call (or `warmup`), listens on a free port of
@@ -88,15 +88,6 @@ class LocalModel:
 
     def __repr__(self) -> str:
         return f"LocalModel({str(self._model_file or os.environ.get(BY_HAND) or _NAME)!r})"
-
-    async def __aenter__(self) -> Self:
-        await self.warmup()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def pid(self) -> int | None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError
-from grampus_uq.models.chat_format import CallOptions, Prices, parse_completion, request_body
+from grampus_uq.models.chat_format import CallOptions, Prices, WarmModel, parse_completion, request_body
 from grampus_uq.models.http_pools import LoopPools
 from grampus_uq.models.refusals import (
     Capabilities,
@@ -33,7 +32,7 @@ _ERROR_BYTES = 65_536
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class OpenAICompatibleModel:
+class OpenAICompatibleModel(WarmModel):
     """A `ModelClient` that speaks `/chat/completions` over httpx, on asyncio and on trio.
 
     Each call is one request under one deadline, and nothing is retried behind the caller's back, with one exception: a
@@ -84,15 +83,6 @@ class OpenAICompatibleModel:
 
     def __repr__(self) -> str:
         return f"OpenAICompatibleModel({urlunsplit(urlsplit(self._url)._replace(query=''))!r}, model={self._model!r})"
-
-    async def __aenter__(self) -> Self:
-        await self.warmup()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def warmup(self) -> None:
         """Load the HTTP library and the certificates in a worker thread, so that the first call need not."""

@@ -8,17 +8,20 @@ there, the step that was taken is clustered with its samples: their agreement on
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import anyio
 
 from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.records.call_parts import CallPart
 from grampus_uq.records.protocols import SenseContext
-from grampus_uq.records.values import ModelResponse, Reading, Step, ToolCall
+from grampus_uq.records.values import ModelResponse, Reading, Step, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
-from grampus_uq.signals.call_agreement import agreement_parts
+from grampus_uq.signals.call_tokens import MAX_CALLS, MAX_PARTS, part_name
 from grampus_uq.signals.equivalence import AskedOnce, Equivalence, SameWording, cluster
+from grampus_uq.signals.prose import is_prose
 from grampus_uq.signals.stated_confidence import without_confidence
 from grampus_uq.stats.entropy import cluster_confidence, weighted_cluster_confidence
 
@@ -190,3 +193,18 @@ def _mean_logprob(response: ModelResponse) -> float | None:
         return None
     mean = math.fsum(token.logprob for token in response.logprobs) / len(response.logprobs)
     return mean if math.isfinite(mean) else None
+
+
+def agreement_parts(calls: Sequence[ToolCall], samples: Sequence[Sequence[ToolCall]]) -> tuple[CallPart, ...]:
+    """The share of samples that agree on each call's tool and on each of its arguments; empty without samples."""
+    found: list[CallPart] = []
+    for place, call in enumerate(calls[:MAX_CALLS] if samples else ()):
+        drawn = [sample[place] for sample in samples if place < len(sample) and sample[place].name == call.name]
+        found.append(CallPart(call=place, agreement=len(drawn) / len(samples)))
+        for number, (name, value) in enumerate(call.arguments.items(), start=1):
+            if number > MAX_PARTS or is_prose(value):
+                continue
+            written = canonical_json(value)
+            same = sum(name in one.arguments and canonical_json(one.arguments[name]) == written for one in drawn)
+            found.append(CallPart(call=place, name=part_name(name, number), agreement=same / len(samples)))
+    return tuple(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -78,9 +77,7 @@ class GrampusMeters:
     def __enter__(self) -> GrampusMeters:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
 

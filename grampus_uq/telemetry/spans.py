@@ -6,6 +6,7 @@ asks for it. Every attribute is in `grampus_uq.telemetry.conventions`.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Tracer
+from opentelemetry.util.types import AttributeValue
 from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
@@ -21,7 +23,6 @@ from grampus_uq.records.values import Reading
 from grampus_uq.records.vocabulary import UncertaintyAction
 from grampus_uq.telemetry.conventions import APPROVAL, ESCALATE, ESCALATED, ESTIMATE, EVALUATION, SEMANTIC
 from grampus_uq.telemetry.evaluations import FUSED, SCORES
-from grampus_uq.telemetry.log_events import EventLog
 from grampus_uq.telemetry.span_attributes import (
     Attributes,
     approval_attributes,
@@ -33,6 +34,36 @@ from grampus_uq.telemetry.span_attributes import (
 )
 from grampus_uq.telemetry.span_content import Redact, content_attributes
 from grampus_uq.telemetry.trace_context import OverPause, SessionTraces, surroundings
+
+
+class EventLog:
+    """A logger for named events, of the given logger provider or of the application's global one.
+
+    Raises ConfigurationError where the installed OpenTelemetry has no event names on log records yet.
+    """
+
+    __slots__ = ("_logger", "_record")
+
+    def __init__(self, logger_provider: Any = None) -> None:
+        from opentelemetry import _logs
+
+        record = getattr(_logs, "LogRecord", None)
+        if record is None or "event_name" not in inspect.signature(record.__init__).parameters:
+            raise ConfigurationError.of(
+                "evaluation_events",
+                "SpanEmitter",
+                "'span' or 'none' with this version of OpenTelemetry",
+                "log",
+                "Newer releases of opentelemetry-sdk have events in their logs.",
+            )
+        self._record = record
+        self._logger = (logger_provider or _logs.get_logger_provider()).get_logger("grampus_uq")
+
+    def emit(self, name: str, attributes: Mapping[str, AttributeValue], context: Context, time_ns: int) -> None:
+        """Emit one event in this context: it carries the ids of the context's span."""
+        self._logger.emit(
+            self._record(timestamp=time_ns, context=context, event_name=name, attributes=dict(attributes), body=None)
+        )
 
 
 def resolve_tracer(tracer: Any) -> Tracer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -70,9 +69,7 @@ class GrampusTracer:
     def __enter__(self) -> GrampusTracer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
 

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq.cli.demo.grading import Key, exact_number, is_right, normalised, numbers
-from grampus_uq.cli.demo.questions import Question, all_questions, capitals, elements
+from grampus_uq.cli.demo.questions import (
+    Key,
+    Question,
+    all_questions,
+    capitals,
+    elements,
+    exact_number,
+    is_right,
+    normalised,
+    numbers,
+)
 
 QUESTIONS = {question.id: question for question in all_questions(0)}
 CAPITAL_QUESTIONS = [question for question in QUESTIONS.values() if question.topic == "capital"]

@@ -16,7 +16,7 @@ from grampus_uq.gate.permits import Entry, Permit, PermitState, applied
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.gate.signatures import PublicKeys
 from grampus_uq.inbox.people import People, Role, keys_of
-from grampus_uq.inbox.permit_picture import evidence_of
+from grampus_uq.inbox.permit_pages import evidence_of
 from grampus_uq.runtime.store import Document, Put, SessionStore
 from grampus_uq.runtime.stored_permits import Standing, close_permit, grant_permit, stored_permits
 from grampus_uq.runtime.stores.memory import MemoryStore

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.learn.alarm_figures import alarm_figures
 from grampus_uq.learn.fit import detector_runs as gathered
-from grampus_uq.learn.fit.detector import fit_budget, fit_detector
+from grampus_uq.learn.fit.detector import choose, fit_budget, fit_detector, out_of_fold, power_at, powers
 from grampus_uq.learn.fit.detector_bank import TRAINED, bank, fit_members
-from grampus_uq.learn.fit.detector_choice import choose, out_of_fold, power_at, powers
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.learn.fit.detector_split import least_to_learn, realised_rate, threshold_size
 from grampus_uq.stats.eprocess import (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording import MAX_LINE_BYTES, RecordingProcessor, decode, encode, file_name, read, redact
-from grampus_uq.recording.syncing import Syncer
+from grampus_uq.recording.writer import Syncer
 from grampus_uq.records.call_parts import CallPart, Candidate
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.protocols import Processor

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import Message, Profile, Role, Sensing, ToolCall, UncertaintyPolicy
 from grampus_uq.monitor.sensing import SensingPlan, StepInput
-from grampus_uq.signals.call_agreement import agreement_parts
+from grampus_uq.signals.semantic_entropy import agreement_parts
 from grampus_uq.testing import ScriptedModel, answer
 from tests.signals.contexts import said
 

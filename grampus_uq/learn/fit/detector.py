@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.detector_bank import Member, bank, fit_members, untrained
-from grampus_uq.learn.fit.detector_choice import choose, out_of_fold, powers
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.learn.fit.detector_split import Split, split, split_at
-from grampus_uq.stats.arrays import FloatArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.eprocess import Detector, log_peaks
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import (
@@ -31,7 +31,7 @@ from grampus_uq.stats.eprocess_thresholds import (
     weighted_threshold,
 )
 from grampus_uq.stats.ranks import check_level
-from grampus_uq.stats.step_blocks import step_blocks
+from grampus_uq.stats.step_blocks import StepBlocks, in_caller_order, run_maximum, step_blocks
 
 LEVELS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Levels that every fit lists, besides the one asked for."""
@@ -262,3 +262,64 @@ def _wanted(alpha: float, levels: Sequence[float]) -> list[float]:
 def _check_levels(alpha: float, delta: float | None, levels: Sequence[float]) -> None:
     for name, level in [("alpha", alpha), ("delta", 0.5 if delta is None else delta), *(("levels", a) for a in levels)]:
         check_level(name, "fit_detector", level)
+
+
+FOLDS = 3
+RATES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+"""False-alarm rates over which power is averaged."""
+
+
+def out_of_fold(runs: DetectorRuns, members: Sequence[Member], rng: np.random.Generator) -> dict[str, FloatArray]:
+    """log M_t of every row by a model that did not see its run: shape (rows,) in block order, a member each.
+
+    Members that one of the folds cannot support are left out.
+    """
+    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
+    fold = np.empty(len(runs), dtype=np.intp)
+    for outcome in (False, True):
+        same = rng.permutation(np.flatnonzero(runs.success == outcome))
+        fold[same] = np.arange(len(same)) % FOLDS
+    owner = np.repeat(np.arange(len(runs)), runs.lengths)
+    blocks = runs.blocks
+    result: dict[str, FloatArray] = {}
+    for k in range(FOLDS):
+        held = fold == k
+        fitted = fit_members(runs.take(~held), members)
+        part = runs.take(held).blocks
+        for name, scorer in fitted.items():
+            column = result.setdefault(name, np.full(len(owner), np.nan)) if k == 0 else result.get(name)
+            if column is not None:
+                column[held[owner]] = in_caller_order(part, scorer.batch(part))
+        result = {name: column for name, column in result.items() if name in fitted}
+    return {name: column[blocks.rows] for name, column in result.items()}
+
+
+def powers(blocks: StepBlocks, success: BoolArray, log_m: Mapping[str, FloatArray]) -> dict[str, float]:
+    """The power of each member on the fitting runs: the mean share of failures caught at the false-alarm rates `RATES`.
+
+    `log_m` is what `out_of_fold` gave for them.
+    """
+    peaks = {name: run_maximum(blocks, column) for name, column in log_m.items()}
+    return {name: float(np.mean(power_at(top[success], top[~success], RATES))) for name, top in peaks.items()}
+
+
+def choose(power: Mapping[str, float], members: Sequence[Member]) -> str:
+    """Name of the member with the most power; at a tie the earlier in the bank."""
+    return max((member.name for member in members if member.name in power), key=lambda name: power[name])
+
+
+def power_at(null_peaks: npt.ArrayLike, failure_peaks: npt.ArrayLike, rates: Sequence[float]) -> FloatArray:
+    """Share of failures above the threshold that a given share of successes exceeds: the ROC curve, interpolated.
+
+    Ties are split as a random draw would split them on average.
+
+    >>> power_at([0.0, 1.0, 2.0, 3.0], [1.5, 2.5, 3.5, 4.5], [0.25, 0.5]).tolist()
+    [0.75, 1.0]
+    """
+    null, failing = np.sort(np.asarray(null_peaks)), np.sort(np.asarray(failure_peaks))
+    cuts = np.unique(np.concatenate([null, failing]))[::-1]
+    alarms_null = (len(null) - np.searchsorted(null, cuts, side="left")) / len(null)
+    alarms_failing = (len(failing) - np.searchsorted(failing, cuts, side="left")) / len(failing)
+    x, y = np.concatenate([[0.0], alarms_null]), np.concatenate([[0.0], alarms_failing])
+    top = np.flatnonzero(np.append(np.diff(x) > 0.0, True))  # at equal false alarms, the most power
+    return np.asarray(np.interp(np.asarray(rates), x[top], y[top]), dtype=np.float64)
