@@ -79,6 +79,17 @@ from grampus_uq.signals.registry import switches_of
     type=click.Choice(["calls", "steps"]),
     help="Steps that the detector examines.  [default: irreversible calls, if half of the runs have one]",
 )
+@click.option(
+    "--question", type=float, metavar="COST", help="Cost of asking a human: fits a chain of the recorded looks alone."
+)
+@click.option(
+    "--look",
+    "look_costs",
+    multiple=True,
+    metavar="TIER=COST",
+    callback=lambda _ctx, _param, given: _costs(given),
+    help="Cost of a look of a tier, in the same unit.  [default: its seconds]",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the splits.")
 @click.option("--force", is_flag=True, help="Write a profile even if nothing could be fitted.")
 @workers_option
@@ -100,8 +111,9 @@ def command(
 
     Fits everything that the labels allow, on disjoint runs: the worth of each stream, p_success, TRACER, a
     detector, the release of irreversible calls, error attribution. Parts that could not be fitted state the
-    reason. With --budget, fits a detector alone. If nothing can be fitted, nothing is written and the exit
-    status is 1; --force writes the profile anyway.
+    reason. With --budget, fits a detector alone. With --question, fits a chain alone, from the recorded looks of
+    AgentRunner(looks=...): at most the share --wrong-releases (0.05) of calls is released and wrong. If nothing
+    can be fitted, nothing is written and the exit status is 1; --force writes the profile anyway.
 
     Runs that a human or the monitor stopped or decided on, or that hit the step limit, have no outcome of their
     own: they are left out and counted. --budget needs no labels; its promise concerns the share of all runs
@@ -120,7 +132,8 @@ def command(
         )
         return
     others: dict[str, Any] = {"--accuracy": options.accuracy, "--wrong-releases": options.wrong_releases}
-    for name, value in (others | {"--pause-share": options.pause_share, "--base": base, "--labels": labels}).items():
+    others |= {"--question": options.question, "--pause-share": options.pause_share}
+    for name, value in (others | {"--base": base, "--labels": labels}).items():
         if value is not None:
             raise ConfigurationError.of(name, "fit", "left out with --budget, which fits a detector alone", value)
     streams = streams or ("fused",)
@@ -134,6 +147,13 @@ def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
         if refused is not None:
             raise ConfigurationError.of("--irreversible", "fit", refused[0], name, refused[1])
     return names
+
+
+def _costs(given: tuple[str, ...]) -> dict[str, float] | None:
+    try:
+        return {name: float(cost) for name, _, cost in (one.rpartition("=") for one in given)} or None
+    except ValueError as error:
+        raise ConfigurationError.of("--look", "fit", "TIER=COST, as big=0.02", " ".join(given)) from error
 
 
 def _fit_budget(

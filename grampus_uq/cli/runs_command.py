@@ -188,7 +188,10 @@ def _event_cells(event: Event, text: bool) -> list[Any]:
 @click.argument("session_id", metavar="SESSION", required=False)
 @click.argument("outcome", metavar="success|failure|unknown", required=False)
 @click.option(
-    "--from", "table", metavar="FILE.csv", help="Label many runs: columns session_id, success[, stop_reason, note]."
+    "--from",
+    "table",
+    metavar="FILE.csv",
+    help="Label many runs: columns session_id, success[, stop_reason, note, right_looks].",
 )
 @click.option("--by", help="Author of the label.  [default: the login name]")
 @click.option(
@@ -197,6 +200,7 @@ def _event_cells(event: Event, text: bool) -> list[Any]:
     help="How the run ended, if not recorded.",
 )
 @click.option("--note", help="A note, kept as written.")
+@click.option("--right-look", "right_looks", multiple=True, metavar="TIER", help="Tier whose other call was right.")
 @as_json_option
 def label_(
     folder: str,
@@ -206,6 +210,7 @@ def label_(
     by: str | None,
     stop_reason: str | None,
     note: str | None,
+    right_looks: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Append a label with a run's outcome, author and time. The latest label counts; earlier ones stay recorded."""
@@ -216,8 +221,8 @@ def label_(
         if table is not None:
             if session_id is not None:
                 raise click.UsageError("Give either SESSION and its outcome, or --from, not both.")
-            if stop_reason is not None or note is not None:
-                raise click.UsageError("With --from, stop reasons and notes are columns of the table.")
+            if stop_reason is not None or note is not None or right_looks:
+                raise click.UsageError("With --from, stop reasons, notes and right looks are columns of the table.")
             with progress("Labelling") as advance:
                 missing = label_all(
                     folder,
@@ -235,7 +240,7 @@ def label_(
             except ValueError as error:
                 raise click.BadParameter(str(error), param_hint="outcome") from error
             stop = StopReason(stop_reason) if stop_reason else None
-            known = Label(session_id=session_id, success=success, stop_reason=stop, note=note)
+            known = Label(session_id=session_id, success=success, stop_reason=stop, note=note, right_looks=right_looks)
             given.append(label(folder, known, by=who, on_refused=refuse))
         if as_json:
             labelled = [json.loads(encode(event)) for event in given]

@@ -39,6 +39,7 @@ from grampus_uq.records.events import (
     DecisionEvent,
     Event,
     InForce,
+    LookEvent,
     ObservationEvent,
     OutcomeEvent,
     ProfileChanged,
@@ -478,6 +479,13 @@ class Session:
                     in_force=None if in_force is None else tuple(in_force),
                     time_s=time.time(),
                 )
+            )
+
+    def record_look(self, tier: str, **found: Any) -> None:
+        """Record what a tier would have called, which changed nothing: the other fields of `LookEvent`."""
+        with self._lock:
+            self._tell(
+                LookEvent(session_id=self.session_id, agent_id=self.agent_id, tier=tier, time_s=time.time(), **found)
             )
 
     def rearm(self, *, principal: str) -> None:

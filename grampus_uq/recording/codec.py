@@ -21,6 +21,7 @@ from grampus_uq.records.events import (
     CallAsked,
     DecisionEvent,
     Event,
+    LookEvent,
     ObservationEvent,
     OutcomeEvent,
     ProfileChanged,
@@ -43,6 +44,7 @@ _ADAPTERS: Final[dict[str, TypeAdapter[Any]]] = {
     "step": TypeAdapter(StepEvent),
     "observation": TypeAdapter(ObservationEvent),
     "asked": TypeAdapter(CallAsked),
+    "look": TypeAdapter(LookEvent),
     "decision": TypeAdapter(DecisionEvent),
     "outcome": TypeAdapter(OutcomeEvent),
     "profile": TypeAdapter(ProfileChanged),
@@ -52,6 +54,7 @@ _NAMES: Final[dict[type, str]] = {
     StepEvent: "step",
     ObservationEvent: "observation",
     CallAsked: "asked",
+    LookEvent: "look",
     DecisionEvent: "decision",
     OutcomeEvent: "outcome",
     ProfileChanged: "profile",
@@ -76,6 +79,8 @@ def encode(event: Event, *, content: Content = "full") -> bytes:
     if isinstance(event, StepEvent):
         for index, call in enumerate(event.step.tool_calls):
             _check_json(call.arguments, f"step.tool_calls.{index}.arguments", MAX_DEPTH)
+    if isinstance(event, LookEvent) and event.call is not None:
+        _check_json(event.call.arguments, "call.arguments", MAX_DEPTH)
     try:
         body = _ADAPTERS[name].dump_json(event)
     except PydanticSerializationError as error:

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from grampus_uq.errors import DataError
 from grampus_uq.recording.codec import MAX_LINE_BYTES, Content, encode
 from grampus_uq.records.call_parts import without_values
-from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.records.events import DecisionEvent, Event, LookEvent, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Reading, ToolCall, canonical_json
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
@@ -62,10 +62,11 @@ def kept_line(event: Event, content: Content, key: Callable[[], bytes]) -> bytes
 def redact(event: Event, content: Content, key: bytes) -> Event:
     """Return the event with its free text as it is (`full`), as keyed hashes (`hashed`), or empty (`none`).
 
-    Changed: text and call arguments of a step, token log-probabilities (their tokens spell the text, so they are None
-    unless `full`), the detail of a reading, the likely values in its parts (left out), the text of an observation, the
-    message of a decision, the note of an outcome. Equal texts give equal hashes under the same key, so that repetitions
-    still show. Everything else, including the metadata that the user attached to the session, stays.
+    Changed: text and call arguments of a step, arguments of a look's call, token log-probabilities (their tokens spell
+    the text, so they are None unless `full`), the detail of a reading, the likely values in its parts (left out), the
+    text of an observation, the message of a decision, the note of an outcome. Equal texts give equal hashes under the
+    same key, so that repetitions still show. Everything else, including the metadata that the user attached to the
+    session, stays.
     """
     if content == "full":
         return event
@@ -79,6 +80,8 @@ def redact(event: Event, content: Content, key: bytes) -> Event:
         return replace(event, step=step, readings=tuple(_reading(reading, content, key) for reading in event.readings))
     if isinstance(event, ObservationEvent):
         return replace(event, text=_text(event.text, content, key))
+    if isinstance(event, LookEvent) and event.call is not None:
+        return replace(event, call=_call(event.call, content, key))
     if isinstance(event, DecisionEvent):
         return replace(event, message=_optional(event.message, content, key))
     if isinstance(event, OutcomeEvent):

@@ -37,13 +37,14 @@ _WORDS: Final = {
 class Label:
     """A label of one run; `success` None is "unknown" and takes an earlier label back.
 
-    `stop_reason` None keeps the recorded one.
+    `stop_reason` None keeps the recorded one. `right_looks`: as in `Outcome`.
     """
 
     session_id: str
     success: bool | None
     stop_reason: StopReason | None = None
     note: str | None = None
+    right_looks: tuple[str, ...] = ()
 
 
 def label(
@@ -98,10 +99,11 @@ def label_all(
 
 
 def read_labels(path: str | os.PathLike[str]) -> Iterator[Label]:
-    """Yield the labels of a CSV file with a header: `session_id`, `success`, and if wanted `stop_reason` and `note`.
+    """Yield the labels of a CSV file: `session_id`, `success`, and if wanted `stop_reason`, `note`, `right_looks`.
 
-    `success` is success/failure/unknown, true/false, yes/no or 1/0. Raises DataError with path, line and field for a
-    file that cannot be read, a missing column, a cell that is none of these, or a session that is named twice.
+    `success` is success/failure/unknown, true/false, yes/no or 1/0; `right_looks` are names with ";" between them.
+    Raises DataError with path, line and field for a file that cannot be read, a missing column, a cell that is none of
+    these, or a session that is named twice.
     """
     name = os.fspath(path)
     seen: set[str] = set()
@@ -142,6 +144,7 @@ def _label_of(row: dict[str, str | None], path: str, line: int) -> Label:
         success=known,
         stop_reason=StopReason(reason) if reason else None,
         note=row.get("note") or None,
+        right_looks=tuple(filter(None, map(str.strip, (row.get("right_looks") or "").split(";")))),
     )
 
 
@@ -155,7 +158,14 @@ def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
             "--stop-reason clean where it ended by itself. `session.finish(Outcome(success=None))` records an end."
         )
         raise DataError(reason, path=run.path, line=run.line, field="stop_reason")
-    outcome = Outcome(success=known.success, stop_reason=stop_reason, labelled_by=by, time_s=time_s, note=known.note)
+    outcome = Outcome(
+        success=known.success,
+        stop_reason=stop_reason,
+        labelled_by=by,
+        time_s=time_s,
+        note=known.note,
+        right_looks=known.right_looks,
+    )
     event = OutcomeEvent(session_id=run.session_id, agent_id=run.events[0].agent_id, outcome=outcome)
     if is_packed(Path(run.path)):
         raise DataError(

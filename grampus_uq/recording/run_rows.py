@@ -11,6 +11,7 @@ from grampus_uq.records.events import (
     CallAsked,
     DecisionEvent,
     Event,
+    LookEvent,
     ObservationEvent,
     OutcomeEvent,
     ProfileChanged,
@@ -53,6 +54,11 @@ def event_row(event: Event, *, most: int | None = None) -> EventRow:
     if isinstance(event, CallAsked):
         in_force = "not known" if event.in_force is None else ", ".join(f"{x.rule} {x.id[:8]}" for x in event.in_force)
         return EventRow(event="asked", why=f"in force: {in_force}" if in_force else "")
+    if isinstance(event, LookEvent):
+        found = "the same call" if event.agrees else event.missing or "another call"
+        read = "" if event.probability is None else f"call probability {event.probability:.2f}"
+        text = "" if event.call is None or event.agrees else event.call.canonical()
+        return EventRow(event=f"look of {event.tier}", readings=read, why=found, text=text)
     if isinstance(event, DecisionEvent):
         level = event.acknowledged or ""
         who = f"by {event.principal}"

@@ -1,4 +1,4 @@
-"""The events of a monitor, in commit order: a session began, a step, an observation, a decision, an outcome."""
+"""The events of a monitor, in commit order: a session began, a step, an observation, a look, a decision, an outcome."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from grampus_uq.records.values import Outcome, Reading, Step, StepUncertainty
+from grampus_uq.records.values import Outcome, Reading, Step, StepUncertainty, ToolCall
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.trajectory_risk import StepComponents
 
@@ -111,6 +111,28 @@ class CallAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LookEvent:
+    """A tier was asked which call it would make in the place of the run's first irreversible one, and changed nothing.
+
+    `own` is the `call_probability` of the agent's call, `probability` that of the tier's `call`; `agrees` whether the
+    two are equal. Without a `call`, `missing` says why. `tokens` and `seconds` are those of the look.
+    """
+
+    session_id: str
+    agent_id: str
+    tier: str
+    step_id: str | None = None
+    call: ToolCall | None = None
+    agrees: bool = False
+    own: _Unit | None = None
+    probability: _Unit | None = None
+    missing: str = ""
+    tokens: int = 0
+    seconds: float = 0.0
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeEvent:
     """A session ended, or its outcome became known; `trajectory` holds the steps that are complete if it ended here."""
 
@@ -165,4 +187,13 @@ class ProfileChanged:
     thresholds: Thresholds | None = None
 
 
-Event = SessionStarted | StepEvent | ObservationEvent | CallAsked | DecisionEvent | OutcomeEvent | ProfileChanged
+Event = (
+    SessionStarted
+    | StepEvent
+    | ObservationEvent
+    | CallAsked
+    | LookEvent
+    | DecisionEvent
+    | OutcomeEvent
+    | ProfileChanged
+)

@@ -409,6 +409,7 @@ _ALL_STEP_FIELDS = set(StepUncertainty.model_fields)
 class Outcome:
     """The end of a run: `success` is None while unknown; `stop_reason`, or its name ("clean"), says why it ended.
 
+    `right_looks` names the tiers whose other call, as recorded (`LookEvent`), would have been right.
     Raises ConfigurationError for a `success` that is neither true, false nor None, and for an unknown stop reason.
     """
 
@@ -417,6 +418,7 @@ class Outcome:
     labelled_by: str | None = None
     time_s: float = 0.0
     note: str | None = None
+    right_looks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "success", _as_success(self.success))

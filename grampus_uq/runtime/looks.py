@@ -8,11 +8,15 @@ that cannot be undone is a missing one: the next tier looks, or a human.
 
 Only a turn that proposes one call is looked at, and once: a worker that dies meanwhile leaves a call that waits for a
 human.
+
+In an advisory session nothing is held and nothing lifted: there every tier is asked about the run's first irreversible
+call, and what it would have called is recorded, for a chain to be learned from.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -142,11 +146,13 @@ class LookingAgain:
         """
         session, state = self.turn.lease.session, self.turn.lease.state
         profile = None if session is None else session.profile
-        chain = None if profile is None else profile.chain
-        if session is None or chain is None or not self._may_be_looked_at(record, session):
+        if session is not None and session.profile.advisory:
+            await self._learn_at(record, session)
             return None
-        at = next((i for i in range(len(state.messages) - 1, -1, -1) if _proposes(state.messages[i], record)), 0)
-        prompt, (request,) = list(state.messages[:at]), record.requests
+        chain = None if profile is None else profile.chain
+        if session is None or chain is None or not self._held_for_a_look(record):
+            return None
+        prompt, (request,) = self._before(record), record.requests
         answer, number = _Answer(), 0
         step: str
         step, chance = chain.after(0, _own_probability(session, record))
@@ -157,9 +163,7 @@ class LookingAgain:
                 number += 1
                 answer = await self._ask(record, chain.tiers[number].name, prompt)
                 step, chance = _after(chain, number, answer, record.proposed)
-                facts = {"chance": chance, "then": step, "missing": answer.missing, "tokens": answer.tokens}
-                facts |= {"tier": chain.tiers[number].name, "seconds": round(answer.seconds, 3)}
-                await self.turn.lease.save(("looked", {**self.turn.facts(record), **facts}))
+                await self._note_look(record, chain.tiers[number].name, answer, chance=chance, then=step)
         except StoreError:
             return None
         if session.profile is not profile or not await self.still_waits(record):
@@ -195,18 +199,59 @@ class LookingAgain:
             return False
         return not decided and self.turn.lease.state.record(held) == held
 
-    def _may_be_looked_at(self, record: CallRecord, session: Session) -> bool:
+    async def _learn_at(self, record: CallRecord, session: Session) -> None:
+        """Record what every tier would have called in the place of the run's first irreversible call; once a run."""
+        state = self.turn.lease.state
+        guarded = any(self.effect_of(one.proposed) is Effect.IRREVERSIBLE for one in state.turn)
+        if not guarded or LOOKS_USED in state.metadata:
+            return
+        state.metadata[LOOKS_USED] = [0, 0, 0.0]
+        if not self._may_be_looked_at(record):
+            return
+        prompt, own = self._before(record), _own_probability(session, record)
+        with contextlib.suppress(StoreError):
+            for look in self.looks.tiers:
+                answer = await self._ask(record, look.name, prompt)
+                session.record_look(
+                    look.name,
+                    step_id=record.step_id,
+                    call=answer.call,
+                    agrees=answer.call is not None and _equal(answer.call, record.proposed),
+                    own=own,
+                    probability=answer.probability,
+                    missing=answer.missing,
+                    tokens=answer.tokens,
+                    seconds=answer.seconds,
+                )
+                await self._note_look(record, look.name, answer, chance=None, then="recorded")
+
+    async def _note_look(
+        self, record: CallRecord, tier: str, answer: _Answer, *, chance: float | None, then: str
+    ) -> None:
+        """Put a look into the audit log. Raises StoreError."""
+        facts = {"chance": chance, "then": then, "missing": answer.missing, "tokens": answer.tokens, "tier": tier}
+        seconds = {"seconds": round(answer.seconds, 3)}
+        await self.turn.lease.save(("looked", {**self.turn.facts(record), **facts, **seconds}))
+
+    def _before(self, record: CallRecord) -> list[Message]:
+        """The conversation as it was before the turn that proposes a call."""
+        messages = self.turn.lease.state.messages
+        at = next((i for i in range(len(messages) - 1, -1, -1) if _proposes(messages[i], record)), 0)
+        return list(messages[:at])
+
+    def _held_for_a_look(self, record: CallRecord) -> bool:
+        """True where nothing holds a call that a look may not lift."""
+        held = record.waiting and len(record.requests) == 1 and record.requests[0].rule in LOOKED_AT
+        return held and self._may_be_looked_at(record)
+
+    def _may_be_looked_at(self, record: CallRecord) -> bool:
         return (
-            record.waiting
-            and self.turn.lease.state.vouched
+            self.turn.lease.state.vouched
             and PARENT not in self.turn.lease.state.metadata
             and len(self.turn.lease.state.turn) == 1
-            and len(record.requests) == 1
-            and record.requests[0].rule in LOOKED_AT
             and record.child_session is None
             and record.proposed.name not in self.turn.delegates
             and not record.step_id.endswith(LOOKED)
-            and not session.profile.advisory
         )
 
     def _client_of(self, look: Look) -> tuple[ModelClient, str]:

@@ -1,12 +1,15 @@
 """What a chain of a small model, a big one and a human buys, and whether its one promise is kept.
 
-    python -m tests.benchmarks.chain [--pair SMALL BIG ...] [--resamples 200] [--cases 400] [--seed 0] [--json]
+    python -m tests.benchmarks.chain [--pair SMALL BIG ...] [--looked SET ...] [--resamples 200] [--cases 400]
+        [--seed 0] [--json]
 
-Without a pair, two simulated worlds, one where the big model's errors are its own and one where most are the small
+Without either, two simulated worlds, one where the big model's errors are its own and one where most are the small
 one's too. A pair is two sets as `tool_agent` reads them, the same tasks handled by two models; a task that either did
-not get as far as its irreversible call in is left out, and counted. Each resample draws `--cases` of the population
-with replacement (of a pair: as many as there are), fits the chain on them (`learn.chain`, `--budget`, delta .05), and
-follows it over the whole population; a look of the big model costs 1, a question `--question`.
+not get as far as its irreversible call in is left out, and counted. A looked SET is one that `tool_agent --look`
+recorded: the small model's runs, at whose irreversible calls the big one looked. Each resample draws `--cases` of the
+population with replacement (of a pair or a set: as many as there are), fits the chain on them (`learn.chain`,
+`--budget`, delta .05), and follows it over the whole population; a look of the big model costs 1, a question
+`--question`.
 
 Rows: `data`, `policy`, means over the resamples that publish: `success`: right calls that go out and calls that a human
 decides, who is taken to be right; `of_big`: `success` over the big model's; `big_calls`, `questions`, `wrong_out`:
@@ -26,6 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.learn.chain import Chain, TierCases, fit_chain
+from grampus_uq.learn.eligibility import eligibility
+from grampus_uq.learn.profiles.chain_part import recorded_tiers
+from grampus_uq.recording import runs as recorded_runs
+from grampus_uq.records.events import LookEvent
 from tests.benchmarks._report import emit, existing
 from tests.benchmarks.tool_agent import Score, read_set
 
@@ -102,6 +109,19 @@ def pair(small: Path, big: Path, question: float) -> tuple[World, int]:
     return World(tiers, question, length), len(sides[0].keys() ^ sides[1].keys())
 
 
+def looked(folder: Path, question: float) -> World:
+    """The runs of a set at whose first irreversible call the big model looked."""
+    folder = folder / "recordings"
+    tiers = recorded_tiers(folder, np.random.default_rng(0), costs={"big": 1.0})
+    length = []
+    for run in recorded_runs(folder):
+        look = next((event for event in run.events if isinstance(event, LookEvent)), None)
+        if look is not None and eligibility(run).usable:
+            step = next(event.step for event in run.steps if event.step.step_id == look.step_id)
+            length.append(float(len(step.tool_calls[0].canonical())))
+    return World(tuple(tiers), question, np.array(length))
+
+
 def followed(chain: Chain, cases: World) -> Followed:
     """Follow the chain over all cases, as `Chain.after` says."""
     by_name = {tier.name: tier for tier in cases.tiers}
@@ -173,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("SMALL", "BIG"), type=existing)
+    parser.add_argument("--looked", nargs="+", default=[], metavar="SET", type=existing)
     parser.add_argument("--resamples", type=int, default=200)
     parser.add_argument("--cases", type=int, default=400, help="cases of a simulated world that a chain is fitted on")
     parser.add_argument("--budget", type=float, default=0.1, help="share of all cases that may go out wrong")
@@ -181,14 +202,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
-    if options.pair:
+    if options.pair or options.looked:
         options.cases = 0
+    for folder in options.looked:
+        rows += rows_of(Path(folder).name, looked(Path(folder), options.question), options)
     for small, big in options.pair:
         cases, left_out = pair(Path(small), Path(big), options.question)
         if len(cases.length) < 2:
             parser.error(f"{small} and {big}: no two tasks were handled by both models")
         rows += [row | {"left_out": left_out} for row in rows_of(f"{small.name} to {big.name}", cases, options)]
-    for name, shared in () if options.pair else (("own errors", 0.1), ("shared errors", 0.7)):
+    for name, shared in () if options.cases == 0 else (("own errors", 0.1), ("shared errors", 0.7)):
         rng = np.random.default_rng(options.seed + 1)
         rows += rows_of(f"world: {name}", world(rng, 4000, shared=shared, question=options.question), options)
     emit("chain", rows, options.json)

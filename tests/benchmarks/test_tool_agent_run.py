@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grampus_uq.learn.profiles.chain_part import recorded_tiers
 from grampus_uq.models.model_file import find_model_file
 from grampus_uq.records.values import ModelResponse, TokenLogprob, ToolCall
 from grampus_uq.testing.scripted_model import ScriptedModel, answer
-from tests.benchmarks import tool_agent, tool_agent_bfcl, tool_agent_desk, tool_agent_model
+from tests.benchmarks import chain, tool_agent, tool_agent_bfcl, tool_agent_desk, tool_agent_model
 from tests.benchmarks.test_tool_agent import shown, written
 from tests.benchmarks.tool_agent_run import run_tasks
 
@@ -77,6 +78,28 @@ async def test_what_is_run_is_read_and_a_second_start_runs_only_what_is_missing(
     await run_tasks(again, "desk", tool_agent_desk.tasks(10, 7), tmp_path, p_true=True)
     assert again.calls[0].messages[-1].content == list(tool_agent_desk.tasks(10, 7))[9].mail
     assert shown([str(tmp_path)], capsys)[tmp_path.name, "call_probability"]["n"] == 10
+
+
+@pytest.mark.one_loop
+@pytest.mark.anyio
+async def test_what_a_big_model_would_have_called_is_recorded_and_labelled_for_a_chain(tmp_path: Path) -> None:
+    """The small model is right at every second task, the big one at two of three, and makes what it says itself."""
+    tasks = list(tool_agent_desk.tasks(10, 7))
+    small, big = ([number % every != 1 for number in range(10)] for every in (2, 3))
+
+    def turns(number: int, right: bool) -> list[ModelResponse]:
+        return list(replies(tasks[number], right))[: 2 if tasks[number].shop.found else 4]
+
+    agent = ScriptedModel([turn for number in range(10) for turn in turns(number, small[number])])
+    look = ScriptedModel([turns(number, big[number])[-1] for number in range(10)])
+    await run_tasks(agent, "desk", tool_agent_desk.tasks(10, 7), tmp_path, look=look)
+    one, other = recorded_tiers(tmp_path / "recordings", np.random.default_rng(0))
+    assert one.right.tolist() == small
+    assert other.agrees is not None
+    assert other.agrees.tolist() == [one == two for one, two in zip(small, big, strict=True)]
+    assert other.right.tolist() == big
+    cases = chain.looked(tmp_path, 5.0)
+    assert (len(cases.length), cases.length.min() > 0) == (10, True)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 9), st.data())

@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.tool_agent SET... [--draws 2000] [--seed 0] [--json]
     python -m tests.benchmarks.tool_agent --model FILE.gguf --tasks N --out SET [--family desk|bfcl] [--seed 0]
+        [--look BIG.gguf]
 
 The second form runs an agent and writes a SET, with a model that the embedded runner can load: `tool_agent_desk` and
 `tool_agent_bfcl` say what its tasks are, `tool_agent_run` what is recorded. The first reads such sets.
@@ -361,6 +362,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", type=int, default=40, help="how many")
     parser.add_argument("--out", type=Path, help="the set that is written; a second start goes on with it")
     parser.add_argument("--p-true", action="store_true", help="ask P(True) of irreversible calls as the guide does")
+    parser.add_argument(
+        "--look", type=existing, metavar="BIG.gguf", help="ask this model about irreversible calls, too"
+    )
     parser.add_argument("--draws", type=int, default=2000, help="bootstrap draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -369,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("name either sets to read, or --model and --out to write one")
     if options.model:
         run = partial(run_file, options.model, options.family, options.tasks, options.seed, options.out)
-        anyio.run(partial(run, p_true=options.p_true))
+        anyio.run(partial(run, p_true=options.p_true, look_file=options.look))
         return
     rows: list[dict[str, Any]] = []
     for path in options.sets:

@@ -171,6 +171,10 @@ class Task:
         """True when the shop has the right change and no other."""
         return self.shop.changes == [(self.truth.name, self.truth.arguments)]
 
+    def right(self, call: ToolCall) -> bool:
+        """True for the right change."""
+        return call.likeness() == self.truth.likeness()
+
 
 def tasks(n: int, seed: int) -> Iterator[Task]:
     """The first `n` tasks of a seed, kinds in turn: the same whatever `n` is."""

@@ -5,6 +5,9 @@ alternatives, content full. P(True) as the guide asks it, of the turns that prop
 without a shared prefix it takes longer than the agent itself; a probe asks the same with the conversation in view. A
 line a run is written when the run has ended, so a set that was cut short is a smaller one, and a second start of the
 same command goes on where the first stopped.
+
+With `look` another model is asked about the first irreversible call of each run, as the tier "big" of a chain, instead
+of the probes, and the recordings are labelled.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,10 +27,12 @@ from grampus_uq.errors import GrampusError, ModelError
 from grampus_uq.models.local_model import LocalModel
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.monitor.sensing_settings import Sensing
-from grampus_uq.recording import RecordingProcessor
+from grampus_uq.recording import Label, RecordingProcessor, find_run, label
+from grampus_uq.records.events import LookEvent
 from grampus_uq.records.protocols import ModelClient, SenseContext
 from grampus_uq.records.values import AgentDefinition, Reading, Step
 from grampus_uq.records.vocabulary import Effect, MissingReason, UncertaintySource
+from grampus_uq.runtime.looks import Look, Looks
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.signals.driver import Budget
 from grampus_uq.signals.p_true import PTrue
@@ -65,15 +71,36 @@ class PTrueOfChanges:
         return Reading(source=self.source, value=None, reason=MissingReason.NOT_NEEDED)
 
 
-async def run_file(model_file: Path, family: str, n: int, seed: int, folder: Path, *, p_true: bool = False) -> None:
-    """Run the agent with the model of a GGUF file."""
-    model = LocalModel(model_file=model_file, context_tokens=_CONTEXT_TOKENS, timeout_s=_TIMEOUT_S)
-    async with model:
-        await run_tasks(model, family, tasks_of(family, n, seed), folder, p_true=p_true)
+async def run_file(
+    model_file: Path,
+    family: str,
+    n: int,
+    seed: int,
+    folder: Path,
+    *,
+    p_true: bool = False,
+    look_file: Path | None = None,
+) -> None:
+    """Run the agent with the model of a GGUF file; that of `look_file` looks at its irreversible calls."""
+    async with AsyncExitStack() as stack:
+        model, look = [
+            file
+            and await stack.enter_async_context(
+                LocalModel(model_file=file, context_tokens=_CONTEXT_TOKENS, timeout_s=_TIMEOUT_S)
+            )
+            for file in (model_file, look_file)
+        ]
+        await run_tasks(model, family, tasks_of(family, n, seed), folder, p_true=p_true, look=look)
 
 
 async def run_tasks(
-    model: ModelClient, family: str, tasks: Iterator[Any], folder: Path, *, p_true: bool = False
+    model: ModelClient,
+    family: str,
+    tasks: Iterator[Any],
+    folder: Path,
+    *,
+    p_true: bool = False,
+    look: ModelClient | None = None,
 ) -> None:
     """Run each task that has no outcome yet."""
     outcomes = folder / "outcomes.jsonl"
@@ -81,7 +108,7 @@ async def run_tasks(
     for task in tasks:
         if task.id not in known:
             _forget(folder / "recordings", task.id)
-            line, probe = await _run(model, family, task, folder / "recordings", p_true)
+            line, probe = await _run(model, family, task, folder / "recordings", p_true, look)
             if probe is not None:
                 _append(folder / "probes.jsonl", probe)
             _append(outcomes, line)
@@ -105,12 +132,14 @@ def _append(path: Path, line: dict[str, Any]) -> None:
 
 
 async def _run(
-    model: ModelClient, family: str, task: Any, recordings: Path, p_true: bool
+    model: ModelClient, family: str, task: Any, recordings: Path, p_true: bool, look: ModelClient | None
 ) -> tuple[dict[str, Any], Any]:
     desk = family == "desk"
-    client = JsonCalls(model, one_call=True)
+    form: dict[str, Any] = {"one_call": True}
     if desk:
-        client = JsonCalls(model, open_tools=task.shop.open_tools, examples=tool_agent_desk.EXAMPLES)
+        form = {"open_tools": task.shop.open_tools, "examples": tool_agent_desk.EXAMPLES}
+    client = JsonCalls(model, **form)
+    tiers = [] if look is None else [Look(name="big", client=JsonCalls(look, **form), timeout_s=_TIMEOUT_S)]
     executor = task.shop.tools() if desk else task
     begun = time.perf_counter()
     failed = None
@@ -123,7 +152,7 @@ async def _run(
             ),
             advisory=True,
         )
-        runner = AgentRunner(client, executor, uncertainty_monitor=monitor)
+        runner = AgentRunner(client, executor, uncertainty_monitor=monitor, looks=Looks(tiers=tiers))
         prompt = tool_agent_desk.RULES if desk else _ONE_CALL
         agent = AgentDefinition(name=family, model="local", system_prompt=prompt, max_iterations=_MOST_TURNS)
         try:
@@ -131,6 +160,8 @@ async def _run(
         except GrampusError as error:
             failed = str(error)
     took = time.perf_counter() - begun
+    if tiers:
+        _label(recordings, task)
     called = task.shop.changes if desk else [(call.name, call.arguments) for call in task.called]
     truth = task.truth
     line = {
@@ -141,7 +172,14 @@ async def _run(
         "ok": task.succeeded,
     }
     line |= {"failed": failed, "turns": len(client.turns), "s": took}
-    return line, await _probe(client, executor, task.id)
+    return line, None if tiers else await _probe(client, executor, task.id)
+
+
+def _label(recordings: Path, task: Any) -> None:
+    """Say how the run ended, and which tiers' other calls were the right one."""
+    looks = [event for event in find_run(recordings, task.id).events if isinstance(event, LookEvent)]
+    right = tuple(look.tier for look in looks if look.call is not None and task.right(look.call))
+    label(recordings, Label(session_id=task.id, success=task.succeeded, right_looks=right), by="the task")
 
 
 async def _probe(client: JsonCalls, executor: Any, session: str) -> dict[str, Any] | None:

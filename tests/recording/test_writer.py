@@ -21,9 +21,9 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording import MAX_LINE_BYTES, RecordingProcessor, decode, encode, file_name, read, redact
 from grampus_uq.recording.writer import Syncer
 from grampus_uq.records.call_parts import CallPart, Candidate
-from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.records.events import DecisionEvent, Event, LookEvent, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.protocols import Processor
-from grampus_uq.records.values import Outcome, Reading, TokenLogprob
+from grampus_uq.records.values import Outcome, Reading, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import UncertaintyAction
 from tests.recording.events import events, session, started, step_event
 from tests.sampling import examples
@@ -165,6 +165,20 @@ def test_with_full_content_everything_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / ".hash-key").exists()
 
 
+def test_the_arguments_of_a_looks_call_are_kept_as_those_of_the_agents_own() -> None:
+    call = ToolCall(id="c", name="send", arguments={"to": "bob"})
+    look = LookEvent(session_id="s", agent_id="a", tier="big", call=call)
+    for content in ("hashed", "none"):
+        step = redact(step_event(0, arguments=call.arguments), content, KEY)
+        left = redact(look, content, KEY)
+        assert isinstance(left, LookEvent)
+        assert isinstance(step, StepEvent)
+        assert left.call is not None
+        assert left.call.arguments == step.step.tool_calls[0].arguments != call.arguments
+        assert left.call.name == "send"
+    assert redact(dataclasses.replace(look, call=None), "none", KEY).call is None
+
+
 @given(events, st.sampled_from(["hashed", "none"]))
 @settings(max_examples=examples(100), deadline=None)
 def test_what_a_replay_reads_is_never_taken_away(event: Event, content: Any) -> None:
@@ -182,7 +196,7 @@ def test_what_a_replay_reads_is_never_taken_away(event: Event, content: Any) -> 
     elif isinstance(event, OutcomeEvent) and isinstance(left, OutcomeEvent):
         assert dataclasses.replace(left.outcome, note=None) == dataclasses.replace(event.outcome, note=None)
     else:
-        changeable = {"text", "message"}
+        changeable = {"text", "message", "call"}
         names = {field.name for field in dataclasses.fields(event)} - changeable
         assert {name: getattr(left, name) for name in names} == {name: getattr(event, name) for name in names}
 

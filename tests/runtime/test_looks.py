@@ -30,6 +30,7 @@ from grampus_uq.core.release import ReleaseRule
 from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.recording import ProfileArtifact
 from grampus_uq.recording.artifacts import FittedFor
+from grampus_uq.records.events import Event, LookEvent
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime import MemoryStore
@@ -133,15 +134,24 @@ class Case:
         bounds = given.pop("bounds", {})
         self.profile = given.pop("profile", profile(*names))
         timeout_s = given.pop("timeout_s", 60.0)
+        self.events: list[Event] = []
+        monitor = UncertaintyMonitor(profile=self.profile, processors=[self], advisory=given.pop("advisory", False))
         looks = [Look(name=n, client=m, timeout_s=timeout_s) for n, m in zip(names, self.models, strict=True)]
         self.runner = AgentRunner(
             given.pop("model", agent(odds)),
             self.world.tools(),
-            uncertainty_monitor=UncertaintyMonitor(profile=self.profile),
+            uncertainty_monitor=monitor,
             store=self.store,
             looks=given.pop("looks", Looks(tiers=looks, **bounds)),
             **given,
         )
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def recorded(self) -> list[LookEvent]:
+        return [event for event in self.events if isinstance(event, LookEvent)]
 
     async def run(self) -> Any:
         return await self.runner.run(AGENT, "mail bob", session_id="s")
@@ -292,6 +302,68 @@ def test_the_audit_holds_each_look_with_its_chance_and_cost_and_who_let_the_call
     (started,) = [entry["data"] for entry in case.audited() if entry["what"] == "execution_started"]
     assert started["cleared_by"] == "chain tier 2"
     assert started["arguments"]["to"] == "ann"
+
+
+# -- what a chain is learned from --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tier", "agrees", "probability", "missing"),
+    [
+        (mailing("bob", 0.75), True, 0.75, ""),
+        (mailing("ann", 0.75), False, 0.75, ""),
+        (mailing("bob", 0.75, read=False), True, None, ""),
+        (answer("Bob it is."), False, None, "it did not answer with one call"),
+        (RuntimeError("down"), False, None, "it failed (RuntimeError)"),
+        (HANG, False, None, "it was late"),
+    ],
+    ids=str,
+)
+def test_an_advisory_run_records_what_every_tier_would_have_called_and_goes_on_as_without(
+    tier: Any, agrees: bool, probability: float | None, missing: str
+) -> None:
+    case = Case(tier, mailing("ann", 0.95), advisory=True, timeout_s=0.3, profile=profile())
+    result = case.ran()
+    without = Case(advisory=True, looks=None, profile=profile())
+    assert result.messages == without.ran().messages
+    assert case.world.sent == without.world.sent == [("bob", "hi")]
+    first, second = case.recorded
+    assert (first.tier, first.agrees, first.missing) == ("tier 1", agrees, missing)
+    assert (second.tier, second.agrees) == ("tier 2", False)
+    assert first.probability == (None if probability is None else pytest.approx(probability))
+    assert first.own == second.own == pytest.approx(0.5)
+    assert (first.call is None) == bool(missing)
+    looked = [entry["data"] for entry in case.audited() if entry["what"] == "looked"]
+    assert [(one["tier"], one["then"]) for one in looked] == [("tier 1", "recorded"), ("tier 2", "recorded")]
+
+
+def test_only_the_first_irreversible_call_of_an_advisory_run_is_looked_at() -> None:
+    def turns(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse:
+        asked = sum(message.role is Role.ASSISTANT for message in messages)
+        search = answer("", tool_calls=[ToolCall(id="s", name="search", arguments={"query": "bob"})])
+        return [search, mailing("bob", 0.5), mailing("ann", 0.5), answer("Done.")][min(asked, 3)]
+
+    case = Case(mailing("bob", 0.75), model=ScriptedModel(turns), advisory=True)
+    case.ran()
+    assert case.world.sent == [("bob", "hi"), ("ann", "hi")]
+    (look,) = case.recorded
+    assert look.step_id == "llm_1"
+    assert [message.role for message in case.models[0].calls[0].messages][-1] is Role.TOOL
+
+    def both(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse:
+        asked = sum(message.role is Role.ASSISTANT for message in messages)
+        two = [*mailing("bob", 1.0).tool_calls, *mailing("ann", 1.0).tool_calls]
+        return [answer("", tool_calls=two), mailing("bob", 0.5), answer("Done.")][min(asked, 2)]
+
+    case = Case(mailing("bob", 0.75), model=ScriptedModel(both), advisory=True)
+    case.ran()
+    assert case.recorded == []
+
+
+def test_a_run_that_may_be_stopped_records_no_look() -> None:
+    case = Case(mailing("bob", 0.95))
+    assert case.ran().status is AgentStatus.COMPLETED
+    assert case.recorded == []
 
 
 # -- whatever happens on the way ---------------------------------------------------------------------------------------

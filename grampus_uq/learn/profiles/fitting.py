@@ -32,6 +32,7 @@ from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.guarded import guarding_as_recorded
 from grampus_uq.learn.profiles.attribution_part import fit_attribution
 from grampus_uq.learn.profiles.cases import worth_labelling
+from grampus_uq.learn.profiles.chain_part import fit_chain_part, recorded_tiers
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual, rates
 from grampus_uq.learn.profiles.labelled import NO_STEP, LabelledRuns, labelled_runs
 from grampus_uq.learn.profiles.options import FitOptions
@@ -136,11 +137,15 @@ def fit_profile(
     if options.keep_p_success and given.calibration is None:
         raise ConfigurationError.of("keep_p_success", "fit_profile", "given with a base that has a p_success", base)
     policy = guarding_as_recorded(given.policy, paths)
-    bare = given.model_copy(update={"policy": policy, "detector": None, "calibration": None, "release": None})
+    bare = given.model_copy(
+        update={"policy": policy, "detector": None, "calibration": None, "release": None, "chain": None}
+    )
     spread: dict[str, Any] = {"workers": workers, "on_refused": on_refused}
     runs = labelled_runs(paths, bare, task_key=options.task_key, on_runs=on_runs, **spread)
     if runs.recorded == runs.excluded.get(NO_STEP, 0):
         raise ConfigurationError.of("paths", "fit_profile", "recordings with at least one step of the model", 0)
+    if options.question is not None:
+        return _chain_alone(paths, bare, runs, options, spread)
     parted = held_out_runs(runs.tasks, runs.success, options.held_out, rng)
     kept = given.calibration if options.keep_p_success or not can_learn(runs, parted) else None
     tracer, tracer_part = given.trajectory_risk, Part(name="tracer", status="not asked for", why="Kept with p_success.")
@@ -188,6 +193,29 @@ def fit_profile(
         without_task=runs.without_task,
         label_next=worth_labelling(runs, fitted),
         detector=detector,
+    )
+
+
+def _chain_alone(
+    paths: Paths, bare: Profile, runs: LabelledRuns, options: FitOptions, spread: Mapping[str, Any]
+) -> ProfileFit:
+    """The chain of the recorded looks; a replay has no looks, so that nothing is forecast by one."""
+    rng = np.random.default_rng(options.seed)
+    tiers = recorded_tiers(paths, rng, costs=options.look_costs, task_key=options.task_key, **spread)
+    rate = options.runs_per_day or runs.runs_per_day
+    share = float(runs.has_call.mean()) if len(runs) else 0.0
+    chain, part = fit_chain_part(tiers, options, None if rate is None else rate * share)
+    cases = len(tiers[0].right) if tiers else 0
+    splits = {"learn": cases // 3, "thresholds": cases - cases // 3}
+    profile = bare.model_copy(update={"chain": chain})
+    return ProfileFit(
+        artifact=_artifact(paths, profile, [part], runs, splits, frozenset(), None, options),
+        parts=(part,),
+        counts=runs.counts,
+        splits=splits,
+        expected=rates(()),
+        tasks=splits["thresholds"],
+        without_task=runs.without_task,
     )
 
 

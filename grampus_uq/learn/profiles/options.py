@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +39,9 @@ class FitOptions:
         attribution_level: wanted coverage of error sets.
         task_key: metadata that names a run's task.
         runs_per_day: for the forecast of pauses; None: as the recordings say.
+        question: cost of asking a human, > 0. Given, a chain of the recorded looks is fitted and nothing else, within
+            the budget `wrong_releases`: of the calls that the chain sees.
+        look_costs: cost of one look of each tier, in the unit of `question`; None: its seconds.
         seed: draws splits and ties.
     """
 
@@ -55,6 +60,8 @@ class FitOptions:
     attribution_level: float = 0.8
     task_key: str = "task_id"
     runs_per_day: float | None = None
+    question: float | None = None
+    look_costs: Mapping[str, float] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,10 +75,22 @@ class FitOptions:
         if self.pause_share is not None and (self.accuracy is not None or self.wrong_releases is not None):
             rule = "one of accuracy or wrong_releases, and pause_share"
             raise ConfigurationError.of("accuracy", "FitOptions", rule, (self.accuracy, self.pause_share))
+        self._check_looks()
         if self.labels not in (None, "random", "by_score"):
             raise ConfigurationError.of("labels", "FitOptions", "random or by_score", self.labels)
         if self.detector_at not in (None, "calls", "steps"):
             raise ConfigurationError.of("detector_at", "FitOptions", "calls or steps", self.detector_at)
+
+    def _check_looks(self) -> None:
+        if self.question is None and self.look_costs is not None:
+            raise ConfigurationError.of("look_costs", "FitOptions", "left out without a question", self.look_costs)
+        if self.question is not None and not 0.0 < self.question < math.inf:
+            raise ConfigurationError.of("question", "FitOptions", "a finite cost > 0", self.question)
+        if not all(0.0 <= cost < math.inf for cost in (self.look_costs or {}).values()):
+            raise ConfigurationError.of("look_costs", "FitOptions", "finite costs >= 0", self.look_costs)
+        if self.question is not None and (self.accuracy is not None or self.pause_share is not None):
+            rule = "left out with a question, whose chain keeps to wrong_releases"
+            raise ConfigurationError.of("accuracy", "FitOptions", rule, (self.accuracy, self.pause_share))
 
     @property
     def delta(self) -> float | None:
