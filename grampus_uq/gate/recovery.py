@@ -53,11 +53,15 @@ def restored(
 
 
 def recovered(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, effect: Effect, now_s: float) -> CallRecord:
-    """A call that a dead process left started: a read runs again, for anything else a human is asked."""
+    """A call that a dead process left started: a read runs again, for anything else a human is asked.
+
+    It is a read if it was started as one, whatever `effect` is now, and still is one.
+    """
     if record.phase is not CallPhase.STARTED:
         return record
-    if record.child_session is not None or (effect is Effect.READ and record.cleared_here):
+    reads = record.effect is Effect.READ is effect
+    if record.child_session is not None or (reads and record.cleared_here):
         return cleared(record, record.cleared_by or "monitor")  # a sub-agent's session resumes itself
-    if effect is Effect.READ and (record.decisions or record.grant is not None):
+    if reads and (record.decisions or record.grant is not None):
         return record.change(phase=CallPhase.CLEARED)
     return asked(record, terms, approvals, UNKNOWN_OUTCOME, now_s)

@@ -487,7 +487,7 @@ async def test_what_nobody_decided_on_asks_no_precondition(anyio_backend: str) -
 
 
 def test_what_a_dead_process_left_started_is_asked_about_unless_it_only_reads() -> None:
-    started = cleared(CallRecord(proposed=PAY, step_id="llm_1")).change(phase=CallPhase.STARTED)
+    started = cleared(CallRecord(proposed=PAY, step_id="llm_1"), effect=Effect.READ).change(phase=CallPhase.STARTED)
     back = restored(stored(started), TERMS, UNSIGNED, NOW, believed=True)
     assert recovered(back, TERMS, UNSIGNED, Effect.READ, NOW).phase is CallPhase.CLEARED
     for effect in (Effect.REVERSIBLE, Effect.UNKNOWN, Effect.IRREVERSIBLE):

@@ -493,11 +493,12 @@ def test_a_sub_agents_call_waits_on_only_where_the_host_knows_the_tool_as_one() 
 
 
 def test_a_dead_processes_call_runs_again_by_itself_only_where_it_reads_and_was_let_through() -> None:
-    running = cleared(NEW, "unmonitored").change(phase=CallPhase.STARTED)
+    running = cleared(NEW, "unmonitored").change(phase=CallPhase.STARTED, effect=Effect.READ)
     again = recovered(running, TERMS, OPEN, Effect.READ, NOW)
     assert (again.phase, again.cleared_by, again.cleared_here) == (CallPhase.CLEARED, "unmonitored", True)
     grant = Grant(tool="pay", principal="ann", expires_s=NOW + 1)
     for record in (granted(waiting(), grant), decided(waiting(), [says(waiting(), "approve")])):
+        record = record.change(effect=Effect.READ)
         by_human = recovered(stored(record.change(phase=CallPhase.STARTED)), TERMS, OPEN, Effect.READ, NOW)
         assert by_human == record
     for record, effect in ((stored(running), Effect.READ), (running, Effect.REVERSIBLE), (running, Effect.UNKNOWN)):
@@ -509,6 +510,16 @@ def test_a_dead_processes_call_runs_again_by_itself_only_where_it_reads_and_was_
     assert recovered(nameless, TERMS, OPEN, Effect.READ, NOW).cleared_by == "monitor"
     for record in (waiting(), cleared(NEW), NEW):
         assert recovered(record, TERMS, OPEN, Effect.READ, NOW) == record
+
+
+@pytest.mark.parametrize(("began", "now"), list(product(Effect, Effect)))
+def test_a_release_that_classifies_a_started_call_anew_does_not_make_it_a_read(began: Effect, now: Effect) -> None:
+    grant = Grant(tool="pay", principal="ann", expires_s=NOW + 1)
+    for record in (cleared(NEW), granted(waiting(), grant), decided(waiting(), [says(waiting(), "approve")])):
+        started = stored(record.change(phase=CallPhase.STARTED, effect=began))
+        after = recovered(restored(started, TERMS, OPEN, NOW, believed=True), TERMS, OPEN, now, NOW)
+        assert (after.phase is CallPhase.CLEARED) == (began is now is Effect.READ)
+        assert after.waiting == after.began_before == (after.phase is not CallPhase.CLEARED)
 
 
 def test_the_idempotency_key_is_of_this_call_at_this_step_of_this_run() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 
 import anyio
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +23,8 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, scripted
 from tests.sampling import examples
+
+pytestmark = pytest.mark.anyio
 
 
 class Announced(MemoryStore):
@@ -57,11 +61,11 @@ class Till:
     """A payment whose process dies as often as `deaths` says, once it is paid."""
 
     def __init__(self, effect: Effect, deaths: int) -> None:
-        self.store, self.paid, self._effect, self._deaths = Announced(), list[str](), effect, deaths
+        self.store, self.paid, self.effect, self._deaths = Announced(), list[str](), effect, deaths
         self._scope = anyio.CancelScope()
 
     def runner(self, calls: int = 1, **given: object) -> AgentRunner:
-        @tool(effect=self._effect)
+        @tool(effect=self.effect)
         async def pay(to: str) -> str:
             self.paid.append(to)
             if len(self.paid) <= self._deaths:
@@ -130,6 +134,21 @@ def test_whatever_becomes_of_a_call_that_may_have_run_it_is_told_and_a_rollback_
         assert [call["call"]["arguments"] for call in executed] == [{"to": "A0"}]
 
     anyio.run(run)
+
+
+@pytest.mark.parametrize(("began", "now"), list(itertools.product(Effect, Effect)))
+async def test_a_call_runs_again_unasked_only_if_it_read_when_it_started_and_in_the_next_release(
+    began: Effect, now: Effect
+) -> None:
+    till = Till(began, deaths=1)
+    await till.runner().run(AGENT, "pay", session_id="s")
+    await till.resumed("approve")
+    assert till.paid == ["A0"]
+    till.effect = now
+    await till.resumed()
+    assert (len(till.paid) == 2) == (began is now is Effect.READ)
+    state, _ = await till.runner().ledger.known(AGENT.name, "s")
+    assert [request.rule for request in state.pending()] == ["unknown_outcome"] * (2 - len(till.paid))
 
 
 @given(effect=st.sampled_from([one for one in Effect if one is not Effect.READ]), behind=st.booleans())
