@@ -12,7 +12,7 @@ from grampus_uq.gate.carried import read_record
 VERSION = 2
 _READABLE = (1, 2)
 _MAX_SETTLED = 256
-_OVER = (CallPhase.STARTED, CallPhase.SETTLED)
+OVER = (CallPhase.STARTED, CallPhase.SETTLED)
 Key = tuple[str, str]
 
 
@@ -40,7 +40,7 @@ class CallRecords(dict[int, CallRecord]):
         key = self.key(call)
         slots = self._slots.get(key)
         if slots:
-            waits = (s for s in slots if self[s].phase not in _OVER or self[s].child_session is not None)
+            waits = (s for s in slots if self[s].phase not in OVER or self[s].child_session is not None)
             return next(waits, slots[-1])
         slot = self._as_edited.get(key)
         record = None if slot is None else self.get(slot)
@@ -93,7 +93,7 @@ class CallRecords(dict[int, CallRecord]):
     def known(self, name: str) -> list[ToolCall]:
         """The calls of a tool that were judged, those first that have not run."""
         records = [record for record in self.values() if record.proposed.name == name]
-        return [record.proposed for record in sorted(records, key=lambda record: record.phase in _OVER)]
+        return [record.proposed for record in sorted(records, key=lambda record: record.phase in OVER)]
 
     def approved(self, call_id: str) -> list[ToolCall]:
         """The calls with this id that humans approved, as they approved them."""

@@ -45,6 +45,7 @@ try:
     from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
     from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
     from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, ToolCallPart
+    from pydantic_ai.run import AgentRunResult
     from pydantic_ai.tools import DeferredToolRequests, ToolDefinition, ToolDenied
     from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 except ImportError as error:
@@ -56,17 +57,17 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     find_part,
     meant,
     native_calls,
-    open_calls,
     plain,
     tool_schema,
     with_arguments,
 )
 from grampus_uq.integrations.pydantic_ai_runs import (
     RUNNING,
+    Execution,
     WatchedRun,
+    back_to_gate,
     dump,
     metadata_of,
-    results_for,
     resume,
     waiting,
 )
@@ -131,13 +132,31 @@ class UncertaintyCapability(AbstractCapability[Any]):
 
     async def for_run(self, ctx: RunContext[Any]) -> UncertaintyCapability:
         """One instance a run: it continues what the history carries, or the run of the agent that started this one."""
-        run = RUNNING.get() or await self._taken_up(ctx)
+        run = self._around() or await self._taken_up(ctx)
         await run.calls.tell()
         for record in run.calls.records.edited():  # its result belongs to the call that the transcript shows
             with_arguments(ctx.messages, record.proposed, record.call.arguments)
         one = copy.copy(self)
         one.run, one.gated_tools, one._judged_outputs = run, set(), {}
         return one
+
+    def _around(self) -> WatchedRun | None:
+        """The run of the agent whose tool starts this one, if there is one: its guard judges the calls of both."""
+        around = RUNNING.get()
+        if around is None:
+            return None
+        if around.run.rules == self._rules():
+            return around.run
+        if self.settings.acts:
+            rule = "with the policy and settings of the guard of the agent whose tool runs this one"
+            raise ConfigurationError.of("capability", "UncertaintyCapability", rule, "a guard with others")
+        return None
+
+    def _rules(self) -> tuple[Any, ...]:
+        """All that decides what becomes of a call."""
+        one = self.settings
+        terms = self._gate.terms("", "", one.monitor.profile.policy)
+        return terms.rules, one.acts, one.effects, one.precondition, one.permits
 
     async def _taken_up(self, ctx: RunContext[Any]) -> WatchedRun:
         carried, decisions, vouched = self._carried(ctx)
@@ -151,7 +170,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
             vouched=vouched,
         )
         # Histories of sub-agents count only in a state that does: what runs in them was cleared there.
-        run = WatchedRun(calls, self._schemas, _mapping(carried, "children") if calls.terms.vouched else None)
+        children = _mapping(carried, "children") if calls.terms.vouched else None
+        run = WatchedRun(calls, self._schemas, self._rules(), children)
         if calls.terms.vouched:
             for name, schema in _mapping(carried, "schemas").items():
                 self._schemas.setdefault(name, schema)
@@ -297,7 +317,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
     async def _execute(self, ctx: RunContext[Any], release: Release, work: Callable[[], Any]) -> Any:
         """Run a released call: sub-agents find this run inside it, and only there: `iter` lends callers its context."""
         run = self._current()
-        token = RUNNING.set(run)
+        token = RUNNING.set(Execution.of(run, ctx.tool_call_id or ""))
         try:
             return await run.calls.execute(release, work, suspends=lambda result: isinstance(result, ApprovalRequired))
         except ApprovalRequired:
@@ -362,21 +382,36 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
 
     Both agents have an `UncertaintyCapability` and may return `DeferredToolRequests`. `given` goes to `agent.run`.
     """
-    run, call_id = RUNNING.get(), ctx.tool_call_id or ""
-    if run is None:
+    execution = RUNNING.get()
+    if execution is None:
         return (await agent.run(prompt, **given)).output
-    history = run.children.get(call_id)
+    run, key = execution.run, execution.key
+    if execution.delegates and run.calls.acts:  # when the tool runs again, it could not tell which of them waited
+        raise ConfigurationError.of("run_sub_agent", ctx.tool_name or "a tool", "one sub-agent in each call", "two")
+    execution.delegates = True
+    history = run.children.get(key)
     if history is None:
         result = await agent.run(prompt, **given)
     else:
         messages = ModelMessagesTypeAdapter.validate_python(history)
-        results = results_for(open_calls(messages))
-        result = await agent.run(message_history=messages, deferred_tool_results=results, **given)
+        result = await agent.run(
+            message_history=messages, deferred_tool_results=back_to_gate(messages, within=key), **given
+        )
     if not isinstance(result.output, DeferredToolRequests):
-        run.children.pop(call_id, None)
+        run.children.pop(key, None)
         return result.output
-    run.children[call_id] = json.loads(result.all_messages_json())
+    _only_ours(result, key)
+    run.children[key] = json.loads(result.all_messages_json())
     raise ApprovalRequired(metadata={KEY: [dump(request) for request in waiting(result)]})
+
+
+def _only_ours(result: AgentRunResult[Any], key: str) -> None:
+    """Raise ConfigurationError where a sub-agent waits for what nobody can answer through its parent."""
+    output, answered = result.output, back_to_gate(result.all_messages(), within=key).approvals
+    others = [part.tool_name for part in (*output.calls, *output.approvals) if part.tool_call_id not in answered]
+    if others:
+        rule = "with tools that this package alone defers: nobody can answer others through the parent"
+        raise ConfigurationError.of("agent", "run_sub_agent", rule, others)
 
 
 def _validator(ctx: RunContext[Any], name: str) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ToolCallPart
@@ -12,7 +14,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 
 from grampus_uq import ApprovalDecision, ApprovalRequest, ToolCall
 from grampus_uq.gate.call import CallRecord
-from grampus_uq.integrations.call_records import calls_in, waiting_in
+from grampus_uq.integrations.call_records import OVER, calls_in, waiting_in
 from grampus_uq.integrations.carried_calls import write_snapshot
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.pydantic_ai_messages import (
@@ -31,15 +33,16 @@ from grampus_uq.integrations.pydantic_ai_messages import (
 from grampus_uq.wire import read_arguments
 
 _MAX_PROPOSED = 256
-RUNNING: ContextVar[WatchedRun | None] = ContextVar("grampus_uq_pydantic_ai", default=None)
-"""The run of the current context, for the agents that its tools start."""
 
 
 class WatchedRun:
     """One run: its belief, its calls, and the histories of sub-agents that wait, by the call that started them."""
 
-    def __init__(self, calls: HeldCalls, schemas: dict[str, Any], children: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, calls: HeldCalls, schemas: dict[str, Any], rules: object, children: Mapping[str, Any] | None = None
+    ) -> None:
         self.calls = calls
+        self.rules = rules
         self.children: dict[str, Any] = dict(children or {})
         self._schemas = schemas
         self._proposed: dict[str, tuple[Any, ToolCall]] = {}
@@ -94,6 +97,30 @@ class WatchedRun:
                 output.metadata[part.tool_call_id] = metadata_of(record)
 
 
+@dataclass(slots=True)
+class Execution:
+    """A tool of a watched run while it runs. `key` names its call, and the calls of the agents around it."""
+
+    run: WatchedRun
+    key: str
+    delegates: bool = False
+
+    @classmethod
+    def of(cls, run: WatchedRun, call_id: str) -> Execution:
+        """The execution of a call of this run, inside the one of the current context."""
+        around = RUNNING.get()
+        return cls(run, call_key(call_id, around.key if around is not None and around.run is run else None))
+
+
+RUNNING: ContextVar[Execution | None] = ContextVar("grampus_uq_pydantic_ai", default=None)
+"""The tool that runs in the current context, for the agents that it starts."""
+
+
+def call_key(call_id: str, within: str | None) -> str:
+    """The name of a call: agents inside one another may give their calls the same ids."""
+    return call_id if within is None else json.dumps([within, call_id])
+
+
 def waiting(
     source: AgentRunResult[Any] | DeferredToolRequests | bytes | str | Sequence[ModelMessage],
 ) -> tuple[ApprovalRequest, ...]:
@@ -126,16 +153,23 @@ def resume(
     messages = as_messages(history)
     carried = carried_by(messages)
     carry(messages, {**carried, "decisions": [dump(decision) for decision in decisions]})
-    judged = {record.proposed.id for record in calls_in(carried)}
-    results = results_for(open_calls(messages) & judged)
+    results = back_to_gate(messages)
     if also is not None:
         results.update(also)
     return {"message_history": messages, "deferred_tool_results": results}
 
 
-def results_for(call_ids: Iterable[str]) -> DeferredToolResults:
-    """All of these calls go back to the gate, which knows what was decided; this is no approval of the framework's."""
-    ids = sorted(call_ids)
+def back_to_gate(messages: Sequence[ModelMessage], within: str | None = None) -> DeferredToolResults:
+    """The calls that wait at the gate go back to it, which knows what was decided: no approval of the framework's.
+
+    Those are a history's calls that wait, and those of its sub-agents; `within` is the call that runs this agent. What
+    the framework's own rules hold is not among them: a tool would take this for their approval.
+    """
+    carried = carried_by(messages)
+    held = {record.proposed.id for record in calls_in(carried) if record.phase not in OVER}
+    children = carried.get("children")
+    held |= {one for one in open_calls(messages) if isinstance(children, Mapping) and call_key(one, within) in children}
+    ids = sorted(open_calls(messages) & held)
     return DeferredToolResults(approvals=dict.fromkeys(ids, True), metadata={one: {KEY: True} for one in ids})
 
 

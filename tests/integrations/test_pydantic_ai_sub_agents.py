@@ -1,0 +1,175 @@
+"""pydantic-ai: agents inside one another, and the framework's own approvals beside the guard's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
+from pydantic_ai.toolsets import FunctionToolset
+
+from grampus_uq import ConfigurationError, ToolEffects, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, run_sub_agent, waiting
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The framework's agents need asyncio."""
+    return "asyncio"
+
+
+def guard(*irreversible: str, **given: Any) -> UncertaintyCapability:
+    return UncertaintyCapability(
+        UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=list(irreversible or ("pay",)))), **given
+    )
+
+
+def agent(*parts: ToolCallPart, guards: Sequence[UncertaintyCapability], **given: Any) -> Agent[None, Any]:
+    """An agent that makes these calls in one answer, and then is done."""
+
+    def answer(messages: Any, info: Any) -> ModelResponse:
+        done = any(isinstance(message, ModelResponse) for message in messages)
+        return ModelResponse(parts=[TextPart('Done. {"confidence": 0.9}')] if done else [TextPart("Now."), *parts])
+
+    output = [str, DeferredToolRequests]
+    return Agent(FunctionModel(answer), output_type=output, capabilities=guards, **given)
+
+
+def around(
+    inner: Agent[None, Any], *, guards: Sequence[UncertaintyCapability], call_id: str = "d1"
+) -> Agent[None, Any]:
+    """An agent whose tool runs another one."""
+    outer = agent(ToolCallPart("delegate", {}, tool_call_id=call_id), guards=guards)
+
+    @outer.tool
+    async def delegate(ctx: RunContext[None]) -> str:
+        return str(await run_sub_agent(ctx, inner, "Go."))
+
+    return outer
+
+
+def payer(paid: list[str], *, guards: Sequence[UncertaintyCapability], call_id: str = "p1") -> Agent[None, Any]:
+    one = agent(ToolCallPart("pay", {"to": "bob"}, tool_call_id=call_id), guards=guards)
+
+    @one.tool_plain
+    def pay(to: str) -> str:
+        paid.append(to)
+        return "paid"
+
+    return one
+
+
+@given(kinds=st.lists(st.sampled_from(["pay", "wipe", "send"]), min_size=1, max_size=4), said=st.integers(0, 255))
+@settings(max_examples=6, deadline=None)
+@example(kinds=["pay", "wipe"], said=1)
+async def test_each_call_runs_on_the_approval_of_whoever_holds_it(kinds: list[str], said: int) -> None:
+    """The guard holds payments; the framework what a toolset, or a tool, says must be approved."""
+    ran: list[int] = []
+
+    def work(number: int) -> str:
+        ran.append(number)
+        return "done"
+
+    tools = FunctionToolset[None]()
+    tools.add_function(work, name="wipe")
+    calls = [ToolCallPart(kind, {"number": n}, tool_call_id=f"c{n}") for n, kind in enumerate(kinds)]
+    one = agent(*calls, guards=[guard()], toolsets=[tools.approval_required()])
+    one.tool_plain(name="pay")(work)
+    one.tool_plain(name="send", requires_approval=True)(work)
+    result = await one.run("Go.")
+    yes = {n for n in range(len(kinds)) if said >> n & 1}
+    requests = waiting(result)
+    assert [request.call.arguments["number"] for request in requests if request.call] == [
+        n for n, kind in enumerate(kinds) if kind == "pay"
+    ]
+    decisions = [
+        r.decide("approve" if r.call and r.call.arguments["number"] in yes else "reject", principal="ann")
+        for r in requests
+    ]
+    own: Any = {f"c{n}": n in yes for n, kind in enumerate(kinds) if kind != "pay"}
+    if own:
+        with pytest.raises(Exception, match="Tool call results need to be provided"):
+            await one.run(**resume(result.all_messages(), decisions))
+        assert ran == []
+    also = DeferredToolResults(approvals=own)
+    result = await one.run(**resume(result.all_messages_json(), decisions, also=also))
+    assert (sorted(ran), isinstance(result.output, str)) == (sorted(yes), True)
+
+
+@given(ids=st.lists(st.sampled_from(["c1", "c2"]), min_size=2, max_size=4))
+@settings(max_examples=3, deadline=None)
+@example(ids=["c1", "c1", "c1"])
+async def test_an_agent_within_agents_goes_on_where_it_stopped_whatever_their_calls_are_named(ids: list[str]) -> None:
+    paid: list[str] = []
+    guards = [guard()]
+    one = payer(paid, guards=guards, call_id=ids[0])
+    for call_id in ids[1:]:
+        one = around(one, guards=guards, call_id=call_id)
+    first = await one.run("Pay.")
+    (request,) = waiting(first)
+    result = await one.run(**resume(first.all_messages_json(), [request.decide("approve", principal="ann")]))
+    assert (paid, result.output) == (["bob"], 'Done. {"confidence": 0.9}')
+
+
+async def test_a_sub_agent_runs_nothing_that_only_the_framework_holds() -> None:
+    ran: list[str] = []
+    guards = [guard()]
+    inner = agent(ToolCallPart("wipe", {}, tool_call_id="w1"), guards=guards)
+
+    @inner.tool_plain(requires_approval=True)
+    def wipe() -> None:
+        ran.append("wipe")
+
+    with pytest.raises(ConfigurationError, match="wipe"):
+        await around(inner, guards=guards).run("Wipe.")
+    assert ran == []
+
+
+async def test_a_tool_starts_one_sub_agent_in_a_call() -> None:
+    paid: list[str] = []
+    guards = [guard()]
+    inner, calm, outer = (
+        payer(paid, guards=guards),
+        agent(guards=guards),
+        agent(ToolCallPart("delegate", {}, tool_call_id="d1"), guards=guards),
+    )
+
+    @outer.tool
+    async def delegate(ctx: RunContext[None]) -> str:
+        return f"{await run_sub_agent(ctx, calm, 'Look.')} {await run_sub_agent(ctx, inner, 'Pay.')}"
+
+    with pytest.raises(ConfigurationError, match="one sub-agent"):
+        await outer.run("Pay.")
+    assert paid == []
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"irreversible": ["wipe"]},
+        {"advisory": True},
+        {"effects": ToolEffects({"pay": "irreversible"})},
+        {"precondition": lambda call: "no"},
+    ],
+)
+async def test_a_sub_agent_whose_guard_has_other_rules_is_refused(others: dict[str, Any]) -> None:
+    """The guard of the agent around it judges its calls: one with other rules would not be asked."""
+    paid: list[str] = []
+    outer = around(payer(paid, guards=[guard()]), guards=[guard(*others.pop("irreversible", ["pay"]), **others)])
+    with pytest.raises(ConfigurationError, match="a guard with others"):
+        await outer.run("Pay.")
+    assert paid == []
+
+
+async def test_advice_on_a_sub_agent_stops_nothing_where_the_agent_around_it_is_guarded() -> None:
+    paid: list[str] = []
+    outer = around(payer(paid, guards=[guard(advisory=True)]), guards=[guard()])
+    assert ((await outer.run("Pay.")).output, paid) == ('Done. {"confidence": 0.9}', ["bob"])
