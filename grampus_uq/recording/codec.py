@@ -148,6 +148,9 @@ def _unchecked_numbers(event: Event) -> Iterator[tuple[str, float | None]]:
     elif isinstance(event, SessionStarted):
         yield "time_s", event.time_s
         yield "release_probability", event.release_probability
+    elif isinstance(event, LookEvent):
+        for name in ("time_s", "seconds", "own", "probability"):
+            yield name, getattr(event, name)
     else:
         yield "time_s", event.time_s
 

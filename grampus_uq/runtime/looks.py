@@ -9,8 +9,8 @@ that cannot be undone is a missing one: the next tier looks, or a human.
 Only a turn that proposes one call is looked at, and once: a worker that dies meanwhile leaves a call that waits for a
 human.
 
-In an advisory session nothing is held and nothing lifted: there every tier is asked about the run's first irreversible
-call, and what it would have called is recorded, for a chain to be learned from.
+Without a chain in the profile, and in an advisory session, nothing is lifted: every tier is asked about the run's first
+irreversible call, and what it would have called is recorded, for a chain to be learned from.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ class Look:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
     """The tiers that may look again, and how much one run may spend on it: what is beyond that, a human is asked.
+
+    Where the profile has no chain, and in an advisory run, all of them are asked about a run's first irreversible call,
+    which waits for their answers. These are recorded, for `grampus-uq fit --question`, and change nothing.
 
     most: looks of one run. most_tokens: once so many were spent, nothing more is looked at. Raises ConfigurationError
     for tiers of one name, and for a bound or a time that is not above 0.
@@ -145,12 +148,14 @@ class LookingAgain:
         call that the first tier is sure of and the policy holds waits: nobody looked at it.
         """
         session, state = self.turn.lease.session, self.turn.lease.state
-        profile = None if session is None else session.profile
-        if session is not None and session.profile.advisory:
+        if session is None:
+            return None
+        profile = session.profile
+        chain = profile.chain
+        if chain is None or profile.advisory:
             await self._learn_at(record, session)
             return None
-        chain = None if profile is None else profile.chain
-        if session is None or chain is None or not self._held_for_a_look(record):
+        if not self._held_for_a_look(record):
             return None
         prompt, (request,) = self._before(record), record.requests
         answer, number = _Answer(), 0

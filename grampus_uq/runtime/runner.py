@@ -67,12 +67,13 @@ class AgentRunner:
     `store` keeps sessions; by default they live in this process only. `approvals` says who may decide and how decisions
     are signed, `effects` what tools do to the world. `precondition` is checked before a call runs that a human or a
     grant cleared: when it fails the approval is void, and the call is asked again. `sub_agents` are agents that the
-    model may call as tools. `looks` look again at a call that the profile's chain holds (`fit_chain`), before a human
-    is asked. A worker that dies is replaced when its lease of `lease_s` has expired. `logprobs` requests token
-    log-probabilities from the model, `elicit_confidence` a stated confidence. `checkpoints` keeps the state
-    before every step of the model, for `grampus_uq.runtime.rollback`. `calibration_watch` receives every run that ends,
-    if the monitor's profile has its detector. `changed_tools` says how a pending call is treated whose tool has another
-    schema on resumption, by a later release for example (`ChangedTools`).
+    model may call as tools. `looks` look again at a call that the profile's chain holds, before a human is asked;
+    without a chain their answers are recorded, to learn one from. A worker that dies is replaced when its lease of
+    `lease_s` has expired. `logprobs` requests token log-probabilities from the model, `elicit_confidence` a stated
+    confidence. `checkpoints` keeps the state before every step of the model, for `grampus_uq.runtime.rollback`.
+    `calibration_watch` receives every run that ends, if the monitor's profile has its detector. `changed_tools` says
+    how a pending call is treated whose tool has another schema on resumption, by a later release for example
+    (`ChangedTools`).
 
     Executing a call: it is written to the store before the tool runs and its result after, and no worker of this
     package starts it twice by itself. A call that was running when its process died runs again only if it reads; for

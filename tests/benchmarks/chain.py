@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from grampus_uq.learn.chain import Chain, TierCases, fit_chain
 from grampus_uq.learn.eligibility import eligibility
-from grampus_uq.learn.profiles.chain_part import recorded_tiers
+from grampus_uq.learn.profiles.chain_part import recorded_looks
 from grampus_uq.recording import runs as recorded_runs
 from grampus_uq.records.events import LookEvent
 from tests.benchmarks._report import emit, existing
@@ -112,7 +112,7 @@ def pair(small: Path, big: Path, question: float) -> tuple[World, int]:
 def looked(folder: Path, question: float) -> World:
     """The runs of a set at whose first irreversible call the big model looked."""
     folder = folder / "recordings"
-    tiers = recorded_tiers(folder, np.random.default_rng(0), costs={"big": 1.0})
+    tiers = recorded_looks(folder, np.random.default_rng(0), costs={"big": 1.0}).tiers
     length = []
     for run in recorded_runs(folder):
         look = next((event for event in run.events if isinstance(event, LookEvent)), None)

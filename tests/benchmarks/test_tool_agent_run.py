@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq.learn.profiles.chain_part import recorded_tiers
+from grampus_uq.learn.profiles.chain_part import recorded_looks
 from grampus_uq.models.model_file import find_model_file
 from grampus_uq.records.values import ModelResponse, TokenLogprob, ToolCall
 from grampus_uq.testing.scripted_model import ScriptedModel, answer
@@ -93,7 +93,7 @@ async def test_what_a_big_model_would_have_called_is_recorded_and_labelled_for_a
     agent = ScriptedModel([turn for number in range(10) for turn in turns(number, small[number])])
     look = ScriptedModel([turns(number, big[number])[-1] for number in range(10)])
     await run_tasks(agent, "desk", tool_agent_desk.tasks(10, 7), tmp_path, look=look)
-    one, other = recorded_tiers(tmp_path / "recordings", np.random.default_rng(0))
+    one, other = recorded_looks(tmp_path / "recordings", np.random.default_rng(0)).tiers
     assert one.right.tolist() == small
     assert other.agrees is not None
     assert other.agrees.tolist() == [one == two for one, two in zip(small, big, strict=True)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from grampus_uq.errors import DataError
 from grampus_uq.recording import decode, encode
 from grampus_uq.recording.codec import MAX_DEPTH
-from grampus_uq.records.events import Event, OutcomeEvent, StepEvent
+from grampus_uq.records.events import Event, LookEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Outcome, TokenLogprob, ToolCall
 from tests.recording.events import events, session, started, step_event
 from tests.sampling import examples
@@ -134,6 +134,10 @@ def deep(levels: int) -> dict[str, Any]:
     return value
 
 
+def look(**fields: Any) -> LookEvent:
+    return LookEvent(session_id="s", agent_id="a", tier="big", **fields)
+
+
 @pytest.mark.parametrize(
     ("event", "field"),
     [
@@ -143,6 +147,8 @@ def deep(levels: int) -> dict[str, Any]:
         ),
         (dataclasses.replace(started(), release_probability=float("nan")), "release_probability"),
         (step_event(0, arguments=deep(MAX_DEPTH)), "step.tool_calls.0.arguments"),
+        (look(call=ToolCall(name="book", arguments=deep(MAX_DEPTH))), "call.arguments"),
+        *((look(**{name: float("nan")}), name) for name in ("time_s", "seconds", "own", "probability")),
         (step_event(0, text="half an emoji: \ud83d"), "step"),
     ],
 )

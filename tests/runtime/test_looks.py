@@ -30,7 +30,7 @@ from grampus_uq.core.release import ReleaseRule
 from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.recording import ProfileArtifact
 from grampus_uq.recording.artifacts import FittedFor
-from grampus_uq.records.events import Event, LookEvent
+from grampus_uq.records.events import DecisionEvent, Event, LookEvent
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime import MemoryStore
@@ -360,10 +360,32 @@ def test_only_the_first_irreversible_call_of_an_advisory_run_is_looked_at() -> N
     assert case.recorded == []
 
 
-def test_a_run_that_may_be_stopped_records_no_look() -> None:
-    case = Case(mailing("bob", 0.95))
-    assert case.ran().status is AgentStatus.COMPLETED
-    assert case.recorded == []
+@pytest.mark.parametrize("odds", [0.5, 0.95])
+def test_without_a_chain_in_the_profile_looks_are_recorded_and_lift_nothing(odds: float) -> None:
+    bare = profile().model_copy(update={"chain": None})
+    case, without = Case(mailing("bob", 0.99), odds=odds, profile=bare), Case(odds=odds, profile=bare, looks=None)
+    result = case.ran()
+    assert result.messages == without.ran().messages
+    assert (result.status is AgentStatus.WAITING_FOR_HUMAN) == (odds == 0.5)
+    assert [(look.agrees, look.own) for look in case.recorded] == [(True, pytest.approx(odds))]
+    chained = Case(mailing("bob", 0.95))
+    assert chained.ran().status is AgentStatus.COMPLETED
+    assert chained.recorded == []
+
+
+def test_a_humans_decision_is_recorded_at_the_step_that_was_looked_at() -> None:
+    """By which `fit` knows that it is about the agent's call."""
+    case = Case(mailing("ann", 0.99), profile=profile().model_copy(update={"chain": None}))
+
+    async def work() -> None:
+        (request,) = (await case.run()).pending
+        await case.runner.resume("mailer", "s", request.decide("approve", principal="eva"))
+
+    anyio.run(work)
+    (decision,) = [event for event in case.events if isinstance(event, DecisionEvent)]
+    assert (decision.decision, decision.step_id) == ("approve", case.recorded[0].step_id)
+    assert case.world.sent == [("bob", "hi")]
+    assert len(case.recorded) == 1, "the call is looked at once"
 
 
 # -- whatever happens on the way ---------------------------------------------------------------------------------------

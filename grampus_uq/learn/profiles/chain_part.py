@@ -1,14 +1,15 @@
 """The chain of a profile, from recorded looks: what each tier would have called, and what became of the run.
 
-A look is right where it is the agent's own call and the run succeeded, or where the label names it (`right_looks`). Any
-other call counts as wrong, also of a run that succeeded otherwise: the promise then holds, and the chain looks worse
-than it is.
+The agent's call is right as the human says who decided about it, else as the run ended. A look is right where it is
+that very call, or where the label names it (`right_looks`). Any other call counts as wrong, also of a run that
+succeeded otherwise: the promise then holds, and the chain looks worse than it is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,16 +25,29 @@ from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.profiles.releasing import BUDGET
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records.events import LookEvent
-from grampus_uq.stats.arrays import BoolArray, FloatArray
+from grampus_uq.stats.arrays import FloatArray, IntArray
 from grampus_uq.stats.selective import budget_needed
 
 NAME = "chain"
 AGENT = "agent"
 """Name of the first tier: the agent's own call."""
+_APPROVED = "approve"
+_ANSWERS = (_APPROVED, "edit", "reject")
 _FIGURES = ("score", "agrees", "right", "tokens", "seconds", "place")
 
 
-def recorded_tiers(
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedLooks:
+    """The agent and the tiers that were asked about its calls, in that order, on one run a task; empty without looks.
+
+    `share`: of all runs, those in which somebody looked, with a label or without.
+    """
+
+    tiers: tuple[TierCases, ...]
+    share: float
+
+
+def recorded_looks(
     paths: Paths,
     rng: np.random.Generator,
     *,
@@ -41,8 +55,8 @@ def recorded_tiers(
     task_key: str = TASK,
     workers: int = 1,
     on_refused: Refused | None = None,
-) -> list[TierCases]:
-    """The agent and the tiers that were asked about its calls, in that order, on one run a task; empty without looks.
+) -> RecordedLooks:
+    """Read the looks of recordings.
 
     `costs`: of a look, by tier; None: its mean seconds. `rng` draws the run of a task. Raises ConfigurationError for
     costs that name other tiers than were recorded, DataError as `read_columns`.
@@ -54,10 +68,10 @@ def recorded_tiers(
         raise ConfigurationError.of("look_costs", "fit_profile", f"the cost of each of {names}", dict(costs))
     chosen = _one_a_task(columns, rng)
     tiers = []
-    if names:
-        own, success = (columns.stream(name)[chosen] for name in ("own", "success"))
-        tiers.append(TierCases(name=AGENT, score=own, right=success == 1.0))
-    for name in names:
+    if len(chosen):
+        own, right = (columns.stream(name)[chosen] for name in ("own", "right"))
+        tiers.append(TierCases(name=AGENT, score=own, right=right == 1.0))
+    for name in names if tiers else ():
         score, agrees, right, tokens, seconds, _ = (columns.stream(f"{name} {what}")[chosen] for what in _FIGURES)
         spent = _mean(seconds)
         tier = TierCases(
@@ -70,7 +84,7 @@ def recorded_tiers(
             seconds=spent,
         )
         tiers.append(tier)
-    return tiers
+    return RecordedLooks(tiers=tuple(tiers), share=columns.rows / max(1, len(columns.runs)))
 
 
 def fit_chain_part(
@@ -103,7 +117,7 @@ def fit_chain_part(
 
 
 def _not_fitted(why: str, needs: str = "") -> tuple[None, Part]:
-    needs += "labelled runs of AgentRunner(looks=...) with an advisory monitor"
+    needs += "labelled runs of AgentRunner(looks=...) without a chain"
     return None, Part(name=NAME, status="not fitted", why=why, needs=needs)
 
 
@@ -148,24 +162,43 @@ def _in_words(figures: Mapping[str, Any]) -> str:
 def _looks_of(run: Run, decided: Eligibility) -> RunRows | None:
     """One row: the agent's call, and each tier's look at it; none for a run that nobody looked at."""
     looks = [event for event in run.events if isinstance(event, LookEvent)]
-    if not looks or not decided.usable or run.outcome is None:
+    if not looks or run.superseded:
         return None
-    success = run.outcome.success is True
-    row = {"success": float(success)}
+    own = _own_call_right(run, decided, looks[0])
+    named = () if run.outcome is None else run.outcome.right_looks
+    row = {} if own is None else {"right": float(own)}
+    row |= {} if looks[0].own is None else {"own": looks[0].own}
     for place, look in enumerate(looks):
-        right = (success and look.agrees) or look.tier in run.outcome.right_looks
+        right = (own is True and look.agrees) or look.tier in named
         values = (look.probability, look.agrees, right, look.tokens, look.seconds, place)
         row |= {f"{look.tier} {name}": float(v) for name, v in zip(_FIGURES, values, strict=True) if v is not None}
-        row |= {} if look.own is None else {"own": look.own}
     return RunRows(rows=(row,))
 
 
-def _one_a_task(columns: Columns, rng: np.random.Generator) -> BoolArray:
+def _own_call_right(run: Run, decided: Eligibility, look: LookEvent) -> bool | None:
+    """Whether the agent's call was right; None where nobody knows. A label "failure" stands against an approval."""
+    answers = [e.decision for e in run.decisions if e.step_id == look.step_id and e.decision in _ANSWERS]
+    outcome = run.outcome
+    if answers:
+        failed = outcome is not None and outcome.labelled_by is not None and outcome.success is False
+        return answers[-1] == _APPROVED and not failed
+    return outcome.success if decided.usable and outcome is not None else None
+
+
+def _one_a_task(columns: Columns, rng: np.random.Generator) -> IntArray:
     """The rows of the runs that are drawn, one a task, before it is asked whether anybody looked."""
-    usable = [run for run in columns.runs if run.eligibility.usable]
-    tasks = [run.task or f"run {run.session_id}" for run in usable]
-    drawn = one_a_task(tasks, rng, other_trials(columns.runs))
-    return np.array([bool(out) for run, out in zip(usable, drawn, strict=True) if run.length], dtype=np.bool_)
+    known = ~np.isnan(columns.stream("right"))
+    tasks, rows, others, row = [], [], [], 0
+    for run in columns.runs:
+        case = bool(run.length) and bool(known[row])
+        if case or run.eligibility.usable:
+            tasks.append(run.task or f"run {run.session_id}")
+            rows.append(row if case else -1)
+        else:
+            others.append(run)
+        row += run.length
+    drawn = one_a_task(tasks, rng, other_trials(others))
+    return np.array([row for row, out in zip(rows, drawn, strict=True) if out and row >= 0], dtype=np.intp)
 
 
 def _mean(values: FloatArray) -> float:

@@ -32,7 +32,7 @@ from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.guarded import guarding_as_recorded
 from grampus_uq.learn.profiles.attribution_part import fit_attribution
 from grampus_uq.learn.profiles.cases import worth_labelling
-from grampus_uq.learn.profiles.chain_part import fit_chain_part, recorded_tiers
+from grampus_uq.learn.profiles.chain_part import fit_chain_part, recorded_looks
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual, rates
 from grampus_uq.learn.profiles.labelled import NO_STEP, LabelledRuns, labelled_runs
 from grampus_uq.learn.profiles.options import FitOptions
@@ -201,11 +201,10 @@ def _chain_alone(
 ) -> ProfileFit:
     """The chain of the recorded looks; a replay has no looks, so that nothing is forecast by one."""
     rng = np.random.default_rng(options.seed)
-    tiers = recorded_tiers(paths, rng, costs=options.look_costs, task_key=options.task_key, **spread)
+    looks = recorded_looks(paths, rng, costs=options.look_costs, task_key=options.task_key, **spread)
     rate = options.runs_per_day or runs.runs_per_day
-    share = float(runs.has_call.mean()) if len(runs) else 0.0
-    chain, part = fit_chain_part(tiers, options, None if rate is None else rate * share)
-    cases = len(tiers[0].right) if tiers else 0
+    chain, part = fit_chain_part(looks.tiers, options, None if rate is None else rate * looks.share)
+    cases = len(looks.tiers[0].right) if looks.tiers else 0
     splits = {"learn": cases // 3, "thresholds": cases - cases // 3}
     profile = bare.model_copy(update={"chain": chain})
     return ProfileFit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from grampus_uq.cli import _group
 from grampus_uq.core.chain_rule import Chain
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn import FitOptions, TierCases, fit_chain, fit_profile
-from grampus_uq.learn.profiles.chain_part import recorded_tiers
+from grampus_uq.learn.profiles.chain_part import recorded_looks
 from grampus_uq.recording import Label, RecordingProcessor, label, load
 from grampus_uq.records.call_parts import CallPart
 
@@ -29,13 +29,17 @@ OPTIONS = FitOptions(question=QUESTION, look_costs={"big": 1.0}, wrong_releases=
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What the agent's call and the look of a tier were worth; `score` None: the look is missing."""
+    """What the agent's call and the look of a tier were worth; `score` None: the look is missing.
+
+    decided: by a human about the agent's call, after which `success` is that of another call.
+    """
 
     own: float
     success: bool | None
     score: float | None
     agrees: bool
     right: bool
+    decided: str | None = None
 
 
 def drawn(n: int = N, seed: int = 0) -> list[Case]:
@@ -77,6 +81,8 @@ def record(folder: Path, cases: Sequence[Case], tiers: Sequence[str] = ("big",),
                     tokens=100,
                     seconds=2.0,
                 )
+            if case.decided is not None:
+                session.record_decision(case.decided, principal="eva", step_id="llm_0", call=call("bob"))
             named = tuple(tiers) if case.right and not case.agrees else ()
             session.finish(Outcome(success=case.success, right_looks=named))
 
@@ -116,8 +122,8 @@ def by_number(cases: Sequence[Case]) -> list[Case]:
     return [cases[number] for number in sorted(range(len(cases)), key=lambda number: f"r{number}.jsonl")]
 
 
-def tiers_in(folder: Path, costs: Mapping[str, float] | None = None) -> list[TierCases]:
-    return recorded_tiers(folder, np.random.default_rng(0), costs=costs)
+def tiers_in(folder: Path, costs: Mapping[str, float] | None = None) -> Sequence[TierCases]:
+    return recorded_looks(folder, np.random.default_rng(0), costs=costs).tiers
 
 
 def test_recorded_looks_give_the_chain_that_their_cases_give(tmp_path: Path) -> None:
@@ -132,6 +138,7 @@ def test_recorded_looks_give_the_chain_that_their_cases_give(tmp_path: Path) -> 
     assert part.promise == expected.release.guarantee
     assert fit.artifact.guarantees == (f"chain: {part.promise}",)
     figures = part.figures
+    assert figures["calls_per_day"] == pytest.approx(40.0)
     assert figures["questions_per_day"] == pytest.approx(40.0 * expected.expected.questions)
     assert figures["seconds_per_day"] == pytest.approx(40.0 * expected.expected.looks["big"] * 2.0)
     assert figures["cost_alone"] > figures["cost"]
@@ -164,6 +171,18 @@ def test_a_differing_call_that_no_label_names_and_a_missing_look_count_as_wrong(
     agent, big = tiers_in(tmp_path)
     assert agent.right.tolist() == [False, True, True]
     assert big.right.tolist() == [True, False, True]
+
+
+def test_a_humans_decision_about_the_call_is_its_label(tmp_path: Path) -> None:
+    """The run goes on after a decision, so that its end says nothing of the call, unless a label says it failed."""
+    good = Case(own=0.5, success=True, score=0.9, agrees=True, right=True)
+    decisions = ["approve", "reject", "edit", "guidance", "approve"]
+    record(tmp_path, [replace(good, decided=decided) for decided in decisions])
+    label(tmp_path, Label(session_id="r4", success=False), by="eva")
+    looks = recorded_looks(tmp_path, np.random.default_rng(0))
+    agent, big = looks.tiers
+    assert agent.right.tolist() == big.right.tolist() == [True, False, False, False], "guidance is no answer"
+    assert looks.share == 1.0
 
 
 def test_tiers_keep_their_order_and_of_a_task_one_run_counts(tmp_path: Path) -> None:
