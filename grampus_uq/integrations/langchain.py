@@ -15,7 +15,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
@@ -93,6 +94,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     def __init__(self, monitor: UncertaintyMonitor, **settings: Unpack[Settings]) -> None:
         super().__init__()
         self.judge = TurnJudge(monitor, **settings)
+        self._answers = functools.lru_cache(_MAX_NODES)(lambda node: set[str]())
         if not tracing_is_enabled():
             self.awrap_model_call = _untraced(self.awrap_model_call)  # type: ignore[method-assign]
             self.awrap_tool_call = _untraced(self.awrap_tool_call)  # type: ignore[method-assign]
@@ -130,11 +132,11 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         index = last_answer(result)
         if index is None:
             return response
-        judge, before = self.judge, request.state["messages"]
-        message: Any = with_ids(result[index]) if judge.acts else result[index]
+        judge, before, config = self.judge, request.state["messages"], get_config()
+        message: Any = self._with_ids(result[index], config) if judge.acts else result[index]
         result[index] = message
         begun = any(one.type == "ai" for one in before)
-        carried = read_state(judge, get_config(), _state(request.state), to_judge=True, begun=begun)
+        carried = read_state(judge, config, _state(request.state), to_judge=True, begun=begun)
         carried = judge.record_decisions(carried, decided) if decided else carried
         observe_between(carried.session, before, len(before))
         asks, known = judge.settings.model_client is not None, carried.session.tools_declared
@@ -154,6 +156,18 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             update["jump_to"], structured = "end", None
         response = ModelResponse(result=result, structured_response=structured)
         return ExtendedModelResponse(response, command=Command(update=update))
+
+    def _with_ids(self, message: Any, config: Any) -> Any:
+        """The answer with an id of its own, and one for each call.
+
+        Middleware outside may have the model asked several times, and take any of the answers: by its id it is known
+        whether that is the one that the turn's records are of.
+        """
+        judged = self._answers(config["configurable"]["checkpoint_ns"])
+        if not message.id or message.id in judged:
+            message = message.model_copy(update={"id": f"answer-{uuid.uuid4().hex}"})
+        judged.add(message.id)
+        return with_ids(message)
 
     # -- the answer -----------------------------------------------------------------------------------------------
 
@@ -202,10 +216,9 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             return request, None
         carried = read_state(judge, get_config(), _state(request.state))
         record, call = find_record(carried, request.tool_call)
-        if record is None:  # another middleware changed the call, or the model never proposed it
-            unjudged, messages = judge.unjudged(carried, call), request.state["messages"]
-            index = last_answer(messages)
-            read = index is not None and messages[index].id == (carried.turn or {}).get("answer")
+        read = _of_judged(carried, request.state["messages"])
+        if record is None or not read:  # another middleware changed the call, or the model never proposed it
+            unjudged = judge.unjudged(carried, call)
             part = yield functools.partial(self._judge_late, unjudged, read)
             (record,) = judge.states.read_part(unjudged, part).records
         waited = record.waiting
@@ -263,6 +276,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         return result
 
 
+_MAX_NODES = 1024
+"""Of how many runs of the model's node, at the same time, the ids of their answers are known."""
 _SEND = "__pregel_send"
 """Where LangGraph takes writes of a task beside its result: middleware outside is given the result alone."""
 
@@ -308,6 +323,12 @@ _once, _once_blocking = _as_task(_work), _as_task(_work_blocking)
 
 def _state(agent_state: Any) -> dict[str, Any]:
     return agent_state.get(KEY) or {}
+
+
+def _of_judged(carried: Carried, messages: Sequence[Any]) -> bool:
+    """Return True if the latest answer is the one that the turn's records are of; earlier versions kept no id."""
+    index, turn = last_answer(messages), carried.turn
+    return index is not None and turn is not None and messages[index].id == turn.get("answer", messages[index].id)
 
 
 def _prompt(request: ModelRequest[Any]) -> list[Any]:

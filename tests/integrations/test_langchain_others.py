@@ -59,18 +59,41 @@ class Best(AgentMiddleware[Any, Any, Any]):
         return [handler(request) for _ in range(self.answers)][self.chosen]
 
 
-@settings(max_examples=10)
+class Given(AgentMiddleware[Any, Any, Any]):
+    """Hands the model's answers outward under an id."""
+
+    def __init__(self, own_id: str | None) -> None:
+        super().__init__()
+        self.own_id = own_id
+
+    def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        answer = handler(request).result[0]
+        if self.own_id != "model's" and not any(message.type == "ai" for message in request.messages):
+            answer.id = self.own_id
+        return answer
+
+
+@settings(max_examples=20)
 @given(
     sure=st.lists(st.sampled_from([0.3, 0.99]), min_size=1, max_size=3),
     chosen=st.integers(0, 2),
     silent=st.sets(st.integers(0, 2)),
+    same_call=st.booleans(),
+    own_id=st.sampled_from(["model's", "m1", None]),
 )
-@example(sure=[0.3, 0.99], chosen=0, silent={1})
-@example(sure=[0.99], chosen=0, silent=set())
+@example(sure=[0.3, 0.99], chosen=0, silent={1}, same_call=False, own_id="model's")
+@example(sure=[0.99], chosen=0, silent=set(), same_call=False, own_id="model's")
+@example(sure=[0.3, 0.99], chosen=0, silent=set(), same_call=True, own_id="model's")
+@example(sure=[0.3, 0.3, 0.99], chosen=0, silent=set(), same_call=True, own_id="m1")
+@example(sure=[0.3, 0.99], chosen=0, silent=set(), same_call=True, own_id=None)
+@example(sure=[0.3, 0.99], chosen=1, silent=set(), same_call=True, own_id="m1")
 def test_a_call_runs_unasked_only_on_the_evidence_of_its_own_answer(
-    sure: list[float], chosen: int, silent: set[int]
+    sure: list[float], chosen: int, silent: set[int], same_call: bool, own_id: str | None
 ) -> None:
-    """Whichever of several judged answers another middleware takes; the `silent` ones hold no call."""
+    """Whichever of several judged answers another middleware takes; the `silent` ones hold no call.
+
+    The last one's calls run, or wait, as if it were the only one.
+    """
     chosen %= len(sure)
     silent -= {chosen}
     paid: list[int] = []
@@ -80,16 +103,19 @@ def test_a_call_runs_unasked_only_on_the_evidence_of_its_own_answer(
         paid.append(number)
         return "paid"
 
-    calls: list[list[Any]] = [[] if n in silent else [{"args": {"number": n}, "id": f"c{n}"}] for n in range(len(sure))]
+    numbers = [0 if same_call else n for n in range(len(sure))]
+    calls: list[list[Any]] = [
+        [] if n in silent else [{"args": {"number": m}, "id": f"c{m}"}] for n, m in enumerate(numbers)
+    ]
     turns = [says(p, *calls) for p, calls in zip(sure, calls, strict=True)]
-    app = guarded(pay, [*turns, says(0.99)], outside=[Best(len(sure), chosen)])
+    app = guarded(pay, [*turns, says(0.99)], outside=[Best(len(sure), chosen)], inside=[Given(own_id)])
     app.invoke({"messages": [("user", "Pay.")]}, CONFIG)
     if sure[chosen] < 0.5:
         assert paid == []
         assert len(waiting(app.get_state(CONFIG))) == 1
-    elif len(sure) == 1:
-        assert paid == [chosen]
-    assert set(paid) <= {chosen}
+    elif chosen == len(sure) - 1:
+        assert paid == [numbers[chosen]]
+    assert set(paid) <= {numbers[chosen]}
 
 
 class Adds(AgentMiddleware[Any, Any, Any]):
