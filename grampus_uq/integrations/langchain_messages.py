@@ -22,7 +22,7 @@ except ImportError as error:
 def last_answer(messages: Sequence[Any]) -> int | None:
     """The place of the model's latest message; None when it has said nothing."""
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].type == "ai":
+        if isinstance(messages[index], AIMessage):  # a chunk of one too: LangGraph makes a message of it
             return index
     return None
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain.tools import ToolRuntime
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
 from langchain_core.tools import InjectedToolArg, StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
@@ -60,16 +60,19 @@ class Best(AgentMiddleware[Any, Any, Any]):
 
 
 class Given(AgentMiddleware[Any, Any, Any]):
-    """Hands the model's answers outward under an id."""
+    """Hands the model's answers outward under an id, as a message or as a chunk of one."""
 
-    def __init__(self, own_id: str | None) -> None:
+    def __init__(self, own_id: str | None, *, chunk: bool) -> None:
         super().__init__()
-        self.own_id = own_id
+        self.own_id, self.chunk = own_id, chunk
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         answer = handler(request).result[0]
         if self.own_id != "model's" and not any(message.type == "ai" for message in request.messages):
             answer.id = self.own_id
+        if self.chunk:
+            calls = [{**call, "args": json.dumps(call["args"]), "index": n} for n, call in enumerate(answer.tool_calls)]
+            return AIMessageChunk(content=answer.content, id=answer.id, tool_call_chunks=calls)
         return answer
 
 
@@ -80,15 +83,16 @@ class Given(AgentMiddleware[Any, Any, Any]):
     silent=st.sets(st.integers(0, 2)),
     same_call=st.booleans(),
     own_id=st.sampled_from(["model's", "m1", None]),
+    chunk=st.booleans(),
 )
-@example(sure=[0.3, 0.99], chosen=0, silent={1}, same_call=False, own_id="model's")
-@example(sure=[0.99], chosen=0, silent=set(), same_call=False, own_id="model's")
-@example(sure=[0.3, 0.99], chosen=0, silent=set(), same_call=True, own_id="model's")
-@example(sure=[0.3, 0.3, 0.99], chosen=0, silent=set(), same_call=True, own_id="m1")
-@example(sure=[0.3, 0.99], chosen=0, silent=set(), same_call=True, own_id=None)
-@example(sure=[0.3, 0.99], chosen=1, silent=set(), same_call=True, own_id="m1")
+@example(sure=[0.3, 0.99], chosen=0, silent={1}, same_call=False, own_id="model's", chunk=False)
+@example(sure=[0.99], chosen=0, silent=set(), same_call=False, own_id="model's", chunk=False)
+@example(sure=[0.3, 0.99], chosen=0, silent=set(), same_call=True, own_id="model's", chunk=False)
+@example(sure=[0.3, 0.3, 0.99], chosen=0, silent=set(), same_call=True, own_id="m1", chunk=False)
+@example(sure=[0.3, 0.99], chosen=0, silent=set(), same_call=True, own_id=None, chunk=False)
+@example(sure=[0.3, 0.99], chosen=1, silent=set(), same_call=True, own_id="m1", chunk=True)
 def test_a_call_runs_unasked_only_on_the_evidence_of_its_own_answer(
-    sure: list[float], chosen: int, silent: set[int], same_call: bool, own_id: str | None
+    sure: list[float], chosen: int, silent: set[int], same_call: bool, own_id: str | None, chunk: bool
 ) -> None:
     """Whichever of several judged answers another middleware takes; the `silent` ones hold no call.
 
@@ -108,7 +112,7 @@ def test_a_call_runs_unasked_only_on_the_evidence_of_its_own_answer(
         [] if n in silent else [{"args": {"number": m}, "id": f"c{m}"}] for n, m in enumerate(numbers)
     ]
     turns = [says(p, *calls) for p, calls in zip(sure, calls, strict=True)]
-    app = guarded(pay, [*turns, says(0.99)], outside=[Best(len(sure), chosen)], inside=[Given(own_id)])
+    app = guarded(pay, [*turns, says(0.99)], outside=[Best(len(sure), chosen)], inside=[Given(own_id, chunk=chunk)])
     app.invoke({"messages": [("user", "Pay.")]}, CONFIG)
     if sure[chosen] < 0.5:
         assert paid == []
