@@ -39,14 +39,14 @@ def restored(
         return record.clear_here() if by_monitor else record.change()
     if record.phase is CallPhase.SETTLED:
         return record
-    if record.phase is CallPhase.STARTED:
-        return asked(record.change(child_session=None), terms, approvals, UNKNOWN_OUTCOME, now_s)
+    record = record.change(guidance=None)
     if delegates and record.child_session is not None and record.waiting:
         return record
-    record = record.change(child_session=None, guidance=None)
+    record = record.change(child_session=None)
+    began = record.phase is CallPhase.STARTED or record.began_before
     request = record.requests[0] if len(record.requests) == 1 else None
-    if request is None or not bound(request, record, terms):
-        return asked(record, terms, approvals, UNVOUCHED, now_s)
+    if record.phase is CallPhase.STARTED or request is None or not bound(request, record, terms):
+        return asked(record, terms, approvals, UNKNOWN_OUTCOME if began else UNVOUCHED, now_s)
     if record.phase is CallPhase.CLEARED and record.decisions:
         return record  # `clearance` looks at the signatures when it runs
     return record.change(phase=CallPhase.WAITING, call=record.proposed, decisions=(), grant=None, cleared_by=None)

@@ -495,6 +495,18 @@ def test_what_a_dead_process_left_started_is_asked_about_unless_it_only_reads() 
         assert request.unknown_outcome
 
 
+@given(forged(), st.booleans(), st.sampled_from(list(CallPhase)), st.sampled_from(["rules", "other rules"]))
+def test_that_a_call_may_have_run_is_known_however_little_of_its_state_is_believed(
+    record: CallRecord, began: bool, phase: CallPhase, rules: str
+) -> None:
+    asks = tuple(request.model_copy(update={"unknown_outcome": began}) for request in record.requests)
+    after = restored(
+        record.change(phase=phase, requests=asks), replace(TERMS, rules=rules), SIGNED, NOW, believed=False
+    )
+    may_have_run = phase is CallPhase.STARTED or (began and bool(asks))
+    assert after.began_before == may_have_run or phase is CallPhase.SETTLED
+
+
 def test_guidance_expiry_and_asking_again_never_clear_a_call() -> None:
     record = waiting().change(requests=(waiting().requests[0].model_copy(update={"expires_s": NOW + 1}),))
     assert expired(record, NOW) == record
