@@ -149,7 +149,8 @@ class Ledger:
         transcript, before = (Transcript(log=log), []) if kept is None or kept[0].log != log else kept
         entries, messages = changes(before, state.messages), list(state.messages)
         state.v, state.lease_until_s, state.transcript = STATE_VERSION, 0.0, extended(transcript, entries)
-        body = self.sealed(key, state.model_dump_json(exclude={"messages"}))
+        body = state.model_dump_json(exclude={"messages"})
+        body = self.sealed(key, body) if state.sealed else body  # what came in without a seal is never given one
         writes: list[Change] = [Put(kind="session", key=key, body=body, expected=version, label=state.status.value)]
         if entries:
             writes.append(Append(log=log, bodies=tuple(entries), expected=transcript.entries))
@@ -157,6 +158,8 @@ class Ledger:
             writes.append(audit_of(state.agent_id, state.session_id, notes))
         if state._replaces not in (None, log):
             writes.append(Drop(log=state._replaces))
+        passed_on = (request for request in state.pending() if request.child_session is not None)
+        await self.know_rows(state, {request.id for request in passed_on} - state._asked.keys())
         rows = await row_changes(self.store, state._asked, state.pending())
         asked, written = _asked_in(state), state.transcript
         self._set_clock(await self.store.write(*writes, *self._waking(state), *rows))

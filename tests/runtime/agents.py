@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, UncertaintyMonitor, tool
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import Effect, Role
+from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import ScriptedModel, answer
 
 AGENT = AgentDefinition(name="mailer", model="scripted", system_prompt="You send mail.")
@@ -36,6 +38,22 @@ class World:
             return f"found {query}"
 
         return FunctionTools(send_email, search)
+
+
+class Copied(MemoryStore):
+    """Keeps what it held after each write: what another process would find, had this one died then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[MemoryStore] = []
+
+    async def write(self, *changes: Any) -> float:
+        written = await super().write(*changes)
+        other = MemoryStore()
+        for name in ("_documents", "_by_label", "_logs"):
+            setattr(other, name, copy.deepcopy(getattr(self, name)))
+        self.copies.append(other)
+        return written
 
 
 def is_judgement(messages: Sequence[Message]) -> bool:

@@ -18,12 +18,12 @@ from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, SubAgent, Un
 from grampus_uq.errors import GrampusError, StoreError
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.records.values import ToolCall
+from grampus_uq.records.values import ModelResponse, ToolCall
 from grampus_uq.runtime.store import Document
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.testing import answer
-from tests.runtime.agents import AGENT, scripted
+from grampus_uq.testing import ScriptedModel, answer
+from tests.runtime.agents import AGENT, Copied, scripted
 from tests.runtime.forging import (
     EVE,
     EVIL,
@@ -285,6 +285,29 @@ def test_a_chosen_manipulation_pays_nothing_that_nobody_approved(policy: str, na
     assert anyio.run(run) == []
 
 
+@sampled("policy", ["public keys and a seal"], full=list(POLICIES))
+@sampled("names", [("cleared_without_a_decision", "no_belief_at_all")], full=[tuple(CHOSEN)])
+def test_no_moment_of_a_worker_that_takes_up_a_forged_state_is_one_to_put_back(names: Any, policy: str) -> None:
+    """What it writes is under its seal: who kept those bytes, or killed the worker just then, gains nothing by it."""
+
+    async def run() -> list[str]:
+        found, till = await _scene(policy), Till()
+        for name in names:
+            store, forged = Copied(), found.stored.copy()
+            CHOSEN[name](forged)
+            await write(forged, store)
+            store.copies.clear()
+            with contextlib.suppress(GrampusError):
+                await runner(till, store, policy, 0.99).resume("mailer", "v")
+            for left in store.copies:
+                await anyio.sleep(0.011)  # the lease of the worker that took it up
+                with contextlib.suppress(GrampusError):
+                    await runner(till, left, policy, 0.99).resume("mailer", "v")
+        return [key for key in till.keys if key not in found.approved]
+
+    assert anyio.run(run) == []
+
+
 def test_there_are_thirty_of_them_and_the_scene_is_worth_attacking() -> None:
     """Without a manipulation ann's approval pays, once: that nothing is paid otherwise is no broken scene."""
 
@@ -432,6 +455,31 @@ def test_another_process_asks_for_each_irreversible_call_unless_a_shared_seal_vo
         return [request.rule for request in result.pending], len(till.keys)
 
     assert anyio.run(run) == ((["unvouched_state"], 1) if asks else ([], 2))
+
+
+def test_an_advisory_monitor_holds_nothing_in_another_process_either() -> None:
+    async def run() -> list[str]:
+        till, store, scope = Till(), MemoryStore(), anyio.CancelScope()
+
+        class Dies(ScriptedModel):
+            async def complete(self, **given: Any) -> ModelResponse:
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
+                raise AssertionError("it was cancelled")
+
+        def one() -> AgentRunner:
+            advisory = runner(till, store, "public keys")
+            advisory.monitor = UncertaintyMonitor(advisory=True)
+            return advisory
+
+        dies = one()
+        dies.model_client = Dies([])
+        with scope:
+            await dies.run(AGENT, "pay", session_id="v")
+        result = await one().resume("mailer", "v")
+        return [request.rule for request in result.pending] + till.keys
+
+    assert len(anyio.run(run)) == 2
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -40,7 +40,7 @@ from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.sub_agents import SubAgent
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
-from tests.runtime.agents import AGENT, World, is_judgement
+from tests.runtime.agents import AGENT, Copied, World, is_judgement
 from tests.sampling import examples
 
 LEAST = 0.9
@@ -401,22 +401,6 @@ class Hanging(ScriptedModel):
     async def complete(self, **given: Any) -> ModelResponse:
         self.asked.set()
         return await super().complete(**given)
-
-
-class Copied(MemoryStore):
-    """Keeps what it held after each write: what another process would find, had this one died then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies: list[MemoryStore] = []
-
-    async def write(self, *changes: Any) -> float:
-        written = await super().write(*changes)
-        other = MemoryStore()
-        for name in ("_documents", "_by_label", "_logs"):
-            setattr(other, name, copy.deepcopy(getattr(self, name)))
-        self.copies.append(other)
-        return written
 
 
 @pytest.mark.parametrize("to", ["bob", "ann"])
