@@ -190,8 +190,8 @@ class CallRecord(BaseModel):
 
     @property
     def began_before(self) -> bool:
-        """Return True if an earlier start may have taken effect, and a human is or was asked about it."""
-        return self.child_session is None and any(request.unknown_outcome for request in self.requests)
+        """Return True if an earlier start may have taken effect: a human is or was asked, or a sub-agent has begun."""
+        return self.child_session is not None or any(request.unknown_outcome for request in self.requests)
 
     @property
     def cleared_here(self) -> bool:

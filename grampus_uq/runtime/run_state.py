@@ -200,8 +200,8 @@ class AgentState(BaseModel):
         """Settle every remaining call with `unrun` as the run ends; returns those that may have taken effect."""
         began = []
         for record in [record for record in self.turn if record.phase is not CallPhase.SETTLED]:
-            running = record.phase is CallPhase.STARTED and record.child_session is None
-            begun = record.began_before or (running and record.effect is not Effect.READ)
+            running = record.phase is CallPhase.STARTED and record.effect is not Effect.READ
+            begun = record.began_before or running
             self.settle(record, _MAY_HAVE_RUN if begun else unrun, is_error=True)
             if begun:
                 began.append(record)

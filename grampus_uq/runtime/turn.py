@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from grampus_uq.core.policy import UncertaintyPolicy
-from grampus_uq.errors import StoreError
+from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import (
     UNVOUCHED,
     CallPhase,
@@ -99,14 +99,14 @@ class Turn:
         return self._unwatched if self.lease.session is None else self.lease.session.profile.policy
 
     def terms(self) -> Terms:
-        """The terms of this session's calls under the current rules."""
-        state = self._state
+        """The terms of this session's calls under the current rules; an advisory monitor holds nothing."""
+        state, session = self._state, self.lease.session
         return self.gate.terms(
             state.agent_id,
             state.session_id,
             self.policy(),
             run_id=state.run_id,
-            vouched=state.vouched,
+            vouched=state.vouched or (session is not None and session.profile.advisory),
             started_by=state.started_by,
         )
 
@@ -262,8 +262,8 @@ class Turn:
         """Write started calls to store and audit; then look for stop orders, decisions during a look, and revocations.
 
         So a call does not run if an order or decision was given before it was announced. With the store down, only
-        calls that may run without a record are returned; one that a human or a grant allowed stays allowed, and
-        StoreError is raised.
+        calls that may run without a record are returned; one that a human or a grant allowed, or a sub-agent that has
+        begun, stays allowed, and StoreError is raised.
         """
         if not started:
             return []
@@ -282,7 +282,7 @@ class Turn:
             raise
         except StoreError:
             guarded = [record for record in started if self._guarded(record)]
-            allowed = any(record.decisions or record.grant is not None for record in guarded)
+            allowed = any(r.decisions or r.grant is not None or r.began_before for r in guarded)
             await self._withdraw(started if allowed else guarded)
             if allowed:
                 raise
@@ -305,11 +305,10 @@ class Turn:
             await self.lease.check_stop(since=since)
 
     async def _withdraw(self, announced: Sequence[CallRecord]) -> None:
-        """Withdraw announced calls: they are cleared as before, and the audit records it where possible."""
+        """Withdraw announced calls: they are cleared as before; the audit says so while the session is ours."""
         self._clear_again(announced)
-        with contextlib.suppress(StoreError):
-            for record in announced:
-                await self.lease.note(*self.withdrawn(record))
+        with contextlib.suppress(StoreError, SessionConflictError):
+            await self.lease.save(*map(self.withdrawn, announced))
 
     def _clear_again(self, started: Sequence[CallRecord]) -> None:
         for record in started:

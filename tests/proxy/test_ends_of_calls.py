@@ -47,6 +47,21 @@ async def test_a_server_that_ends_while_an_approved_call_runs_leaves_a_question(
         assert (await one.waiting()).unknown_outcome
 
 
+async def test_a_call_that_may_have_run_is_asked_about_on_where_its_next_start_does_not_reach_the_server() -> None:
+    async with bench() as one:
+        for identity in (1, 2):
+            await one.call(identity, path="a")
+            await one.decide()
+            await one.asked(identity)
+            record = one.guard._answers.running.pop(identity)
+            await (one.exchange.lost(record) if identity == 1 else one.exchange.not_sent(record, "it is not there"))
+            assert (await one.waiting()).unknown_outcome
+        await one.decide("reject")
+        await one.call(3, path="a")
+        told = (await one.answered(3))["result"]["content"][0]["text"]
+        assert "may have taken effect" in told
+
+
 @pytest.mark.parametrize("gone", [anyio.BrokenResourceError, anyio.ClosedResourceError])
 async def test_a_result_that_could_not_be_written_is_kept_for_the_same_call(gone: type[Exception]) -> None:
     async with bench() as one:

@@ -11,15 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq import AgentRunner, FunctionTools, ToolCall, UncertaintyMonitor, UncertaintyPolicy, tool
-from grampus_uq.errors import GrampusError, StoreError
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    ApprovalRequest,
+    FunctionTools,
+    SubAgent,
+    ToolCall,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+    tool,
+)
+from grampus_uq.errors import GrampusError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.runtime.apply_decisions import HumanResponse
+from grampus_uq.runtime.dead_letters import drop
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.stopping import order_stop
 from grampus_uq.runtime.store import Append, Change, Document
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker_jobs import DEAD, Job
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, scripted
 from tests.sampling import examples
@@ -187,3 +199,104 @@ def test_a_worker_that_dies_in_a_precondition_leaves_approved_calls_approved(cal
         assert sorted(till.paid) == [f"A{n}" for n in range(calls)]
 
     anyio.run(run)
+
+
+ends = st.sampled_from(["stopped", "down before", "down behind", "guidance", "stopped while it waits", "given up"])
+
+
+@given(then=st.lists(ends, min_size=1, max_size=3), effect=st.sampled_from([Effect.IRREVERSIBLE, Effect.REVERSIBLE]))
+@settings(max_examples=examples(60), deadline=None)
+def test_whatever_becomes_of_a_sub_agent_that_paid_it_is_told_and_a_rollback_lists_it(
+    then: list[str], effect: Effect
+) -> None:
+    async def run() -> None:
+        till, lead = Till(effect, deaths=0), AgentDefinition(name="lead", model="m")
+        twice = [answer("I pay.", tool_calls=[ToolCall(id=to, name="pay", arguments={"to": to})]) for to in ("A", "B")]
+
+        def runner() -> AgentRunner:
+            child = till.runner()
+            child.model_client = scripted([*twice, "Done."])
+            turn = answer("I delegate.", tool_calls=[ToolCall(id="d", name="payer", arguments={"task": "pay"})])
+            return AgentRunner(
+                scripted([turn, "Done."]),
+                FunctionTools(),
+                store=till.store,
+                sub_agents=[SubAgent(child, AgentDefinition(name="payer", model="m"))],
+                checkpoints=True,
+                lease_s=0.01,
+            )
+
+        async def resumed(response: HumanResponse) -> None:
+            with contextlib.suppress(GrampusError):
+                state, _ = await runner().ledger.known(lead.name, "s")
+                await anyio.sleep(state.leased_for_s())
+                await runner().resume(lead.name, "s", response)
+            till.store.down = False
+
+        (request,) = (await runner().run(lead, "pay", session_id="s")).pending
+        await resumed(request.decide("approve", principal="ann"))
+        assert till.paid == ["A"]
+        for one in then:
+            till.store.before = (lambda: _falls(till.store)) if one == "down before" else None
+            till.store.behind = (lambda: _falls(till.store)) if one == "down behind" else None
+            if one.startswith("stopped"):
+                await order_stop(runner().ledger, lead.name, "s")
+            if one == "given up":
+                letter = Job(agent_id=lead.name, session_id="s").model_dump_json()
+                with contextlib.suppress(SessionError, SessionConflictError):
+                    await till.store.put(DEAD, f"{lead.name}/s", letter, expected=0)
+                    await drop(runner().ledger, lead.name, "s")
+            await resumed("Do something else." if one == "guidance" else None)
+        till.store.before = till.store.behind = None
+        state, _ = await runner().ledger.known(lead.name, "s")
+        told = [m.content or "" for m in state.messages if m.role is Role.TOOL and not m.metadata.get("placeholder")]
+        assert all("may have taken effect" in text or text == "Done." for text in told)
+        await anyio.sleep(state.leased_for_s())
+        result = await rollback(runner(), lead.name, "s", 0)
+        assert [call["call"]["name"] for call in result.metadata["rollback"]["executed"]] == ["payer"]
+
+    anyio.run(run)
+
+
+class Hanging(Announced):
+    """One worker's handle on a store: behind the announcement of a call it hangs until `on`, and fails then."""
+
+    def __init__(self, shared: Announced, on: anyio.Event) -> None:
+        super().__init__()
+        self.__dict__ |= {name: shared.__dict__[name] for name in ("_documents", "_by_label", "_logs")}
+        self.behind, self.hangs, self._on = self._hang, False, on
+
+    def _hang(self) -> None:
+        self.hangs = True
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        if kind == "stop" and self.hangs:
+            await self._on.wait()
+            raise StoreError("too late")
+        return await super().get(kind, key)
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_lost_its_session_does_not_say_of_a_call_that_it_did_not_run() -> None:
+    """Another one has asked about that call meanwhile, and ran it."""
+    till, on = Till(Effect.IRREVERSIBLE, deaths=0), anyio.Event()
+    (request,) = (await till.runner().run(AGENT, "pay", session_id="s")).pending
+    first, second = till.runner(), till.runner()
+    first.ledger.store = store = Hanging(till.store, on)
+    async with anyio.create_task_group() as group:
+
+        async def hangs() -> None:
+            with contextlib.suppress(GrampusError):
+                await first.resume(AGENT.name, "s", request.decide("approve", principal="ann"))
+
+        group.start_soon(hangs)
+        asked: list[ApprovalRequest] = []
+        while not (store.hangs and asked):
+            await anyio.sleep(0.01)
+            with contextlib.suppress(GrampusError):
+                asked = (await second.resume(AGENT.name, "s")).pending if store.hangs else []
+        await second.resume(AGENT.name, "s", asked[0].decide("approve", principal="ann"))
+        on.set()
+    assert till.paid == ["A0"]
+    result = await rollback(second, AGENT.name, "s", 0)
+    assert len(result.metadata["rollback"]["executed"]) == 1

@@ -285,8 +285,11 @@ class CallExchange:
         await self.calls.lost(record)
 
     async def not_sent(self, record: CallRecord, why: str) -> None:
-        """A call could not be sent to its server, and its client is told so."""
+        """A call could not be sent to its server, and its client is told so; one that began before is asked about."""
         self._ended(record, "no_answer")
+        if record.began_before:
+            await self.calls.withdraw(record, why=why)
+            return
         await self.calls.finish(record, text=f"Not executed: {why}.", is_error=True)
         self.calls.delivered(record.proposed.id)
 
