@@ -1,15 +1,16 @@
 """What a chain of a small model, a big one and a human buys, and whether its one promise is kept.
 
-    python -m tests.benchmarks.chain [--pair SMALL BIG ...] [--looked SET ...] [--resamples 200] [--cases 400]
-        [--seed 0] [--json]
+    python -m tests.benchmarks.chain [--pair SMALL BIG ...] [--looked SET ...] [--again SET ...]
+        [--resamples 200] [--cases 400] [--seed 0] [--json]
 
-Without either, two simulated worlds, one where the big model's errors are its own and one where most are the small
+Without any of them, two simulated worlds, one where the big model's errors are its own and one where most are the small
 one's too. A pair is two sets as `tool_agent` reads them, the same tasks handled by two models; a task that either did
 not get as far as its irreversible call in is left out, and counted. A looked SET is one that `tool_agent --look`
-recorded: the small model's runs, at whose irreversible calls the big one looked. Each resample draws `--cases` of the
-population with replacement (of a pair or a set: as many as there are), fits the chain on them (`learn.chain`,
-`--budget`, delta .05), and follows it over the whole population; a look of the big model costs 1, a question
-`--question`.
+recorded: the small model's runs, at whose irreversible calls the big one looked. Of a set with probes, `--again` takes
+the first call that the agent drew anew as the look of a tier `again`, which has no score and whose figures stand in
+the place of the big model's. Each resample draws `--cases` of the population with replacement (of a pair or a set: as
+many as there are), fits the chain on them (`learn.chain`, `--budget`, delta .05), and follows it over the whole
+population; a look costs 1, a question `--question`.
 
 Rows: `data`, `policy`, means over the resamples that publish: `success`: right calls that go out and calls that a human
 decides, who is taken to be right; `of_big`: `success` over the big model's; `big_calls`, `questions`, `wrong_out`:
@@ -109,6 +110,22 @@ def pair(small: Path, big: Path, question: float) -> tuple[World, int]:
     return World(tiers, question, length), len(sides[0].keys() ^ sides[1].keys())
 
 
+def again(path: Path, question: float) -> World:
+    """The runs of a set whose agent was asked anew."""
+    cases = read_set(path)[0]
+    score = [one.scores.get("call_probability", Score(value=None)).value for one in cases]
+    drawn = [one.redraw.likeness() if one.redraw else "" for one in cases]
+    own = TierCases(name="agent", score=np.array(score, dtype=float), right=np.array([not one.wrong for one in cases]))
+    anew = TierCases(
+        name="again",
+        score=np.full(len(cases), np.nan),
+        right=np.array([call == one.truth.likeness() for call, one in zip(drawn, cases, strict=True)]),
+        agrees=np.array([call == one.call.likeness() for call, one in zip(drawn, cases, strict=True)]),
+        cost=1.0,
+    )
+    return World((own, anew), question, np.array([float(len(one.call.canonical())) for one in cases]))
+
+
 def looked(folder: Path, question: float) -> World:
     """The runs of a set at whose first irreversible call the big model looked."""
     folder = folder / "recordings"
@@ -130,7 +147,7 @@ def followed(chain: Chain, cases: World) -> Followed:
     for case in range(n):
         for number, one in enumerate(chain.tiers):
             tier = by_name[one.name]
-            big += one.name == "big"
+            big += number > 0
             agrees = None if tier.agrees is None else bool(tier.agrees[case])
             score = tier.score[case]
             does, _ = chain.after(number, None if np.isnan(score) else float(score), agrees)
@@ -170,9 +187,9 @@ def rows_of(name: str, population: World, options: Any) -> Iterator[dict[str, An
         found["length"].append(routed(population.length, seen, population))
     for tier in population.tiers:
         right = float(tier.right.mean())
-        alone = Followed(success=right, big_calls=float(tier.name == "big"), questions=0.0, wrong=1.0 - right)
+        alone = Followed(success=right, big_calls=float(tier is population.tiers[1]), questions=0.0, wrong=1.0 - right)
         found[tier.name] = [alone]
-    big = found["big"][0].success
+    big = found[population.tiers[1].name][0].success
     for policy, runs in found.items():
         row: dict[str, Any] = {"data": name, "policy": policy, "n": n}
         if runs:
@@ -194,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("SMALL", "BIG"), type=existing)
     parser.add_argument("--looked", nargs="+", default=[], metavar="SET", type=existing)
+    parser.add_argument("--again", nargs="+", default=[], metavar="SET", type=existing)
     parser.add_argument("--resamples", type=int, default=200)
     parser.add_argument("--cases", type=int, default=400, help="cases of a simulated world that a chain is fitted on")
     parser.add_argument("--budget", type=float, default=0.1, help="share of all cases that may go out wrong")
@@ -202,10 +220,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
-    if options.pair or options.looked:
+    if options.pair or options.looked or options.again:
         options.cases = 0
-    for folder in options.looked:
-        rows += rows_of(Path(folder).name, looked(Path(folder), options.question), options)
+    for read, folders in ((looked, options.looked), (again, options.again)):
+        for folder in map(Path, folders):
+            rows += rows_of(folder.name, read(folder, options.question), options)
     for small, big in options.pair:
         cases, left_out = pair(Path(small), Path(big), options.question)
         if len(cases.length) < 2:

@@ -60,7 +60,7 @@ from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
 from tests.archives import unpack
 from tests.benchmarks._report import emit, existing
-from tests.benchmarks.tool_agent_probes import Score, probe_scores
+from tests.benchmarks.tool_agent_probes import Score, drawn_calls, probe_scores
 from tests.benchmarks.tool_agent_run import FAMILIES, run_file
 
 FloatArray = npt.NDArray[np.float64]
@@ -80,6 +80,7 @@ class Asked:
     held: dict[str, bool]
     own_tokens: int = 0
     scores: dict[str, Score] = field(default_factory=dict)
+    redraw: ToolCall | None = None
 
     @property
     def wrong_parts(self) -> frozenset[str]:
@@ -160,6 +161,7 @@ def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> A
         own_tokens=sum(event.step.input_tokens + event.step.output_tokens for event in run.steps[: turn + 1]),
         held={side: steps[-1].assessment.action.stops for side, steps in judged.items()},
         scores=_scores(turn, judged) | ({} if probe is None else probe_scores(call, probe)),
+        redraw=None if probe is None else next(drawn_calls(probe), None),
     )
 
 

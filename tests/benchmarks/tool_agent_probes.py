@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +61,14 @@ class Score:
     seconds: float = 0.0
 
 
+def drawn_calls(probe: dict[str, Any]) -> Iterator[ToolCall | None]:
+    """The calls that were proposed when asked again; None for another answer."""
+    return (ToolCall(name=draw[0], arguments=draw[1]) if draw else None for draw in probe.get("draws", ()))
+
+
 def probe_scores(call: ToolCall, probe: dict[str, Any]) -> dict[str, Score]:
     """What asking again gave: agreement of the whole call and of its least agreed part, P(True), a stated number."""
-    drawn = [ToolCall(name=draw[0], arguments=draw[1]) if draw else None for draw in probe.get("draws", ())]
+    drawn = list(drawn_calls(probe))
     alike = [draw is not None and _equal(draw, call) for draw in drawn]
     true, sure = probe.get("ctx_true", {}), probe.get("sure", {})
     stated = str(sure.get("text", "")).strip().rstrip("%")

@@ -109,6 +109,17 @@ def test_of_two_equal_sets_every_answer_agrees_and_the_second_tier_is_never_aske
     assert [tier.name for tier in fitted(cases).tiers] == ["small"]
 
 
+def test_asking_a_real_agent_anew_does_not_pay() -> None:
+    data = os.environ.get("GRAMPUS_UQ_DATA")
+    if not data:
+        pytest.skip("GRAMPUS_UQ_DATA is not set: the recorded runs are not part of the project")
+    cases = chain_benchmark.again(Path(data) / "tool_agent" / "qwen2.5-coder-1.5b.tar.gz", 12.0)
+    assert [len(tier.right) for tier in cases.tiers] == [42, 42]
+    chain = fit_chain(cases.tiers, budget=0.2, cost_of_question=12.0, delta=0.1, rng=np.random.default_rng(0))
+    assert chain.release.at_least is not None
+    assert [tier.name for tier in chain.tiers] == ["agent"]
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans())
 def test_a_surer_answer_is_never_sent_further_than_a_less_sure_one(one: float, other: float, agrees: bool) -> None:

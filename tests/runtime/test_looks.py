@@ -430,6 +430,33 @@ def test_a_worker_that_dies_at_any_write_leaves_a_call_that_no_look_lets_go_any_
     assert begun >= 3
 
 
+@pytest.mark.parametrize("advisory", [True, False])
+def test_a_worker_that_dies_while_looks_are_recorded_loses_looks_and_nothing_else(advisory: bool) -> None:
+    bare = profile().model_copy(update={"chain": None})
+    given: dict[str, Any] = {"advisory": advisory, "profile": bare, "lease_s": 0.05}
+    store, begun = Copied(), 0
+    first = Case(mailing("ann", 0.95), store=store, **given)
+    first.ran()
+    for left in store.copies:
+
+        async def goes_on(left: MemoryStore = left) -> tuple[Case, list[str], Any]:
+            before = [entry["what"] for entry in await AuditLog(left, "mailer", "s").entries()]
+            await anyio.sleep(0.06)  # the dead worker's lease
+            case = Case(mailing("ann", 0.95), store=left, **given)
+            ended = (await left.scan("session"))[0].body.find('"status":"completed"') >= 0
+            return case, before, None if ended else await case.runner.resume("mailer", "s")
+
+        case, before, result = anyio.run(goes_on)
+        if "looking" in before:
+            begun += 1
+            assert case.recorded == []
+        if "execution_started" in before or not advisory:
+            assert case.world.sent == []
+        elif result is not None:
+            assert (result.status, case.world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
+    assert begun >= 2
+
+
 @pytest.mark.anyio
 async def test_a_run_that_is_cancelled_during_a_look_waits_for_a_human() -> None:
     model = Hanging()
