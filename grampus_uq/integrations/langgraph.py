@@ -82,7 +82,7 @@ class UncertaintyGuard:
             builder: a graph without edges of its own from the model's node or from the tools'.
             after: the model's node.
             tools: the tools themselves (then the guard adds the node "tools", which runs no call that was not cleared,
-                and checks a human's edits against their schemas), or the name of a node that is there.
+                and checks a human's edits against their schemas), or the name of a node that is there, not cached.
             end: where an answer without calls leads, and a run that was stopped.
             conditional_edges: route by conditional edges, not by `Command`, for graphs that are to show their edges;
                 the model's turn is judged in a node of its own then.
@@ -92,11 +92,15 @@ class UncertaintyGuard:
         if taken or builder.branches.get(after) or builder.branches.get(node):
             rule = f"a graph without edges from {after!r} and {node!r}: the guard leads on from there"
             raise ConfigurationError.of("builder", "UncertaintyGuard.attach", rule, sorted(builder.edges))
+        spec = builder.nodes.get(node)
+        if isinstance(tools, str) and self.judge.acts and (spec is None or spec.cache_policy):
+            rule = f"a graph whose node {node!r} is there and is not cached: nothing could check its calls"
+            raise ConfigurationError.of("builder", "UncertaintyGuard.attach", rule, sorted(builder.nodes))
         schema = _schema(builder, self.judge.acts, after, node)
         if not isinstance(tools, str):
             builder.add_node(node, self.tool_node(tools), input_schema=schema)
-        elif node in builder.nodes:
-            self._know(getattr(builder.nodes[node].runnable, "tools_by_name", {}))
+        elif spec is not None:
+            self._know(getattr(spec.runnable, "tools_by_name", {}))
         score, gate = (name if name not in builder.nodes else f"{name}_{after}" for name in (_SCORE, _GATE))
         nodes = GuardNodes(
             judge=self.judge,

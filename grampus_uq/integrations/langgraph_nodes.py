@@ -44,6 +44,8 @@ from grampus_uq.integrations.langchain_messages import (
 from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, before_node, read_state, session_id_of
 
 _MAX_NOTED = 1_024
+_PUSHED = ("__pregel_push",)
+"""What LangGraph's metadata give as the trigger of a task that a `Send` started."""
 _Look = Callable[[], Coroutine[Any, Any, Any]]
 _Fence = Callable[[Any, RunnableConfig], AbstractContextManager[Any]]
 
@@ -66,9 +68,11 @@ class GuardNodes:
 
     # -- judging --------------------------------------------------------------------------------------------------
 
-    async def inside(self, state: dict[str, Any], result: Any, config: RunnableConfig) -> Any:
+    async def inside(self, state: Any, result: Any, config: RunnableConfig) -> Any:
         """Judge the turn that the model's node just returned, and write both at once."""
         key = self.messages_key
+        if not isinstance(state, dict):  # somebody sent it
+            state = {key: state if isinstance(state, list | tuple) else getattr(state, key, None)}
         update: Any = result.update if isinstance(result, Command) and result.graph is None else result
         before: Sequence[AnyMessage] = state.get(key) or ()
         added = _added(before, update.get(key)) if isinstance(update, dict) else None
@@ -129,7 +133,7 @@ class GuardNodes:
         """
         judge, message = self.judge, messages[index]
         message = with_ids(message) if judge.acts else message
-        begun = any(message.type == "ai" for message in messages[:index])
+        begun = last_answer(messages[:index]) is not None
         carried = read_state(judge, config, state.get(KEY), to_judge=True, begun=begun)
         carried = carried if vouched else judge.doubted(carried)
         observe_between(carried.session, messages, index)
@@ -191,7 +195,7 @@ class GuardNodes:
             index = last_answer(messages)
             calls = [] if index is None else messages[index].tool_calls
             open_calls = [call for call in calls if call["id"] not in answered]
-            return self.tools if open_calls else self.agent if calls else self.end
+            return self.tools if open_calls else self.end
         if turn.get("stopped") is not None:
             return self.end
         ready = [r for r in carried.records if r.phase is CallPhase.CLEARED and r.proposed.id not in answered]
@@ -273,7 +277,7 @@ class GuardedNode(RunnableLambda[Any, Any]):
         name: str,
         work: Callable[..., Coroutine[Any, Any, Any]],
         inner: Any = None,
-        read: Callable[[Any], Any] = dict,
+        read: Callable[[Any, RunnableConfig], Any] = lambda state, config: state,
         fence: _Fence | None = None,
         look: Callable[[Any, RunnableConfig], _Look | None] | None = None,
     ) -> None:
@@ -295,7 +299,7 @@ class GuardedNode(RunnableLambda[Any, Any]):
         hindered = None if look is None else run_blocking(look)
         with nullcontext(hindered) if hindered else self._fence(input, config) as result:
             if result is None:
-                result = self._inner.invoke(self._read(input), config, **more)
+                result = self._inner.invoke(self._read(input, config), config, **more)
         return run_blocking(lambda: self._work(input, result, config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
@@ -304,10 +308,10 @@ class GuardedNode(RunnableLambda[Any, Any]):
             return await self._work(input, config)
         look = self._look(input, config)
         hindered = None if look is None else await look()
+        await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
         with nullcontext(hindered) if hindered else self._fence(input, config) as result:
             if result is None:
-                await before_node.get()()
-                result = await self._inner.ainvoke(self._read(input), config, **more)
+                result = await self._inner.ainvoke(self._read(input, config), config, **more)
         return await self._work(input, result, config)
 
 
@@ -325,13 +329,14 @@ def wrap_node(
     The node sees what it saw before; where `fence` has something for it to return it is not run.
     """
     spec = builder.nodes.get(name)
-    if spec is None or spec.cache_policy or hasattr(spec.runnable, "get_subgraphs"):
+    if spec is None or spec.cache_policy or (fence is None and hasattr(spec.runnable, "get_subgraphs")):
         return False
     own, keys = spec.input_schema, tuple(builder.schemas[spec.input_schema])
     plain = isinstance(own, type) and issubclass(own, dict)
 
-    def read(state: Any) -> Any:
-        if not isinstance(state, dict):  # calls that somebody sent a node of tools
+    def read(state: Any, config: RunnableConfig) -> Any:
+        pushed = tuple(config.get("metadata", {}).get("langgraph_triggers", ())) == _PUSHED
+        if not isinstance(state, dict) or (pushed and KEY not in state):  # somebody sent it: LangGraph hands it over so
             return state
         values = {key: state[key] for key in keys if key in state}
         return values if plain else own(**values)
@@ -366,7 +371,7 @@ def _added(before: Sequence[Any], given: Any) -> list[Any] | None:
     if not added or not all(isinstance(one, BaseMessage) and one.type != "remove" for one in added):
         return None
     ids = {one.id for one in added if one.id is not None}
-    if added[-1].type != "ai" or (ids and any(one.id in ids for one in before)):
+    if not isinstance(added[-1], AIMessage) or (ids and any(one.id in ids for one in before)):
         return None
     return added
 
@@ -393,7 +398,8 @@ def _calls(given: Any, key: str) -> list[Any]:
     """The calls that a node of tools is to run: all of the latest turn, answered or not, or those sent to it."""
     if isinstance(given, dict) and "tool_call" in given:
         return [given["tool_call"]]
-    entries = given if isinstance(given, list | tuple) else given.get(key) or () if isinstance(given, dict) else ()
+    held = given.get(key) if isinstance(given, dict) else getattr(given, key, None)
+    entries = given if isinstance(given, list | tuple) else held or ()
     calls = [one for one in entries if isinstance(one, dict) and "args" in one]
     messages: list[Any] = [one for one in entries if isinstance(one, BaseMessage)]
     index = last_answer(messages)
