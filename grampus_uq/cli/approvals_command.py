@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
+from grampus_uq.cli.printing import as_json_option, print_json, print_table, print_whole, say_beside
 from grampus_uq.cli.store_options import Signer, as_option, key_option, store_option, with_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, SessionError
 from grampus_uq.gate.delegations import Delegation
@@ -147,27 +147,27 @@ def show(request_id: str, url: str, as_json: bool) -> None:
         tail = [message.model_dump(mode="json") for message in shown.messages[-_TAIL:]]
         print_json(_shown(shown, decisions) | {"refused": refusals, "transcript_tail": tail})
         return
-    click.echo(f"request    {visible(shown.id)}")
-    click.echo(f"agent      {visible(shown.agent_id)}")
+    print_whole(f"request    {visible(shown.id)}")
+    print_whole(f"agent      {visible(shown.agent_id)}")
     if shown.session_id:
-        click.echo(f"session    {visible(shown.session_id)}")
+        print_whole(f"session    {visible(shown.session_id)}")
     if shown.started_by is not None:
-        click.echo(f"started by {visible(shown.started_by)}, who may not decide on it")
+        print_whole(f"started by {visible(shown.started_by)}, who may not decide on it")
     guarantee = visible(shown.guarantee or "no guarantee")
-    click.echo(f"level      {shown.level.value} (rule {visible(shown.rule)}; {guarantee})")
-    click.echo(f"why        {visible(shown.reason)}")
+    print_whole(f"level      {shown.level.value} (rule {visible(shown.rule)}; {guarantee})")
+    print_whole(f"why        {visible(shown.reason)}")
     if shown.tool is not None:
-        click.echo(f"will       {visible(sentence_of(shown.tool, shown.arguments))}")
+        print_whole(f"will       {visible(sentence_of(shown.tool, shown.arguments))}")
     for line in _numbers(shown):
-        click.echo(line)
-    click.echo(f"status     {_stands(decisions)}")
+        print_whole(line)
+    print_whole(f"status     {_stands(decisions)}")
     for refusal in refusals:
-        click.echo(f"refused    {visible(refusal)}")
+        print_whole(f"refused    {visible(refusal)}")
     for line in _signed_lines(shown):
-        click.echo(line)
-    click.echo("--- the end of the transcript ---")
+        print_whole(line)
+    print_whole("--- the end of the transcript ---")
     for message in shown.messages[-_TAIL:]:
-        click.echo(f"[{message.role.value}] {visible(short(message.content or '', 400))}")
+        print_whole(f"[{message.role.value}] {visible(short(message.content or '', 400))}")
 
 
 async def _drill(ledger: Ledger, request_id: str) -> Drill | None:
@@ -313,11 +313,11 @@ def _decide(
         click.echo(visible(drilled))
         return
     for line in _signed_lines(shown):
-        click.echo(line)
+        print_whole(line)
     if arguments is not None:
         click.echo("runs with")
         for line in whole_arguments(arguments):
-            click.echo(line)
+            print_whole(line)
     how = "signed" if signer is not None else "unsigned (no key is set)"
     click.echo(
         f"{kind} by {visible(principal)}, {how}: stored. The runner checks the signature, and who may decide, "

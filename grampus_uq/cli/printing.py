@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import click
 from grampus_uq.errors import DataError
 from grampus_uq.records.visible_text import without_controls
 
+_GOES_ON = "    > "
+
 
 def one_line(value: object) -> str:
     """A value as a cell of a table: on one line, without control characters, which terminals obey; None is empty."""
@@ -21,6 +24,27 @@ def one_line(value: object) -> str:
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def print_whole(line: str) -> None:
+    """Print a line with a stranger's text; on a terminal what does not fit goes on behind a mark, in `folded` lines."""
+    click.echo(folded(line, os.get_terminal_size(sys.stdout.fileno()).columns) if sys.stdout.isatty() else line)
+
+
+def folded(line: str, columns: int) -> str:
+    """The line in lines that fit, so that no part of a text looks like a line of its own: each but the first is marked.
+
+    A character that is not ASCII may take two columns.
+    """
+    parts, left = [""], columns
+    for character in line:
+        width = 1 if character.isascii() else 2
+        if width > left and columns > 2 * len(_GOES_ON):
+            parts.append("")
+            left = columns - len(_GOES_ON)
+        parts[-1] += character
+        left -= width
+    return f"\n{_GOES_ON}".join(parts)
 
 
 def counts_line(counts: Mapping[str, int]) -> str:

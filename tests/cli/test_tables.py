@@ -9,15 +9,21 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from grampus_uq import Reading
+from grampus_uq import Reading, open_store
+from grampus_uq.cli.printing import folded
 from grampus_uq.recording import encode
 from grampus_uq.records.events import StepEvent
+from grampus_uq.testing import answer
 from tests.cli.test_bad_files import called
 from tests.learn.evaluate.recorded import many, write
 from tests.recording.events import session
+from tests.runtime.agents import AGENT, World, mail, runner
 from tests.sampling import sampled
 
 pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
@@ -100,3 +106,21 @@ def test_in_a_pipe_each_row_is_a_line_and_nothing_else_is_on_standard_output(fol
     assert {len(cells) for cells in lines} == {7}
     assert len(lines) == 1 + len(session())
     assert "thresholds:" in piped.stderr
+
+
+@given(text=st.text(st.characters(exclude_characters="\n")), columns=st.integers(20, 120))
+def test_no_part_of_a_long_text_begins_a_line_of_its_own(text: str, columns: int) -> None:
+    first, *more = folded(f"  body = {text}", columns).split("\n")
+    assert all(part.startswith("    > ") for part in more)
+    assert first + "".join(part.removeprefix("    > ") for part in more) == f"  body = {text}"
+    assert all(sum(1 if c.isascii() else 2 for c in part) <= columns for part in [first, *more])
+
+
+def test_a_pending_call_is_shown_on_a_terminal_so_that_no_argument_looks_like_another(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 's.db'}"
+    body = "x" * (100 - len('  body = "')) + "  to = bob"
+    turns = [answer("Go.", tool_calls=[mail("a", "eve", body)]), "Done."]
+    result = anyio.run(lambda: runner(World(), turns, store=open_store(store)).run(AGENT, "mail", session_id="s"))
+    shown = on_a_terminal("approvals", "show", result.pending[0].id, "--store", store)
+    assert '    >   to = bob"' in shown.splitlines()
+    assert max(map(len, shown.splitlines())) <= 100
