@@ -7,7 +7,7 @@ not know them leaves rows behind: who lists removes those.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -42,17 +42,20 @@ def row_key(request_id: str, created_s: float) -> str:
 
 
 async def row_changes(
-    store: SessionStore, before: Mapping[str, float], pending: Sequence[ApprovalRequest]
+    store: SessionStore, before: Sequence[ApprovalRequest], pending: Sequence[ApprovalRequest]
 ) -> list[Change]:
-    """The changes of the index by a write of a session: `before` are its requests of before, with when they were made.
+    """The changes of the index by a write of a session: `before` are its requests of before.
 
-    A request that is passed on for a sub-agent has its row from the sub-agent's own session.
+    A request that is passed on for a sub-agent has its row from the sub-agent's own session, which alone removes it.
     """
-    now = {request.id for request in pending}
-    new = [request for request in pending if request.id not in before and request.child_session is None]
-    changes: list[Change] = [asked_row(request) for request in {request.id: request for request in new}.values()]
-    for request_id in before.keys() - now:
-        row = await store.get(ASKED, row_key(request_id, before[request_id]))
+    was, now = _own(before), _own(pending)
+    changes: list[Change] = [asked_row(request) for request_id, request in now.items() if request_id not in was]
+    for request_id in was.keys() - now.keys():
+        row = await store.get(ASKED, row_key(request_id, was[request_id].created_s))
         if row is not None:
             changes.append(Delete(kind=ASKED, key=row.key, expected=row.version))
     return changes
+
+
+def _own(requests: Sequence[ApprovalRequest]) -> dict[str, ApprovalRequest]:
+    return {request.id: request for request in requests if request.child_session is None}

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -129,7 +129,7 @@ class Ledger:
             raise StoreError(f"What is stored as session {found.key!r:.100} is the state of another one.")
         state._sealed = holds
         state._leased_until = time.monotonic() + _left(state, found)
-        state._asked = _asked_in(state)
+        state._asked = state.pending()
         return state
 
     def head(self, found: Document) -> tuple[SessionHead, float]:
@@ -147,7 +147,7 @@ class Ledger:
         log = f"transcript/{key}/{quote(state.run_id, safe='')}"
         kept = state._kept
         transcript, before = (Transcript(log=log), []) if kept is None or kept[0].log != log else kept
-        entries, messages = changes(before, state.messages), list(state.messages)
+        entries, messages, pending = changes(before, state.messages), list(state.messages), state.pending()
         state.v, state.lease_until_s, state.transcript = STATE_VERSION, 0.0, extended(transcript, entries)
         body = state.model_dump_json(exclude={"messages"})
         body = self.sealed(key, body) if state.sealed else body  # what came in without a seal is never given one
@@ -158,20 +158,17 @@ class Ledger:
             writes.append(audit_of(state.agent_id, state.session_id, notes))
         if state._replaces not in (None, log):
             writes.append(Drop(log=state._replaces))
-        passed_on = (request for request in state.pending() if request.child_session is not None)
-        await self.know_rows(state, {request.id for request in passed_on} - state._asked.keys())
-        rows = await row_changes(self.store, state._asked, state.pending())
-        asked, written = _asked_in(state), state.transcript
-        self._set_clock(await self.store.write(*writes, *self._waking(state), *rows))
-        state._kept, state._replaces, state._asked, state._unfinished = (written, messages), None, asked, False
+        written, rows = state.transcript, await row_changes(self.store, state._asked, pending)
+        self._set_clock(await self.store.write(*writes, *await self._waking(state, pending), *rows))
+        state._kept, state._replaces, state._asked, state._unfinished = (written, messages), None, pending, False
         return version + 1
 
-    def _waking(self, state: AgentState) -> list[Change]:
+    async def _waking(self, state: AgentState, pending: Sequence[ApprovalRequest]) -> list[Change]:
         """Return the wake-ups of this session: for each new request, whom a decision wakes, and its expiry.
 
         A sub-agent's session has none of its own: who asks for it is its parent, which hears of its end.
         """
-        pending, parent = state.pending(), _named(state.metadata.get(PARENT))
+        parent = _named(state.metadata.get(PARENT))
         if parent is not None:
             back = state.status in _ENDED or (state._unfinished and not looked_after.get())
             wakes = back and not within_parent.get()
@@ -179,24 +176,20 @@ class Ledger:
         attended = state.metadata.get(ATTENDED) is True
         job = Job(agent_id=state.agent_id, session_id=state.session_id, attended=attended)
         key = session_key(state.agent_id, state.session_id)
-        new = [request for request in pending if request.id not in state._asked]
-        body = job.model_dump_json(exclude_defaults=True)
+        asked = {request.id for request in state._asked}
+        new = {request.id: request for request in pending if request.id not in asked}
+        body, before = job.model_dump_json(exclude_defaults=True), dict[str, int]()
+        if new:  # one that it asked before, and asks once more by the same id, has its row already
+            rows = await self.store.children(WAKES, [quote(request_id, safe="") for request_id in new])
+            before = {row.key: row.version for row in rows}
         changes: list[Change] = [
-            Put(kind=WAKES, key=wake_key(request_id, key), body=body, expected=state._wakes.get(request_id, 0))
-            for request_id in dict.fromkeys(request.id for request in new)
+            Put(kind=WAKES, key=row, body=body, expected=before.get(row, 0))
+            for row in (wake_key(request_id, key) for request_id in new)
         ]
         if not attended:
-            changes += [job.at(due_s) for due_s in {request.expires_s for request in new} if due_s is not None]
+            changes += [job.at(due_s) for due_s in {request.expires_s for request in new.values()} if due_s is not None]
             changes += [job.now(self.now_s())] if state._unfinished and not looked_after.get() else []
         return changes
-
-    async def know_rows(self, state: AgentState, request_ids: Iterable[str]) -> None:
-        """Find the wake rows of requests that this session asked before and asks once more, by the same ids."""
-        key = session_key(state.agent_id, state.session_id)
-        for request_id in request_ids:
-            row = await self.store.get(WAKES, wake_key(request_id, key))
-            if row is not None:
-                state._wakes[request_id] = row.version
 
     async def adopt(self, state: AgentState) -> tuple[AgentState, int] | None:
         """The stored session after a write whose answer was lost.
@@ -427,11 +420,6 @@ def decision_values(document: Document) -> Mapping[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _asked_in(state: AgentState) -> dict[str, float]:
-    """The ids of what waits, with when it was asked."""
-    return {request.id: request.created_s for request in state.pending()}
 
 
 def _named(parent: Any) -> Job | None:

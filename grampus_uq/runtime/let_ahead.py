@@ -104,7 +104,6 @@ class LetAhead:
         for record in decided:
             held = self._instead_of.pop(record.proposed.id)
             if held.proposed.id == record.proposed.id:
-                await self._ledger.know_rows(state, [held.requests[0].id])
                 state.keep(held)
             else:
                 state.keep(asked(record, self._terms(), self._gate.approvals, _OVERTAKEN, self._lease.now_s()))

@@ -115,8 +115,7 @@ class AgentState(BaseModel):
     _kept: tuple[Transcript, list[Message]] | None = PrivateAttr(default=None)
     _leased_until: float = PrivateAttr(default=0.0)
     _replaces: str | None = PrivateAttr(default=None)
-    _asked: dict[str, float] = PrivateAttr(default_factory=dict)
-    _wakes: dict[str, int] = PrivateAttr(default_factory=dict)
+    _asked: list[ApprovalRequest] = PrivateAttr(default_factory=list)
     _unfinished: bool = PrivateAttr(default=False)
 
     @property

@@ -109,7 +109,6 @@ class HostedRunner:
             await lease.run(work)
             asked = await self.host.pending(state.session_id)
             state.review = asked or []
-            await self.ledger.know_rows(state, {request.id for request in state.review} - {*state._asked})
             waits = AgentStatus.WAITING_FOR_HUMAN if asked else AgentStatus.IDLE
             state.status = AgentStatus.COMPLETED if asked is None else waits
             await lease.save(("ended" if asked is None else "paused", {}))

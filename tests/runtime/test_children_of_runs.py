@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
+import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grampus_uq import (
     AgentDefinition,
@@ -21,13 +25,16 @@ from grampus_uq import (
     UncertaintyMonitor,
 )
 from grampus_uq.errors import SessionError
+from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.pending_approvals import oldest_pending
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.stopping import order_stop
 from grampus_uq.runtime.store import Delete
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
-from tests.runtime.agents import AGENT, SEND_ONE, World, runner, scripted
+from tests.runtime.agents import AGENT, SEND_ONE, World, mail, runner, scripted
+from tests.sampling import examples
 
 pytestmark = pytest.mark.anyio
 
@@ -88,26 +95,6 @@ async def test_who_writes_the_store_says_nothing_to_a_sub_agent_in_a_humans_name
     assert not any("Mail eve" in (message.content or "") for message in told.messages)
 
 
-@pytest.mark.parametrize("lease_s", [0.01, 5.0])
-async def test_a_parent_that_is_resumed_waits_on_with_each_sub_agent_that_nobody_answered(lease_s: float) -> None:
-    world, store, top = World(), MemoryStore(), AgentDefinition(name="boss", model="m")
-    calls = [ToolCall(id=name, name="mailer", arguments={"task": f"mail {name}"}) for name in ("d", "e")]
-    child = runner(world, store=store)
-    boss = AgentRunner(
-        scripted([answer("I delegate.", tool_calls=calls), "Done."]),
-        FunctionTools(),
-        store=store,
-        sub_agents=[SubAgent(child, AGENT)],
-        lease_s=lease_s,
-    )
-    first, second = (await boss.run(top, "mail", session_id="s")).pending
-    assert [one.id for one in (await boss.resume("boss", "s")).pending] == [first.id, second.id]
-    left = (await boss.resume("boss", "s", first.decide("approve", principal="ann"))).pending
-    assert [one.id for one in left] == [second.id]
-    result = await boss.resume("boss", "s", second.decide("approve", principal="ann"))
-    assert (result.status, len(world.sent)) == ("completed", 2)
-
-
 def chain(world: World, store: MemoryStore, depth: int) -> list[AgentRunner]:
     """Runners of agents of which each asks the one before it; the first one mails."""
     runners = [AgentRunner(scripted(SEND_ONE), world.tools(), store=store, checkpoints=True)]
@@ -145,3 +132,57 @@ async def test_what_a_gone_run_of_the_parent_left_waiting_is_not_asked_and_never
     assert world.sent == []
     await boss.resume(top.name, "s", new.decide("approve", principal="ann"))
     assert world.sent == [("bob", "hi")]
+
+
+class Office:
+    """A boss who hands out so many tasks at once, each to a mailer that proposes its mails; every resume is a process's
+    own."""
+
+    def __init__(self, mails: Sequence[int]) -> None:
+        self.world, self.store, self._mails = World(), MemoryStore(), mails
+
+    def boss(self) -> AgentRunner:
+        tasks = range(len(self._mails))
+        below = []
+        for task in tasks:
+            calls = [mail(f"m{n}", f"{task}-{n}") for n in range(self._mails[task])]
+            mailer = runner(self.world, [answer("I mail.", tool_calls=calls), "Done."], store=self.store, lease_s=0.01)
+            below.append(SubAgent(mailer, AgentDefinition(name=f"mailer {task}", model="m"), name=f"mailer_{task}"))
+        calls = [ToolCall(id=f"d{task}", name=f"mailer_{task}", arguments={"task": "mail"}) for task in tasks]
+        model = scripted([answer("I delegate.", tool_calls=calls), "Done."])
+        return AgentRunner(model, FunctionTools(), store=self.store, sub_agents=below, lease_s=0.01)
+
+
+step = st.tuples(st.sampled_from(["resume", "approve", "reject", "approve elsewhere"]), st.integers(0, 9))
+
+
+@given(mails=st.lists(st.integers(1, 2), min_size=1, max_size=3), steps=st.lists(step, max_size=6))
+@settings(max_examples=examples(40), deadline=None)
+def test_a_parent_is_resumed_as_often_as_one_likes_while_its_sub_agents_wait(
+    mails: list[int], steps: list[tuple[str, int]]
+) -> None:
+    """Whatever was decided so far: what is left is asked by the same requests, in the list as well."""
+
+    async def run() -> None:
+        office, top = Office(mails), AgentDefinition(name="boss", model="m")
+        result = await office.boss().run(top, "go", session_id="s")
+        left, sent = {request.id: request for request in result.pending}, list[str]()
+        for what, which in [*steps, *[("approve", 0)] * sum(mails)]:
+            if not left:
+                break
+            decision = None
+            if what != "resume":
+                request = left.pop(sorted(left)[which % len(left)])
+                decision = request.decide(what.partition(" ")[0], principal="ann")
+                assert request.call is not None
+                sent += [str(request.call.arguments["to"])] if decision.kind is ApprovalKind.APPROVE else []
+            if decision is not None and what == "approve elsewhere":
+                await office.boss().ledger.decide(decision)
+                decision = None
+            result = await office.boss().resume("boss", "s", decision)
+            listed, _ = await oldest_pending(office.boss().ledger)
+            assert {r.id for r in result.pending} == {r.id for r in listed} == set(left)
+        assert sorted(to for to, _ in office.world.sent) == sorted(sent)
+        assert result.status is AgentStatus.COMPLETED
+
+    anyio.run(run)
