@@ -123,10 +123,10 @@ def _not_fitted(why: str, needs: str = "") -> tuple[None, Part]:
 
 def _figures(chain: Chain, alone: Chain, per_day: float | None) -> dict[str, JsonValue]:
     """The expected course of a call, and of a day; `alone`: the same promise with a human after the agent."""
-    found, rate = chain.expected, 1.0 if per_day is None else per_day
+    found = chain.expected.model_dump()
     figures: dict[str, JsonValue] = {
         "tiers": [
-            {"name": t.name, "looks": found.looks[t.name], "cost": t.cost, "tokens": t.tokens, "seconds": t.seconds}
+            {"name": t.name, "looks": found["looks"][t.name], "cost": t.cost, "tokens": t.tokens, "seconds": t.seconds}
             for t in chain.tiers
         ],
         "at_least": chain.release.at_least,
@@ -134,8 +134,8 @@ def _figures(chain: Chain, alone: Chain, per_day: float | None) -> dict[str, Jso
         "calls_per_day": per_day,
     }
     for name in ("questions", "wrong", "cost", "tokens", "seconds"):
-        figures[name] = getattr(found, name)
-        figures[f"{name}_per_day"] = None if per_day is None else rate * getattr(found, name)
+        figures[name] = found[name]
+        figures[f"{name}_per_day"] = None if per_day is None else per_day * found[name]
     return figures | {"questions_alone": alone.expected.questions, "cost_alone": alone.expected.cost}
 
 
