@@ -36,8 +36,6 @@ try:
     from agents import (
         Agent,
         Model,
-        MultiProvider,
-        RunConfig,
         Runner,
         RunResult,
         RunResultStreaming,
@@ -48,7 +46,6 @@ except ImportError as error:
 
 from grampus_uq.integrations.openai_agents_model import (
     WatchedModel,
-    WatchedProvider,
     answered_ids,
     read_messages,
     read_output,
@@ -209,7 +206,7 @@ class UncertaintyGuard:
         """`Runner.run`, watched; takes whatever that takes. Raises AbortedRunError when the policy aborts the run."""
         self._reach.put_into(agent)
         with self.session(session_id, agent.name, model=_name(agent)) as run:
-            return self._remember(await Runner.run(agent, input, **self._configured(given)), run)
+            return self._remember(await Runner.run(agent, input, **self._reach.configured(given)), run)
 
     def run_streamed(
         self,
@@ -222,22 +219,7 @@ class UncertaintyGuard:
         """`Runner.run_streamed`, watched."""
         self._reach.put_into(agent)
         with self.session(session_id, agent.name, model=_name(agent)) as run:
-            return self._remember(Runner.run_streamed(agent, input, **self._configured(given)), run)
-
-    def _configured(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of `Runner.run`, whose models are all watched, those that are looked up by name too."""
-        config = given.get("run_config")
-        if config is None:
-            # A provider keeps its clients, and they their event loop: one a run, as the SDK's own default is.
-            config = RunConfig(model_provider=WatchedProvider(MultiProvider(), self._watched))
-            return {**given, "run_config": config}
-        if isinstance(config, dict):
-            config = RunConfig(**config)
-        provider = config.model_provider
-        if not isinstance(provider, WatchedProvider):
-            provider = WatchedProvider(provider, self._watched)
-        model = self._watched(config.model) if isinstance(config.model, Model) else config.model
-        return {**given, "run_config": replace(config, model=model, model_provider=provider)}
+            return self._remember(Runner.run_streamed(agent, input, **self._reach.configured(given)), run)
 
     def _remember(self, result: Result, run: WatchedRun) -> Result:
         key = id(result)
@@ -304,7 +286,7 @@ class UncertaintyGuard:
         """
         state, run = await self._load(agent, text, decisions, session_id, given)
         with self._inside(run):
-            return self._remember(await Runner.run(agent, state, **self._configured(given)), run)
+            return self._remember(await Runner.run(agent, state, **self._reach.configured(given)), run)
 
     async def resume_streamed(
         self,
@@ -318,7 +300,7 @@ class UncertaintyGuard:
         """`resume`, streamed."""
         state, run = await self._load(agent, text, decisions, session_id, given)
         with self._inside(run):
-            return self._remember(Runner.run_streamed(agent, state, **self._configured(given)), run)
+            return self._remember(Runner.run_streamed(agent, state, **self._reach.configured(given)), run)
 
     async def _load(
         self,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agents import Agent, ApplyPatchTool, CustomTool, Handoff, Model, ShellTool
+from agents import Agent, ApplyPatchTool, CustomTool, Handoff, Model, MultiProvider, RunConfig, ShellTool
+from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
 
-from grampus_uq import ConfigurationError
-from grampus_uq.integrations.openai_agents_model import WatchedModel
+from grampus_uq import ConfigurationError, SessionError
+from grampus_uq.integrations.openai_agents_model import WatchedModel, WatchedProvider
 from grampus_uq.integrations.openai_agents_tools import GATE, Gate, gate_tools, gated_by, without_gate
 from grampus_uq.integrations.settings import note_schema
 
@@ -38,9 +40,12 @@ _FORMS: tuple[tuple[type, dict[str, Any]], ...] = (
 """JSON schemas of the arguments of tools that declare none: a human's edit must fit them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class AgentWatch:
-    """Parts inserted into agents: a wrapper around each model, and gates that ask the run of the current context."""
+    """Parts inserted into agents: a wrapper around each model, and gates that ask the run of the current context.
+
+    Models that a run's configuration names or brings are watched where the run starts.
+    """
 
     model: Callable[[Model], WatchedModel]
     current: Gate
@@ -63,6 +68,7 @@ class AgentWatch:
         In place, because `agent.as_tool()` holds on to its agent. Raises ConfigurationError, naming the tool or server,
         when one can act on the world and the SDK has no way to stop it; a guard that only advises reports it.
         """
+        _watch_runs(self)
         for one in self._reached(agent):
             if isinstance(one.model, Model):
                 inner = _of_no_copy(one, one.model)
@@ -96,6 +102,20 @@ class AgentWatch:
                     handoff.on_invoke_handoff = undone
             self.watched.pop(id(one), None)
         return agent
+
+    def configured(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of `Runner.run`, whose models are all watched, those that are looked up by name too."""
+        config = given.get("run_config")
+        if config is None:
+            # A provider keeps its clients, and they their event loop: one a run, as the SDK's own default is.
+            config = RunConfig(model_provider=MultiProvider())
+        elif isinstance(config, dict):
+            config = RunConfig(**config)
+        provider = config.model_provider
+        if not isinstance(provider, WatchedProvider):
+            provider = WatchedProvider(provider, self.model)
+        model = self.model(config.model) if isinstance(config.model, Model) else config.model
+        return {**given, "run_config": replace(config, model=model, model_provider=provider)}
 
     def check(self, tools: Collection[Any]) -> None:
         """Look at the tools of one model call: those that an agent got while it ran have no gate.
@@ -181,6 +201,51 @@ class AgentWatch:
 
         setattr(get_mcp_tools, GATE, True)
         agent.get_mcp_tools = types.MethodType(get_mcp_tools, agent)  # type: ignore[method-assign]  # of a deep copy too
+
+
+_watches: weakref.WeakSet[AgentWatch] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def _watch_runs(watch: AgentWatch) -> None:
+    """Have every run of an agent with this watch configured, also one that the user or an agent as a tool starts."""
+    with _lock:
+        _watches.add(watch)
+        runner = get_default_agent_runner()
+        if not isinstance(runner, _WatchedRunner):
+            set_default_agent_runner(_WatchedRunner(runner))
+
+
+def _configured(agent: Agent[Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a run; raises SessionError for a run outside of the sessions that its agent may run in."""
+    with _lock:
+        watches = [watch for watch in _watches if watch.has(agent)]
+    outside = None
+    for watch in watches:
+        try:
+            if watch.current() is not None:
+                return watch.configured(given)
+        except SessionError as error:
+            outside = error
+    if outside is not None:
+        raise outside
+    return given
+
+
+class _WatchedRunner(AgentRunner):
+    """The SDK's default runner around the one before: `Runner.run` has no other place that all runs pass."""
+
+    def __init__(self, inner: AgentRunner) -> None:
+        self._inner = inner
+
+    async def run(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:  # noqa: A002 (the SDK's name)
+        return await self._inner.run(starting_agent, input, **_configured(starting_agent, given))
+
+    def run_sync(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:  # noqa: A002 (the SDK's name)
+        return self._inner.run_sync(starting_agent, input, **_configured(starting_agent, given))
+
+    def run_streamed(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:  # noqa: A002 (the SDK's name)
+        return self._inner.run_streamed(starting_agent, input, **_configured(starting_agent, given))
 
 
 def _server(tool: Any) -> str | None:

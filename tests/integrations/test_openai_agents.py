@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from agents import (
     ModelProvider,
     RunConfig,
     Runner,
+    UserError,
     WebSearchTool,
     handoff,
 )
@@ -250,17 +252,22 @@ async def test_an_agent_that_is_handed_to_is_watched_and_resumed_elsewhere(tmp_p
     assert (result.final_output, result.last_agent.name, desk.paid) == ("Done.", "payer", ["bob"])
 
 
+class Provider(ModelProvider):
+    """Gives models by their names."""
+
+    def __init__(self, **models: FakeModel) -> None:
+        self.models = models
+
+    def get_model(self, model_name: str | None) -> FakeModel:
+        return self.models[str(model_name)]
+
+
 @pytest.mark.anyio
 async def test_models_that_are_looked_up_by_name_are_watched_too(tmp_path: Path) -> None:
     desk = Desk(tmp_path, UNSURE, DONE)
-
-    class Provider(ModelProvider):
-        def get_model(self, model_name: str | None) -> FakeModel:
-            assert model_name == "fake-1"
-            return FakeModel(desk.setup)
-
-    agent = Agent(name="clerk", model="fake-1", tools=[*tools(desk.setup)])
-    result = await desk.guard.run(agent, "Pay.", session_id="s", run_config=RunConfig(model_provider=Provider()))
+    agent = Agent(name="clerk", model="fake", tools=[*tools(desk.setup)])
+    config = RunConfig(model_provider=Provider(fake=FakeModel(desk.setup)))
+    result = await desk.guard.run(agent, "Pay.", session_id="s", run_config=config)
     assert result.interruptions
     assert desk.guard.watched(result).belief.total_steps == 2
 
@@ -355,6 +362,65 @@ async def test_tools_that_an_agent_gets_while_it_runs_are_refused_by_name_unless
     for guard in (desk.another(allow_ungated=["pay"]), desk.another(advisory=True)):
         assert ((await run(guard)).final_output, guard.ungated) == ("Done.", {"pay"})
     assert desk.paid == ["bob", "bob"]
+
+
+@pytest.mark.parametrize("started", ["as_tool", "as_streamed_tool", "run", "run_streamed"])
+@pytest.mark.parametrize("model", ["by_name", "named_in_config", "in_config"])
+@pytest.mark.anyio
+async def test_every_run_of_a_watched_agent_has_watched_models_whoever_starts_it_and_configures_it(
+    tmp_path: Path, started: str, model: str
+) -> None:
+    """So what the agent gets while it runs is refused, or listed by a guard that only advises."""
+    desk = Desk(tmp_path, UNSURE, DONE)
+    delegate = ScriptedTurn(text="I delegate.", calls=(ToolCall(id="d", name="sub", arguments={"input": "Pay."}),))
+    desk.setup = replace(desk.setup, script={**desk.setup.script, "Delegate.": (delegate, DONE)})
+    desk.guard = desk.another()
+    script = FakeModel(desk.setup)
+    config = RunConfig(
+        model={"by_name": None, "named_in_config": "fake", "in_config": script}[model],
+        model_provider=Provider(**({} if model == "in_config" else {"fake": script})),
+    )
+
+    async def run(guard: UncertaintyGuard) -> None:
+        agent: Any = Growing(name="sub", model="fake" if model == "by_name" else None)
+        agent.brought = []
+        if started.startswith("as_"):
+            heard = (lambda event: None) if "streamed" in started else None
+            tool = agent.as_tool("sub", "x", run_config=config, failure_error_function=None, on_stream=heard)
+            clerk: Agent[Any] = Agent(name="clerk", model=FakeModel(desk.setup), tools=[tool])
+            guard.watch(clerk)
+        else:
+            guard.watch(agent)
+        agent.brought = [tool for tool in desk.agent().tools if tool.name == "pay"]
+        with guard.session("s") as watched:
+            if started == "run_streamed":
+                result = Runner.run_streamed(agent, "Pay.", run_config=config)
+                async for _ in result.stream_events():
+                    pass
+            elif started == "run":
+                await Runner.run(agent, "Pay.", run_config=config)
+            else:
+                await Runner.run(clerk, "Delegate.")
+        assert guard.ungated == {"pay"}
+        assert watched.belief.total_steps == 2 + 3 * started.startswith("as_")
+
+    with pytest.raises((ConfigurationError, UserError), match="pay"):  # the SDK makes its own of a tool's
+        await run(desk.guard)
+    assert desk.paid == []
+    await run(desk.another(advisory=True))
+    assert desk.paid == ["bob"]
+
+
+@pytest.mark.anyio
+async def test_a_watched_agent_whose_model_is_looked_up_does_not_run_outside_of_a_session(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, DONE)
+    agent: Agent[Any] = Agent(name="a", model="fake")
+    config = RunConfig(model_provider=Provider(fake=FakeModel(desk.setup)))
+    desk.guard.watch(agent)
+    with pytest.raises(SessionError):
+        await Runner.run(agent, "Pay.", run_config=config)
+    desk.guard.unwatch(agent)
+    assert (await Runner.run(agent, "Pay.", run_config=config)).final_output == "Done."
 
 
 @pytest.mark.anyio
