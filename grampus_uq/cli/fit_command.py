@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,20 +11,20 @@ import click
 import numpy as np
 
 from grampus_uq.cli.argument_types import FiniteRange, OutputFile
-from grampus_uq.cli.fit_whole import detector_json, fit_whole, guarded_lines, written_lines
+from grampus_uq.cli.fit_account import base_of, fit_and_print
 from grampus_uq.cli.many_runs import chosen_workers, workers_option
-from grampus_uq.cli.printing import as_json_option, counts_line, naming_refused, print_json, progress
+from grampus_uq.cli.printing import as_json_option
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.columns import TASK
-from grampus_uq.learn.fit.detector import DetectorFit, fit_budget
+from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.learn.guarded import guarding_as_recorded
-from grampus_uq.learn.profiles import FitOptions
-from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
-from grampus_uq.recording.runs import beginnings, recording_files
+from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
+from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
+from grampus_uq.recording.runs import Refused, beginnings, recording_files
 from grampus_uq.records.tool_names import refusal_of
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.signals.registry import switches_of
@@ -127,9 +128,8 @@ def command(
     options = FitOptions(labels=how, streams=streams or None, **chosen)
     workers = chosen_workers(paths, workers)
     if budget is None:
-        fit_whole(
-            paths, output, options, base=base, irreversible=irreversible, workers=workers, force=force, as_json=as_json
-        )
+        work = partial(fit_profile, list(paths), base=base_of(base, irreversible), options=options, workers=workers)
+        fit_and_print(work, output, force=force, as_json=as_json)
         return
     others: dict[str, Any] = {"--accuracy": options.accuracy, "--wrong-releases": options.wrong_releases}
     others |= {"--question": options.question, "--pause-share": options.pause_share}
@@ -138,7 +138,8 @@ def command(
             raise ConfigurationError.of(name, "fit", "left out with --budget, which fits a detector alone", value)
     streams = streams or ("fused",)
     policy = guarding_as_recorded(_policy(streams, irreversible), paths)
-    _fit_budget(paths, output, options, streams, budget, workers, policy, force=force, as_json=as_json)
+    without_labels = partial(_fit_budget, paths, streams, budget, policy, options=options, workers=workers)
+    fit_and_print(without_labels, output, force=force, as_json=as_json)
 
 
 def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -158,53 +159,58 @@ def _costs(given: tuple[str, ...]) -> dict[str, float] | None:
 
 def _fit_budget(
     paths: tuple[str, ...],
-    output: str,
-    options: FitOptions,
     streams: tuple[str, ...],
     budget: float,
-    workers: int,
     policy: UncertaintyPolicy,
     *,
-    force: bool,
-    as_json: bool,
-) -> None:
+    options: FitOptions,
+    workers: int,
+    on_runs: Callable[[int], None],
+    on_refused: Refused,
+) -> ProfileFit:
     """Fit a detector without labels; TRACER, where it is one of its streams, has its default parameters."""
     risk = TrajectoryRiskSettings() if UncertaintySource.TRAJECTORY_RISK in streams else None
-    at_calls = None if options.detector_at is None else options.detector_at == "calls"
-    with naming_refused() as refuse:
-        with progress("Reading runs") as advance:
-            judge = Profile(policy=policy, trajectory_risk=risk) if risk or policy.irreversible_tool_names else None
-            data = read_detector_runs(
-                paths,
-                streams,
-                labelled=False,
-                profile=judge,
-                task_key=options.task_key,
-                at_calls=at_calls,
-                on_runs=advance,
-                on_refused=refuse,
-                workers=workers,
-            )
-        fit = fit_budget(data, rng=np.random.default_rng(options.seed), share=budget)
-        files = list(filter(Path.is_file, recording_files(list(paths))))[:1000]
-        artifact = ProfileArtifact(
-            profile=Profile(detector=fit.detector, policy=policy, trajectory_risk=risk),
-            fitted_for=_fitted_for(paths),
-            guarantees=(fit.detector.threshold.guarantee,),
-            provenance=Provenance(
-                counts=dict(fit.report.counts),
-                inputs=tuple(InputFile.of(path) for path in files),
-                splits={"fit": 0, "threshold": len(fit.report.threshold_ids)},
-                seed=options.seed,
-            ),
-        )
-        empty = bool(fit.detector.threshold.shortage)
-        write = force or not empty
-        if write:
-            save(artifact, output)
-        _print(fit, output if write else None, artifact, as_json)
-        if empty:
-            raise SystemExit(1)
+    data = read_detector_runs(
+        paths,
+        streams,
+        labelled=False,
+        profile=Profile(policy=policy, trajectory_risk=risk) if risk or policy.irreversible_tool_names else None,
+        task_key=options.task_key,
+        at_calls=None if options.detector_at is None else options.detector_at == "calls",
+        on_runs=on_runs,
+        on_refused=on_refused,
+        workers=workers,
+    )
+    fit = fit_budget(data, rng=np.random.default_rng(options.seed), share=budget)
+    threshold, number = fit.detector.threshold, len(fit.report.threshold_ids)
+    files = list(filter(Path.is_file, recording_files(list(paths))))[:1000]
+    artifact = ProfileArtifact(
+        profile=Profile(detector=fit.detector, policy=policy, trajectory_risk=risk),
+        fitted_for=_fitted_for(paths),
+        guarantees=(threshold.guarantee,),
+        provenance=Provenance(
+            counts=dict(fit.report.counts),
+            inputs=tuple(InputFile.of(path) for path in files),
+            splits={"fit": 0, "threshold": number},
+            seed=options.seed,
+        ),
+    )
+    part = Part(
+        name="detector",
+        status="not fitted" if threshold.shortage else "fitted",
+        why=threshold.shortage or fit.report.reason,
+        promise="" if threshold.shortage else threshold.guarantee,
+        figures={"statistic": fit.report.member, "streams": list(streams)},
+    )
+    return ProfileFit(
+        artifact=artifact,
+        parts=(part,),
+        counts=dict(fit.report.counts),
+        splits={"learn": 0, "thresholds": number},
+        expected={"runs": 0},
+        tasks=number,
+        detector=fit,
+    )
 
 
 def _policy(streams: Sequence[str], irreversible: Sequence[str]) -> UncertaintyPolicy:
@@ -215,32 +221,6 @@ def _policy(streams: Sequence[str], irreversible: Sequence[str]) -> UncertaintyP
 
 def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
     """The model, prompt and tools that all runs share; None for what differs or was not recorded."""
-    facts = {(start.model, start.prompt_hash, start.tools_hash) for start in beginnings(list(paths))}
-    models, prompts, tools = ({fact[place] for fact in facts} for place in range(3))
-    return FittedFor(
-        model=(models.pop() or None) if len(models) == 1 else None,
-        prompt_hash=prompts.pop() if len(prompts) == 1 else None,
-        tools_hash=tools.pop() if len(tools) == 1 else None,
-    )
-
-
-def _print(fit: DetectorFit, output: str | None, artifact: ProfileArtifact, as_json: bool) -> None:
-    threshold, report, fingerprint = fit.detector.threshold, fit.report, artifact.fingerprint
-    if as_json:
-        shown: dict[str, Any] = {
-            "profile": output,
-            "fingerprint": fingerprint,
-            "counts": dict(report.counts),
-            **detector_json(fit),
-        }
-        print_json(shown)
-        return
-    click.echo(counts_line(report.counts))
-    click.echo(f"statistic  {report.member} ({report.reason})")
-    for line in guarded_lines(artifact.profile.policy):
-        click.echo(line)
-    click.echo(f"promise    {threshold.guarantee}")
-    if threshold.shortage:
-        click.echo(f"SHORTAGE   {threshold.shortage}")
-    for line in written_lines(output, fingerprint, rings=not threshold.shortage):
-        click.echo(line)
+    facts = {(start.model or None, start.prompt_hash, start.tools_hash) for start in beginnings(list(paths))}
+    shared = [found[0] if len(set(found)) == 1 else None for found in zip(*facts, strict=True)]
+    return FittedFor(**dict(zip(FittedFor.model_fields, shared, strict=False)))

@@ -1,10 +1,10 @@
-"""`grampus-uq fit` on recordings: fits everything that the labels allow, and prints an account."""
+"""The account of `grampus-uq fit`: what was fitted, on what, with which promise, and what to expect of it."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,7 +13,7 @@ from grampus_uq.cli.printing import counts_line, naming_refused, print_json, pro
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.detector import DetectorFit
-from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
+from grampus_uq.learn.profiles import Part, ProfileFit
 from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, load, save
 
 _WIDTH = 110
@@ -25,42 +25,25 @@ _CHOSEN = (
 )
 
 
-def fit_whole(
-    paths: Sequence[str],
-    output: str,
-    options: FitOptions,
-    *,
-    base: str | None,
-    irreversible: Sequence[str],
-    workers: int,
-    force: bool,
-    as_json: bool,
-) -> None:
+def fit_and_print(fitting: Callable[..., ProfileFit], output: str, *, force: bool, as_json: bool) -> None:
     """Fit, save, print; where nothing could be fitted, save only by force, and exit with status 1."""
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
-            fit = fit_profile(
-                list(paths),
-                base=_base(base, irreversible),
-                options=options,
-                on_runs=advance,
-                on_refused=refuse,
-                workers=workers,
-            )
+            fit = fitting(on_runs=advance, on_refused=refuse)
         written = output if force or not fit.empty else None
         if written is not None:
             save(fit.artifact, written)
         if as_json:
-            print_json({"profile": written, **detector_json(fit.detector), **fit.to_json()})
+            print_json({"profile": written, **_detector_json(fit.detector), **fit.to_json()})
         else:
-            rings = fit.artifact.profile.detector is not None
-            for line in (*_account(fit), *written_lines(written, fit.artifact.fingerprint, rings=rings)):
+            rings = fit.detector is not None and not fit.detector.detector.threshold.shortage
+            for line in (*_account(fit), *_written_lines(written, fit.artifact.fingerprint, rings=rings)):
                 click.echo(line)
         if fit.empty:
             raise SystemExit(1)
 
 
-def written_lines(output: str | None, fingerprint: str, *, rings: bool) -> Iterator[str]:
+def _written_lines(output: str | None, fingerprint: str, *, rings: bool) -> Iterator[str]:
     """The file of the profile, and the next step: a backtest where there is a detector to test."""
     if output is None:
         yield "NOTHING could be fitted, so nothing was written; --force writes the profile anyway."
@@ -70,7 +53,8 @@ def written_lines(output: str | None, fingerprint: str, *, rings: bool) -> Itera
         yield f"next       grampus-uq backtest {output} OTHER_RUNS"
 
 
-def _base(path: str | None, irreversible: Sequence[str]) -> ProfileArtifact:
+def base_of(path: str | None, irreversible: Sequence[str]) -> ProfileArtifact:
+    """The profile that a fit begins with, with further tools that it guards by name."""
     artifact = ProfileArtifact(profile=Profile()) if path is None else load(path)
     if not irreversible:
         return artifact
@@ -80,7 +64,7 @@ def _base(path: str | None, irreversible: Sequence[str]) -> ProfileArtifact:
     return artifact.model_copy(update={"profile": artifact.profile.model_copy(update={"policy": policy})})
 
 
-def detector_json(fit: DetectorFit | None) -> dict[str, Any]:
+def _detector_json(fit: DetectorFit | None) -> dict[str, Any]:
     """A fitted detector's threshold and promise as JSON values."""
     if fit is None:
         return {"statistic": None, "shortage": "no detector was fitted"}
@@ -100,7 +84,7 @@ def _account(fit: ProfileFit) -> Iterator[str]:
     without_task = f"; {fit.without_task} runs name no task and count as one each" if fit.without_task else ""
     tasks = f"of {fit.tasks} independent tasks{without_task}"
     yield f"split      {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"
-    yield from guarded_lines(fit.artifact.profile.policy)
+    yield from _guarded_lines(fit.artifact.profile.policy)
     yield from _fitted_for_lines(fit.artifact.fitted_for)
     for part in fit.parts:
         yield from _part_lines(part)
@@ -111,7 +95,7 @@ def _account(fit: ProfileFit) -> Iterator[str]:
         yield from _wrapped("label next", f"{best}: the runs without a label that are most likely right. {_CHOSEN}")
 
 
-def guarded_lines(policy: UncertaintyPolicy) -> Iterator[str]:
+def _guarded_lines(policy: UncertaintyPolicy) -> Iterator[str]:
     """The tools that the profile guards by name, whose calls would go out unasked if they were missing."""
     none = "no tool by name (--irreversible NAME), only those whose effect is declared as irreversible"
     yield from _wrapped("guarded", _listed(policy.irreversible_tool_names) or none)
