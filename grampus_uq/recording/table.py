@@ -14,43 +14,58 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.recording.packed import pyarrow_for
 from grampus_uq.recording.runs import Paths, Refused, Run, runs
 from grampus_uq.records.events import StepEvent
+from grampus_uq.records.vocabulary import Effect, UncertaintyAction
 
 TableForm = Literal["jsonl", "csv", "parquet"]
 
-TABLE_COLUMNS: Final[dict[str, type]] = {
-    "session_id": str,
-    "agent_id": str,
-    "model": str,
-    "profile_fingerprint": str,
-    "index": int,
-    "step_id": str,
-    "step_type": str,
-    "time_s": float,
-    "tool_name": str,
-    "effect": str,
-    "proposed_calls": int,
-    "fused_confidence": float,
-    "propagated_confidence": float,
-    "p_success": float,
-    "trajectory_risk": float,
-    "log_e_value": float,
-    "level": str,
-    "action": str,
-    "advisory_action": str,
-    "rule": str,
-    "missing_reason": str,
-    "monitor_calls": int,
-    "monitor_tokens": int,
-    "monitor_cost_usd": float,
-    "monitor_s": float,
-    "agent_tokens": int,
-    "success": bool,
-    "stop_reason": str,
-    "labelled_by": str,
-    "touched": bool,
-    "release_probability": float,
+
+def _word(value: Effect | UncertaintyAction | None) -> str | None:
+    return None if value is None else value.value
+
+
+def _was_read(event: StepEvent) -> bool:
+    return any(reading.value is not None for reading in event.readings)
+
+
+def _sum(costs: Iterable[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known else None
+
+
+TABLE_COLUMNS: Final[dict[str, tuple[type, Callable[[Run, StepEvent], Any]]]] = {
+    "session_id": (str, lambda run, e: run.session_id),
+    "agent_id": (str, lambda run, e: e.agent_id),
+    "model": (str, lambda run, e: run.start and run.start.model),
+    "profile_fingerprint": (str, lambda run, e: run.start and run.start.profile_fingerprint),
+    "index": (int, lambda run, e: e.assessment.index),
+    "step_id": (str, lambda run, e: e.step.step_id),
+    "step_type": (str, lambda run, e: e.step.kind),
+    "time_s": (float, lambda run, e: e.step.time_s),
+    "tool_name": (str, lambda run, e: e.step.tool_name),
+    "effect": (str, lambda run, e: _word(e.step.effect)),
+    "proposed_calls": (int, lambda run, e: len(e.step.tool_calls)),
+    "fused_confidence": (float, lambda run, e: e.assessment.fused_confidence if _was_read(e) else None),
+    "propagated_confidence": (float, lambda run, e: e.assessment.propagated_confidence),
+    "p_success": (float, lambda run, e: e.assessment.p_success),
+    "trajectory_risk": (float, lambda run, e: e.assessment.trajectory_risk),
+    "log_e_value": (float, lambda run, e: e.assessment.log_e_value),
+    "level": (str, lambda run, e: e.assessment.level.value),
+    "action": (str, lambda run, e: e.assessment.action.value),
+    "advisory_action": (str, lambda run, e: _word(e.assessment.advisory_action)),
+    "rule": (str, lambda run, e: e.assessment.rule),
+    "missing_reason": (str, lambda run, e: e.assessment.missing_reason),
+    "monitor_calls": (int, lambda run, e: sum(x.calls for x in e.readings)),
+    "monitor_tokens": (int, lambda run, e: sum(x.input_tokens + x.output_tokens for x in e.readings)),
+    "monitor_cost_usd": (float, lambda run, e: _sum(x.cost_usd for x in e.readings)),
+    "monitor_s": (float, lambda run, e: (e.ended_ns - e.started_ns) / 1e9),
+    "agent_tokens": (int, lambda run, e: e.step.input_tokens + e.step.output_tokens),
+    "success": (bool, lambda run, e: run.outcome and run.outcome.success),
+    "stop_reason": (str, lambda run, e: run.outcome and run.outcome.stop_reason.value),
+    "labelled_by": (str, lambda run, e: run.outcome and run.outcome.labelled_by),
+    "touched": (bool, lambda run, e: run.touched),
+    "release_probability": (float, lambda run, e: run.start and run.start.release_probability),
 }
-"""Name and type of the fixed columns; every one may be empty. A column `reading_<source>` a signal follows."""
+"""The fixed columns by name: type, and value at a step of a run. A column `reading_<source>` a signal follows."""
 
 _BATCH: Final = 20_000
 
@@ -132,7 +147,9 @@ def write_rows(
 def _write_parquet(rows: Iterable[dict[str, Any]], columns: Sequence[str], path: Path) -> int:
     pa, pq = pyarrow_for("Exporting Parquet")
     types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-    schema = pa.schema([(column, types[TABLE_COLUMNS.get(column, float)]) for column in columns])
+    schema = pa.schema(
+        [(column, types[TABLE_COLUMNS[column][0] if column in TABLE_COLUMNS else float]) for column in columns]
+    )
     count = 0
     iterator = iter(rows)
     with pq.ParquetWriter(path, schema) as writer:
@@ -143,41 +160,6 @@ def _write_parquet(rows: Iterable[dict[str, Any]], columns: Sequence[str], path:
 
 
 def _row(run: Run, event: StepEvent) -> dict[str, Any]:
-    step, seen, start, outcome = event.step, event.assessment, run.start, run.outcome
-    values = [reading.value for reading in event.readings if reading.value is not None]
-    costs = [reading.cost_usd for reading in event.readings if reading.cost_usd is not None]
-    row: dict[str, Any] = {
-        "session_id": run.session_id,
-        "agent_id": event.agent_id,
-        "model": start.model if start else None,
-        "profile_fingerprint": start.profile_fingerprint if start else None,
-        "index": seen.index,
-        "step_id": step.step_id,
-        "step_type": step.kind,
-        "time_s": step.time_s,
-        "tool_name": step.tool_name,
-        "effect": step.effect.value if step.effect else None,
-        "proposed_calls": len(step.tool_calls),
-        "fused_confidence": seen.fused_confidence if values else None,
-        "propagated_confidence": seen.propagated_confidence,
-        "p_success": seen.p_success,
-        "trajectory_risk": seen.trajectory_risk,
-        "log_e_value": seen.log_e_value,
-        "level": seen.level.value,
-        "action": seen.action.value,
-        "advisory_action": seen.advisory_action.value if seen.advisory_action else None,
-        "rule": seen.rule,
-        "missing_reason": seen.missing_reason,
-        "monitor_calls": sum(reading.calls for reading in event.readings),
-        "monitor_tokens": sum(reading.input_tokens + reading.output_tokens for reading in event.readings),
-        "monitor_cost_usd": sum(costs) if costs else None,
-        "monitor_s": (event.ended_ns - event.started_ns) / 1e9,
-        "agent_tokens": step.input_tokens + step.output_tokens,
-        "success": outcome.success if outcome else None,
-        "stop_reason": outcome.stop_reason.value if outcome else None,
-        "labelled_by": outcome.labelled_by if outcome else None,
-        "touched": run.touched,
-        "release_probability": start.release_probability if start else None,
-    }
+    row = {name: value(run, event) for name, (_, value) in TABLE_COLUMNS.items()}
     row.update((f"reading_{reading.source}", reading.value) for reading in event.readings)
     return row
