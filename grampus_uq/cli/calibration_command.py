@@ -13,7 +13,7 @@ from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_json, refuse_none
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.learn.fit.finished_runs import finished_in_recordings
+from grampus_uq.learn.fit.streams import finished_in_recordings
 from grampus_uq.recording.artifacts import load
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun, label_run, stored_statuses
 from grampus_uq.runtime.store import SessionStore

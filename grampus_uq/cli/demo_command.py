@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import click
 
 from grampus_uq.cli.demo.clerk import Handled
-from grampus_uq.cli.demo.demo_report import demo_report, report_lines
-from grampus_uq.cli.demo.demo_run import Answered
-from grampus_uq.cli.demo.demo_wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
+from grampus_uq.cli.demo.demo_run import Answered, Fate
+from grampus_uq.cli.demo.demo_wiring import DEFAULT_N, PUBLISHED, DemoPlan, completing, plan_demo, run_demo
 from grampus_uq.cli.demo.mail_plan import DEFAULT_MAILS, MailPlan, handle_all, plan_mails
 from grampus_uq.cli.demo.mail_report import MailReport, progress_line, to_json
 from grampus_uq.cli.demo.mail_report import report_lines as mail_lines
@@ -22,6 +23,73 @@ from grampus_uq.cli.printing import Stages, as_json_option, print_json
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models import LocalModel, open_model
 from grampus_uq.records.visible_text import without_controls
+from grampus_uq.records.vocabulary import UncertaintyAction
+
+_FATES: Final[Mapping[Fate, tuple[str, str]]] = {
+    "published": ("published", "let pass"),
+    "paused": ("paused for a human", "would pause"),
+    "aborted": ("aborted", "would abort"),
+    "unanswered": ("no answer", "no answer"),
+}
+_NO_PROMISE: Final = (
+    "The tiers carry no guarantee: nothing bounds how many right answers they pause or wrong ones they publish."
+)
+
+
+def demo_report(answers: Sequence[Answered], plan: DemoPlan, *, interrupted: bool) -> dict[str, Any]:
+    """Count a run, finished or interrupted, as JSON values; of an advisory monitor, what its policy wanted.
+
+    `promises` are those of a fitted profile. What each signal is worth is left to `grampus-uq evaluate`.
+    """
+    fates = [(_wanted(one), one.right is True) for one in answers]
+    n, right = Counter(fate for fate, _ in fates), Counter(fate for fate, is_right in fates if is_right)
+    artifact = plan.monitor.artifact
+    return {
+        "model": plan.model,
+        "seed": plan.seed,
+        "questions": len(plan.questions),
+        "drawn_from": plan.out_of,
+        "answered": sum(one.right is not None for one in answers),
+        "right": right.total(),
+        "interrupted": interrupted,
+        "advisory": plan.monitor.profile.advisory,
+        "groups": [{"decision": fate, "n": n[fate], "right": right[fate]} for fate in _FATES],
+        "promises": list(artifact.guarantees) if artifact else [],
+        "processor_failures": plan.monitor.processor_failures,
+        "recording": str(plan.folder),
+        "next_command": plan.next_command,
+    }
+
+
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """The report for a reader, without any text of the model."""
+    ended = " - interrupted" if report["interrupted"] else ""
+    yield (
+        f"{report['model'] or 'The server'}: {report['answered']} questions answered, {report['right']} right "
+        f"(drawn from {report['drawn_from']}, seed {report['seed']}){ended}"
+    )
+    yield f"{'what the policy would do' if report['advisory'] else 'what happened':<24}  answers  right"
+    for group in report["groups"]:
+        if group["n"]:
+            words = _FATES[group["decision"]][report["advisory"]]
+            yield f"{words:<24}  {group['n']:>7}  {group['right']:>5}"
+    yield from report["promises"] or (_NO_PROMISE,)
+    for name, failures in report["processor_failures"].items():
+        yield f"{name} failed {failures} times: its output is incomplete."
+    yield f"Recording: {report['recording']} (published answers in {PUBLISHED})"
+    if report["advisory"]:  # else the runs that were held are left out of every score
+        yield f"Signals:   grampus-uq evaluate {shlex.quote(report['recording'])}"
+    yield f"Next:      {report['next_command']}"
+
+
+def _wanted(one: Answered) -> Fate:
+    """The fate that the policy wanted; the same as the real one unless the monitor was advisory."""
+    if one.wanted is None:
+        return one.fate
+    if one.wanted is UncertaintyAction.ABORT:
+        return "aborted"
+    return "paused" if one.wanted.stops else "published"
+
 
 _WAITING = 8  # mails for the inbox
 _INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended

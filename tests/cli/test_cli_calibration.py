@@ -78,7 +78,7 @@ def test_a_label_given_later_counts_from_the_recording_or_by_hand(made: Path, tm
 
 
 def test_what_is_fed_is_what_the_detector_makes_of_the_recorded_scores(made: Path) -> None:
-    from grampus_uq.learn.fit.finished_runs import finished_in_recordings
+    from grampus_uq.learn.fit.streams import finished_in_recordings
 
     profile = load(made / "p.json").profile
     assert profile.detector is not None

@@ -15,8 +15,7 @@ import pytest
 from grampus_uq import AgentRunner, FunctionTools, UncertaintyMonitor, open_store, tool
 from grampus_uq.gate.seal import Seal
 from grampus_uq.inbox.arrivals import Arrivals
-from grampus_uq.inbox.inbox_app import inbox_app
-from grampus_uq.inbox.news import News
+from grampus_uq.inbox.inbox_app import News, inbox_app
 from grampus_uq.inbox.request_pages import listed
 from grampus_uq.inbox.reviewer_pages import SECTIONS
 from grampus_uq.runtime.cards import Card, card

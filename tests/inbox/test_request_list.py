@@ -14,7 +14,7 @@ import pytest
 
 from grampus_uq.errors import DataError
 from grampus_uq.inbox.call_shapes import shape_of
-from grampus_uq.inbox.news import News, _told
+from grampus_uq.inbox.inbox_app import News, _told
 from grampus_uq.inbox.request_pages import listed
 from grampus_uq.inbox.visits import Inbox
 from grampus_uq.records.call_sentences import read_sentences, sentence_of
@@ -55,7 +55,7 @@ async def test_pages_lead_from_the_oldest_to_the_newest(store: SessionStore) -> 
 
 
 async def test_news_tell_the_count_and_change_with_the_list(store: SessionStore, monkeypatch: Any) -> None:
-    monkeypatch.setattr("grampus_uq.inbox.news._EACH_S", 0.0)
+    monkeypatch.setattr("grampus_uq.inbox.inbox_app._EACH_S", 0.0)
     desk, news = Desk(store), News()
     ann = await someone(desk.app, store)
     told = [await news.now(inbox_of(desk))]
@@ -74,8 +74,8 @@ async def test_news_tell_the_count_and_change_with_the_list(store: SessionStore,
 async def test_news_end_for_who_was_removed_though_the_list_changes_all_the_time(
     store: SessionStore, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("grampus_uq.inbox.news._EACH_S", 0.0)
-    monkeypatch.setattr("grampus_uq.inbox.news._ALIVE_S", 0.0)
+    monkeypatch.setattr("grampus_uq.inbox.inbox_app._EACH_S", 0.0)
+    monkeypatch.setattr("grampus_uq.inbox.inbox_app._ALIVE_S", 0.0)
     gone = False
 
     class Changing(News):
@@ -86,7 +86,7 @@ async def test_news_end_for_who_was_removed_though_the_list_changes_all_the_time
     async def known(request: Any) -> object:
         return None if gone else request
 
-    monkeypatch.setattr("grampus_uq.inbox.news.signed_in_as", known)
+    monkeypatch.setattr("grampus_uq.inbox.inbox_app.signed_in_as", known)
     visit: Any = SimpleNamespace(inbox=None, request=object(), person=SimpleNamespace(name="ann"))
     told = _told(visit, Changing())
     assert [await anext(told) for _ in range(3)] == [": alive\n\n", "data: 1\n\n", ": alive\n\n"]

@@ -13,8 +13,7 @@ import pytest
 
 from grampus_uq import UncertaintyMonitor
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.telemetry.posting import Poster, RefusedError
-from grampus_uq.telemetry.scores import LangfuseScores, PhoenixAnnotations
+from grampus_uq.telemetry.scores import LangfuseScores, PhoenixAnnotations, Poster, RefusedError
 from tests.telemetry.kept_spans import KeptSpans
 from tests.telemetry.receivers import http
 

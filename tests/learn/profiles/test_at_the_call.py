@@ -12,9 +12,8 @@ from grampus_uq import ConfigurationError, Outcome, Reading, SessionState, Step,
 from grampus_uq.core.engine import advance
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.evaluate import evaluate, read_recordings
-from grampus_uq.learn.fit.finished_runs import finished_in_recordings
 from grampus_uq.learn.fit.fit_calibration import fit_fusion
-from grampus_uq.learn.fit.streams import read_detector_runs
+from grampus_uq.learn.fit.streams import finished_in_recordings, read_detector_runs
 from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.profiles import FitOptions, fit_profile
 from grampus_uq.learn.profiles.labelled import labelled_runs
