@@ -14,8 +14,16 @@ import anyio
 import click
 
 from grampus_uq.cli.demo.clerk import Handled
-from grampus_uq.cli.demo.demo_run import Answered, Fate
-from grampus_uq.cli.demo.demo_wiring import DEFAULT_N, PUBLISHED, DemoPlan, completing, plan_demo, run_demo
+from grampus_uq.cli.demo.demo_run import (
+    DEFAULT_N,
+    PUBLISHED,
+    Answered,
+    DemoPlan,
+    Fate,
+    answer_questions,
+    completing,
+    plan_demo,
+)
 from grampus_uq.cli.demo.mail_plan import DEFAULT_MAILS, MailPlan, handle_all, plan_mails
 from grampus_uq.cli.demo.mail_report import MailReport, progress_line, to_json
 from grampus_uq.cli.demo.mail_report import report_lines as mail_lines
@@ -252,6 +260,6 @@ async def _run(plan: DemoPlan, client: Any, on_answered: Callable[[Answered], No
     async with completing(plan):
         try:
             await client.warmup()
-            await run_demo(plan, client, on_answered)
+            await answer_questions(plan, client, on_answered)
         finally:
             await client.aclose()

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from grampus_uq import Message, ModelResponse
-from grampus_uq.cli.demo.demo_run import Work, demo_policy
+from grampus_uq.cli.demo.demo_run import DemoPlan, demo_policy
 from grampus_uq.cli.demo.questions import Question
 from grampus_uq.core.state import Profile
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording import RecordingProcessor
-from grampus_uq.records.protocols import ModelClient
 from grampus_uq.testing import answer, top_logprobs
 
 SURE, UNSURE = 0.97, 0.3
@@ -41,30 +40,34 @@ def examinee(questions: Sequence[Question], sureness: Mapping[str, float], *, wr
     return reply
 
 
-def work_for(
-    client: ModelClient,
-    folder: Path,
-    *,
-    profile: Profile | None = None,
-    parallel: int = 4,
-) -> tuple[Work, dict[str, str], RecordingProcessor]:
-    """What `answer_questions` needs, what the tool was given (answers by question id), and the recording."""
-    recording = RecordingProcessor(folder, content="full")
-    published: dict[str, str] = {}
+class Watched(DemoPlan):
+    """A run that keeps what its tool was given, in place of a file."""
 
-    def publish(question: Question, text: str) -> str:
-        assert question.id not in published, "published twice"
-        published[question.id] = text
+    published: dict[str, str]
+
+    def publish(self, question: Question, answer: str) -> str:
+        assert question.id not in self.published, "published twice"
+        self.published[question.id] = answer
         return "published"
 
-    monitor = UncertaintyMonitor(profile=profile or Profile(policy=demo_policy()), processors=[recording])
-    work = Work(
-        client=client,
+
+def plan_for(
+    questions: Sequence[Question], folder: Path, *, profile: Profile | None = None, parallel: int = 4
+) -> Watched:
+    """What `answer_questions` needs; what the tool is given stands in `published`, by question id."""
+    recording = RecordingProcessor(folder, content="full")
+    plan = Watched(
+        questions=tuple(questions),
+        out_of=len(questions),
+        seed=0,
         model="scripted",
-        monitor=monitor,
-        publish=publish,
         run_id="demo-1",
+        folder=folder,
+        monitor=UncertaintyMonitor(profile=profile or Profile(policy=demo_policy()), processors=[recording]),
+        recording=recording,
+        tracer=None,
         parallel=parallel,
         max_tokens=24,
     )
-    return work, published, recording
+    object.__setattr__(plan, "published", {})
+    return plan

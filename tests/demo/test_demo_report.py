@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import UncertaintyAction
-from grampus_uq.cli.demo.demo_run import Answered, Fate
-from grampus_uq.cli.demo.demo_wiring import DemoPlan, plan_demo
+from grampus_uq.cli.demo.demo_run import Answered, DemoPlan, Fate, plan_demo
 from grampus_uq.cli.demo.questions import all_questions
 from grampus_uq.cli.demo_command import demo_report, report_lines
 

@@ -17,7 +17,7 @@ from grampus_uq.recording import runs
 from grampus_uq.recording.runs import Run
 from grampus_uq.records.vocabulary import MissingReason, StopReason
 from grampus_uq.testing import HANG, ScriptedModel, answer
-from tests.demo.examinees import SURE, UNSURE, examinee, work_for
+from tests.demo.examinees import SURE, UNSURE, Watched, examinee, plan_for
 
 pytestmark = pytest.mark.anyio
 
@@ -40,12 +40,12 @@ async def attended(
     parallel: int = 4,
 ) -> tuple[dict[str, Answered], dict[str, str], ScriptedModel]:
     client = ScriptedModel(script)
-    work, published, recording = work_for(client, folder, profile=profile, parallel=parallel)
+    plan = plan_for(questions, folder, profile=profile, parallel=parallel)
     answers: list[Answered] = []
-    with recording:
-        await answer_questions(work, questions, answers.append)
+    with plan.recording:
+        await answer_questions(plan, client, answers.append)
     assert len(answers) == len({one.question.id for one in answers})
-    return {one.question.id: one for one in answers}, published, client
+    return {one.question.id: one for one in answers}, plan.published, client
 
 
 async def test_the_sure_answers_are_published_and_the_unsure_ones_are_held(tmp_path: Path) -> None:
@@ -87,10 +87,9 @@ async def test_one_at_a_time_and_many_at_a_time_give_the_same_numbers(tmp_path: 
     numbers = []
     for parallel in (1, 7):
         client = ScriptedModel(script, delay_s=0.001)
-        work, _, recording = work_for(client, tmp_path / str(parallel), parallel=parallel)
-        answers: list[Answered] = []
-        with recording:
-            await answer_questions(work, QUESTIONS, answers.append)
+        plan = plan_for(QUESTIONS, tmp_path / str(parallel), parallel=parallel)
+        with plan.recording:
+            await answer_questions(plan, client, lambda one: None)
         found = recorded(tmp_path / str(parallel))
         numbers.append({key: run.steps[0].assessment.fused_confidence for key, run in found.items()})
         assert client.most_in_flight <= 3 * parallel  # a question asks for its own, then at most three samples at once
@@ -153,7 +152,7 @@ async def test_an_empty_answer_is_no_answer_and_is_not_published(tmp_path: Path)
     answers, published, _ = await attended(script, tmp_path)
     silent = [one for one in answers.values() if one.fate == "unanswered"]
     assert {one.question.text for one in silent} == empty
-    assert all("was empty" in one.error for one in silent)
+    assert all("was empty" in str(one.error) for one in silent)
     assert not published.keys() & {one.question.id for one in silent}
 
 
@@ -170,13 +169,13 @@ async def test_every_call_is_bounded_in_tokens_the_sampled_ones_too(tmp_path: Pa
 
 async def test_a_model_that_cannot_be_had_is_asked_once_and_its_error_is_raised(tmp_path: Path) -> None:
     client = ScriptedModel(ModelError("no such key", status=401))
-    work, published, recording = work_for(client, tmp_path)
+    plan = plan_for(QUESTIONS, tmp_path)
     answers: list[Answered] = []
-    with recording, pytest.raises(ModelError, match="no such key"):
-        await answer_questions(work, QUESTIONS, answers.append)
+    with plan.recording, pytest.raises(ModelError, match="no such key"):
+        await answer_questions(plan, client, answers.append)
     assert len(client.calls) == 1
     assert [one.fate for one in answers] == ["unanswered"]
-    assert not published
+    assert not plan.published
     (run,) = recorded(tmp_path).values()
     assert run.outcome is not None
     assert run.outcome.success is None
@@ -193,7 +192,7 @@ async def test_a_model_that_fails_now_and_then_costs_only_those_answers(tmp_path
 
     answers, _, _ = await attended(script, tmp_path, parallel=1)
     assert sum(one.fate == "unanswered" for one in answers.values()) == 10
-    assert all(one.error == "busy" and one.right is None for one in answers.values() if one.fate == "unanswered")
+    assert all(str(one.error) == "busy" and one.right is None for one in answers.values() if one.fate == "unanswered")
     assert len(answers) == 20
 
 
@@ -206,10 +205,10 @@ async def test_a_model_that_breaks_for_good_ends_the_run_with_its_error(tmp_path
         return good(messages, options) if known else ModelError("gone")  # type: ignore[arg-type]
 
     client = ScriptedModel(script)
-    work, _, recording = work_for(client, tmp_path, parallel=2)
+    plan = plan_for(QUESTIONS, tmp_path, parallel=2)
     answers: list[Answered] = []
-    with recording, pytest.raises(ModelError, match="gone"):
-        await answer_questions(work, QUESTIONS, answers.append)
+    with plan.recording, pytest.raises(ModelError, match="gone"):
+        await answer_questions(plan, client, answers.append)
     assert len([one for one in answers if one.fate != "unanswered"]) == 4
     assert 8 <= len([one for one in answers if one.fate == "unanswered"]) < 16
 
@@ -222,18 +221,20 @@ async def test_a_rate_limit_is_waited_for_and_not_counted_as_a_failure(tmp_path:
     assert len(client.calls) == 6  # two refusals, the answer, P(True), and two samples
 
 
-async def test_whatever_the_tool_raises_ends_the_run_as_it_came(tmp_path: Path) -> None:
+async def test_whatever_the_tool_raises_ends_the_run_as_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = ScriptedModel(examinee(QUESTIONS, dict.fromkeys(SURENESS, SURE)))
-    work, _, recording = work_for(client, tmp_path)
+    plan = plan_for(QUESTIONS, tmp_path)
 
-    def broken(question: Question, text: str) -> str:
+    def broken(plan: Watched, question: Question, text: str) -> str:
         if question is QUESTIONS[0]:
             return "published"
         raise OSError(28, "No space left on device")
 
-    object.__setattr__(work, "publish", broken)
-    with recording, pytest.raises(OSError, match="No space left"):
-        await answer_questions(work, QUESTIONS, lambda one: None)
+    monkeypatch.setattr(Watched, "publish", broken)
+    with plan.recording, pytest.raises(OSError, match="No space left"):
+        await answer_questions(plan, client, lambda one: None)
 
 
 async def test_a_cancelled_run_leaves_a_readable_recording_of_every_session_that_began(tmp_path: Path) -> None:
@@ -251,11 +252,11 @@ async def test_a_cancelled_run_leaves_a_readable_recording_of_every_session_that
         return HANG
 
     client = ScriptedModel(script)
-    work, published, recording = work_for(client, tmp_path, parallel=3)
+    plan = plan_for(QUESTIONS, tmp_path, parallel=3)
     answers: list[Answered] = []
-    with recording:
+    with plan.recording:
         async with anyio.create_task_group() as group:
-            group.start_soon(answer_questions, work, QUESTIONS, answers.append)
+            group.start_soon(answer_questions, plan, client, answers.append)
             with anyio.fail_after(60):
                 await all_hang.wait()
             group.cancel_scope.cancel()
@@ -268,7 +269,7 @@ async def test_a_cancelled_run_leaves_a_readable_recording_of_every_session_that
         known = key in {one.question.id for one in answers}
         assert (run.outcome.success is None) is not known
         assert (run.outcome.stop_reason is StopReason.CANCELLED) is not known
-    assert published.keys() <= {one.question.id for one in answers}
+    assert plan.published.keys() <= {one.question.id for one in answers}
 
 
 def test_the_policy_is_the_default_one() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grampus_uq import ModelError
-from grampus_uq.cli.demo.demo_wiring import completing, plan_demo, run_demo
+from grampus_uq.cli.demo.demo_run import answer_questions, completing, plan_demo
 from grampus_uq.recording import runs
 from grampus_uq.testing import ScriptedModel
 from tests.demo.examinees import SURE, examinee
@@ -34,7 +34,7 @@ async def test_two_runs_with_the_same_seed_ask_the_same_and_never_share_a_folder
     for plan in plans:
         client = ScriptedModel(examinee(plan.questions, dict.fromkeys((one.id for one in plan.questions), SURE)))
         async with completing(plan):
-            await run_demo(plan, client, lambda answered: None)
+            await answer_questions(plan, client, lambda answered: None)
         assert len(list(plan.folder.glob("*.jsonl"))) == 5
         lines = (plan.folder / "published.txt").read_text(encoding="utf-8").splitlines()
         assert sorted(lines) == sorted(f"{one.text}\t{one.key.accepted[0]}" for one in plan.questions)
@@ -46,7 +46,7 @@ async def test_with_every_signal_the_slow_path_is_taken_for_the_sure_answers_too
         plan = plan_demo(model="tiny", n=4, runs_folder=str(tmp_path), every_signal=every)
         client = ScriptedModel(examinee(plan.questions, dict.fromkeys((one.id for one in plan.questions), SURE)))
         async with completing(plan):
-            await run_demo(plan, client, lambda answered: None)
+            await answer_questions(plan, client, lambda answered: None)
         readings = [reading for run in runs(plan.folder) for reading in run.steps[0].readings]
         semantic[every] = sum(reading.source == "semantic_entropy" for reading in readings)
     assert semantic == {False: 0, True: 4}

@@ -1,4 +1,4 @@
-"""The demo's agent: one answer a question, then `publish_answer`, which cannot be undone, if the monitor allows it.
+"""The demo's questions: one answer each, then `publish_answer`, which cannot be undone, if the monitor allows it.
 
 Nothing is scripted: the model answers, the monitor senses, and `session.would_allow` decides.
 """
@@ -6,30 +6,38 @@ Nothing is scripted: the model answers, the monitor senses, and `session.would_a
 from __future__ import annotations
 
 import contextlib
+import secrets
+import shlex
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import anyio
-from opentelemetry.trace import Tracer
+import anyio.to_thread
 
-from grampus_uq.cli.demo.questions import Question
+from grampus_uq import Sensing
+from grampus_uq.cli.demo.questions import Question, all_questions, draw
+from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.policy import UncertaintyPolicy
-from grampus_uq.errors import ModelError, RateLimitedError
+from grampus_uq.core.risk import TrajectoryRiskSettings
+from grampus_uq.errors import ConfigurationError, DataError, ModelError, RateLimitedError
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.monitor.session import Session
-from grampus_uq.recording.artifacts import prompt_hash, tools_hash
+from grampus_uq.recording import RecordingProcessor
+from grampus_uq.recording.artifacts import load, prompt_hash, tools_hash
 from grampus_uq.records.protocols import ModelClient
-from grampus_uq.records.values import (
-    Message,
-    ModelResponse,
-    Outcome,
-    ToolCall,
-)
+from grampus_uq.records.values import Message, ModelResponse, Outcome, ToolCall
 from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintyAction
+from grampus_uq.signals.driver import Budget
+from grampus_uq.telemetry.tracer import GrampusTracer
 from grampus_uq.wire.model_call import ask_model, recorded_model
 from grampus_uq.wire.responses import stream_of
+
+DEFAULT_N: Final = 60
+PUBLISHED: Final = "published.txt"
 
 TOOL: Final = "publish_answer"
 _ANSWER_STEP: Final = "answer"
@@ -45,8 +53,11 @@ TOOL_SCHEMA: Final = {
 }
 AGENT: Final = "grampus-uq-demo"
 _LABELLED_BY: Final = "answer key"
-TOP_LOGPROBS: Final = 5
-
+_TOP_LOGPROBS: Final = 5
+# Generous, because the embedded model may share two cores with whatever else this machine does.
+_SIGNAL_TIMEOUT_S: Final = 90.0
+_FLUSH_S: Final = 5.0
+_ALWAYS_SLOW: Final = UncertaintyEstimator(semantic_trigger_low=0.0, semantic_trigger_high=1.0)
 _FAILURES_IN_A_ROW: Final = 8
 _RATE_LIMIT_WAITS_S: Final = (2.0, 8.0)
 _LONGEST_WAIT_S: Final = 30.0
@@ -73,7 +84,7 @@ class Answered:
     answer: str = ""
     right: bool | None = None
     wanted: UncertaintyAction | None = None
-    error: str = ""
+    error: ModelError | None = None
 
 
 class ShortAnswers:
@@ -91,30 +102,127 @@ class ShortAnswers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Parts of a run of the demo. `publish` is the irreversible tool: question, answer -> its result.
+class DemoPlan:
+    """A run to come: the drawn questions, out of how many, and the folder of the run."""
 
-    `run_id` begins every session id. With a `tracer` every question is one span, the parent of the monitor's.
-    """
-
-    client: ModelClient
+    questions: tuple[Question, ...]
+    out_of: int
+    seed: int
     model: str
-    monitor: UncertaintyMonitor
-    publish: Callable[[Question, str], str]
     run_id: str
-    parallel: int = 4
-    max_tokens: int = 24
-    tracer: Tracer | None = None
+    folder: Path
+    monitor: UncertaintyMonitor
+    recording: RecordingProcessor
+    tracer: GrampusTracer | None
+    parallel: int
+    max_tokens: int
+
+    @property
+    def next_command(self) -> str:
+        """Command for the recorded runs: list them, or fit on them after an advisory run."""
+        what = "fit" if self.monitor.profile.advisory else "runs list"
+        return f"grampus-uq {what} {shlex.quote(str(self.folder))}"
+
+    def publish(self, question: Question, answer: str) -> str:
+        """The tool: appends a line to a file. In production it would be a mail, a deletion, a deployment."""
+        line, path = "\t".join(" ".join(text.split()) for text in (question.text, answer)), self.folder / PUBLISHED
+        try:
+            with path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise DataError(f"cannot be written: {error.strerror or error}.", path=str(path)) from error
+        return "published"
 
 
-async def answer_questions(work: Work, questions: Sequence[Question], on_answered: Callable[[Answered], None]) -> None:
+def plan_demo(
+    *,
+    model: str,
+    n: int = DEFAULT_N,
+    seed: int = 0,
+    runs_folder: str = "runs",
+    otlp_endpoint: str | None = None,
+    parallel: int = 4,
+    max_tokens: int = 24,
+    advisory: bool = False,
+    every_signal: bool = False,
+    profile_file: str | None = None,
+) -> DemoPlan:
+    """Draw the questions and wire the monitor; the run's own folder is made under `runs_folder`, nothing is asked yet.
+
+    With `every_signal` the slow path is taken for every answer, not only where the fast signals are undecided: what a
+    profile is best fitted on. A `profile_file` is an artifact of `grampus-uq fit`: it decides in place of the default
+    tiers, where it was fitted for this model and agent (else it only advises, or the run is refused).
+
+    Raises DataError for a wrong profile, or a folder that cannot be written, ConfigurationError for
+    a number that cannot be right.
+    """
+    if parallel < 1:
+        raise ConfigurationError.of("parallel", "plan_demo", "at least 1", parallel)
+    if max_tokens < 1:
+        raise ConfigurationError.of("max_tokens", "plan_demo", "at least 1", max_tokens)
+    if every_signal and profile_file is not None:
+        raise ConfigurationError.of(
+            "every_signal", "plan_demo", "left out with a profile", every_signal, "The profile says which signals run."
+        )
+    artifact = None if profile_file is None else load(profile_file)
+    pool = all_questions(seed)
+    chosen = draw(pool, n, seed)
+    run_id = time.strftime("demo-%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+    folder = Path(runs_folder).expanduser() / run_id
+    try:
+        recording = RecordingProcessor(folder, content="full")
+    except OSError as error:
+        raise DataError(f"cannot be written: {error.strerror or error}.", path=str(folder)) from error
+    tracer = (
+        None if otlp_endpoint is None else GrampusTracer(service_name="grampus-uq-demo", otlp_endpoint=otlp_endpoint)
+    )
+    return DemoPlan(
+        questions=tuple(chosen),
+        out_of=len(pool),
+        seed=seed,
+        model=model,
+        run_id=run_id,
+        folder=folder,
+        monitor=UncertaintyMonitor(
+            profile=artifact,
+            policy=None if artifact else demo_policy(),
+            estimator=_ALWAYS_SLOW if every_signal else None,
+            tracer=tracer,
+            processors=[recording],
+            advisory=advisory,
+            trajectory_risk=None if artifact else TrajectoryRiskSettings(),
+            sensing=Sensing(budget=Budget(timeout_s=_SIGNAL_TIMEOUT_S)),
+        ),
+        recording=recording,
+        tracer=tracer,
+        parallel=parallel,
+        max_tokens=max_tokens,
+    )
+
+
+@contextlib.asynccontextmanager
+async def completing(plan: DemoPlan) -> AsyncIterator[None]:
+    """Complete recording and spans however the block ends; a run without a session leaves no folder."""
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(plan.recording.close)
+            if plan.tracer is not None:
+                await anyio.to_thread.run_sync(plan.tracer.force_flush, _FLUSH_S)
+                await anyio.to_thread.run_sync(plan.tracer.shutdown)
+        if not any(plan.folder.glob("*.jsonl")):
+            shutil.rmtree(plan.folder, ignore_errors=True)
+
+
+async def answer_questions(plan: DemoPlan, client: ModelClient, on_answered: Callable[[Answered], None]) -> None:
     """Answer every question, `parallel` at a time; `on_answered` receives each in the order in which they end.
 
     The first question runs alone: if the model is unavailable, its error is raised before the others are tried.
     Also raises ModelError when eight questions in a row got no answer. When cancelled, the open sessions are recorded
     as cancelled.
     """
-    waiting = iter(questions)
+    waiting = iter(plan.questions)
     in_a_row = 0
     reason_to_end: ModelError | None = None
 
@@ -124,14 +232,10 @@ async def answer_questions(work: Work, questions: Sequence[Question], on_answere
         question = next(waiting, None) if reason_to_end is None else None
         if question is None:
             return False
-        try:
-            answered = await _run_question(work, question)
-            in_a_row = 0
-        except _NoAnswerError as failure:
-            answered = failure.answered
-            in_a_row += 1
-            if in_a_row >= most_failures:
-                reason_to_end = failure.error
+        answered = await _run_question(plan, client, question)
+        in_a_row = 0 if answered.error is None else in_a_row + 1
+        if in_a_row >= most_failures:
+            reason_to_end = answered.error
         on_answered(answered)
         return reason_to_end is None
 
@@ -142,7 +246,7 @@ async def answer_questions(work: Work, questions: Sequence[Question], on_answere
     if await answer_next(1):
         try:
             async with anyio.create_task_group() as group:
-                for _ in range(work.parallel):
+                for _ in range(plan.parallel):
                     group.start_soon(answer_all)
         except ExceptionGroup as errors:
             raise _first_of(errors) from None  # as it came: the others ended because of it
@@ -156,56 +260,42 @@ def _first_of(error: Exception) -> Exception:
     return error
 
 
-class _NoAnswerError(Exception):
-    """The agent's own model call failed."""
-
-    def __init__(self, answered: Answered, error: ModelError) -> None:
-        super().__init__(str(error))
-        self.answered = answered
-        self.error = error
-
-
-async def _run_question(work: Work, question: Question) -> Answered:
-    session_id = f"{work.run_id}-{question.id}"
-    with _span(work.tracer, session_id):
-        session = work.monitor.session(
+async def _run_question(plan: DemoPlan, client: ModelClient, question: Question) -> Answered:
+    session_id = f"{plan.run_id}-{question.id}"
+    with _span(plan.tracer, session_id):
+        session = plan.monitor.session(
             session_id,
             AGENT,
-            model=recorded_model(work.client, work.model),
+            model=recorded_model(client, plan.model),
             prompt_hash=prompt_hash(""),  # the agent has no standing instructions
             tools_hash=tools_hash([TOOL_SCHEMA]),
             metadata={"question": question.id, "topic": question.topic},
         )
         try:
-            return await _answer_and_publish(work, question, session)
+            return await _answer_and_publish(plan, client, question, session)
         except ModelError as error:
             session.finish(_outcome(None, StopReason.ENV_TERMINATED, note=type(error).__name__))
-            answered = Answered(
-                question=question,
-                session_id=session_id,
-                fate="unanswered",
-                error=str(error),
-            )
-            raise _NoAnswerError(answered, error) from error
+            return Answered(question=question, session_id=session_id, fate="unanswered", error=error)
         except anyio.get_cancelled_exc_class():
             session.finish(_outcome(None, StopReason.CANCELLED))
             raise
 
 
-async def _answer_and_publish(work: Work, question: Question, session: Session) -> Answered:
+async def _answer_and_publish(plan: DemoPlan, client: ModelClient, question: Question, session: Session) -> Answered:
     """The agent's whole run: ask, sense, propose to publish, and publish only if it is allowed."""
     prompt = [Message(role=Role.USER, content=question.text)]
-    reply = await _ask_patiently(work, prompt)
+    short = ShortAnswers(client, plan.max_tokens)
+    reply = await _ask_patiently(short, plan.model, prompt)
     answer = reply.content.strip()
     if not answer:
-        raise ModelError(f"The model's answer was empty (it may have up to {work.max_tokens} tokens: --max-tokens).")
+        raise ModelError(f"The model's answer was empty (it may have up to {plan.max_tokens} tokens: --max-tokens).")
     session.observe_user(question.text)
     await session.observe_llm_response(
         answer,
         _ANSWER_STEP,
         prompt_messages=prompt,
-        model_client=ShortAnswers(work.client, work.max_tokens),
-        model_id=work.model,
+        model_client=short,
+        model_id=plan.model,
         logprobs=stream_of(reply),
         usage=reply.token_usage,
     )
@@ -214,7 +304,7 @@ async def _answer_and_publish(work: Work, question: Question, session: Session) 
     proposed, action = await session.observe_tool_call(call, _PUBLISH_STEP, effect=Effect.IRREVERSIBLE)
     fate: Fate = "aborted" if verdict.action is UncertaintyAction.ABORT else "paused"
     if verdict.allowed and not action.stops:
-        session.observe_tool_result(call.id, work.publish(question, answer))
+        session.observe_tool_result(call.id, plan.publish(question, answer))
         fate = "published"
     right = question.is_right(answer)
     session.finish(_outcome(right, StopReason.CLEAN if fate == "published" else StopReason.MONITOR_STOP))
@@ -228,15 +318,15 @@ async def _answer_and_publish(work: Work, question: Question, session: Session) 
     )
 
 
-async def _ask_patiently(work: Work, prompt: Sequence[Message]) -> ModelResponse:
+async def _ask_patiently(client: ModelClient, model: str, prompt: Sequence[Message]) -> ModelResponse:
     """Ask the agent's question; after a rate limit wait and ask again, at most twice."""
-    options = {"temperature": 0.0, "max_tokens": work.max_tokens, "top_logprobs": TOP_LOGPROBS}
+    options = {"temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
     for wait_s in _RATE_LIMIT_WAITS_S:
         try:
-            return await ask_model(work.client, prompt, work.model, options)
+            return await ask_model(client, prompt, model, options)
         except RateLimitedError as error:
             await anyio.sleep(min(error.retry_after_s or wait_s, _LONGEST_WAIT_S))
-    return await ask_model(work.client, prompt, work.model, options)
+    return await ask_model(client, prompt, model, options)
 
 
 def _outcome(success: bool | None, stop_reason: StopReason, *, note: str | None = None) -> Outcome:
@@ -245,7 +335,7 @@ def _outcome(success: bool | None, stop_reason: StopReason, *, note: str | None 
 
 
 @contextlib.contextmanager
-def _span(tracer: Tracer | None, session_id: str) -> Iterator[None]:
+def _span(tracer: GrampusTracer | None, session_id: str) -> Iterator[None]:
     """One span a question, named by the conventions for agents; the monitor's spans are its children."""
     if tracer is None:
         yield
@@ -255,5 +345,6 @@ def _span(tracer: Tracer | None, session_id: str) -> Iterator[None]:
         "gen_ai.agent.name": AGENT,
         "gen_ai.conversation.id": session_id,
     }
-    with tracer.start_as_current_span(f"invoke_agent {AGENT}", attributes=attributes):
+    own = tracer.provider.get_tracer("grampus_uq.cli.demo")
+    with own.start_as_current_span(f"invoke_agent {AGENT}", attributes=attributes):
         yield

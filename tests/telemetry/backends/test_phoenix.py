@@ -29,7 +29,7 @@ from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.telemetry import PhoenixAnnotations, SpanEmitter
 from grampus_uq.telemetry.evaluations import evaluations
 from grampus_uq.testing import ScriptedModel
-from tests.demo.examinees import SURE, UNSURE, examinee, work_for
+from tests.demo.examinees import SURE, UNSURE, examinee, plan_for
 from tests.telemetry.backends.recorded import watch_first_half, watch_second_half
 from tests.telemetry.backends.servers import Phoenix, get_json, phoenix, wait_until
 
@@ -130,13 +130,13 @@ def hold_against(sent: tuple[ReadableSpan, ...], came: list[dict[str, Any]]) -> 
 async def demo(folder: Path, tracer: GrampusTracer) -> list[Answered]:
     """The demo's agent on twelve questions, its monitor and its questions traced."""
     client = ScriptedModel(examinee(QUESTIONS, SURENESS))
-    work, _, recording = work_for(client, folder)
-    monitor = UncertaintyMonitor(profile=Profile(policy=demo_policy()), processors=[recording], tracer=tracer)
+    plan = plan_for(QUESTIONS, folder)
+    monitor = UncertaintyMonitor(profile=Profile(policy=demo_policy()), processors=[plan.recording], tracer=tracer)
+    object.__setattr__(plan, "monitor", monitor)
+    object.__setattr__(plan, "tracer", tracer)
     answers: list[Answered] = []
-    with recording:
-        await answer_questions(
-            dataclasses.replace(work, monitor=monitor, tracer=tracer._tracer), QUESTIONS, answers.append
-        )
+    with plan.recording:
+        await answer_questions(plan, client, answers.append)
     return answers
 
 
