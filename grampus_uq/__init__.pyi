@@ -33,8 +33,8 @@ from .gate.seal import Seal as Seal
 from .gate.signatures import Ed25519Signer as Ed25519Signer
 from .gate.signatures import HmacSigner as HmacSigner
 from .gate.signatures import PublicKeys as PublicKeys
-from .monitor.exploration import Exploration as Exploration
 from .monitor.history import AgentBeliefState as AgentBeliefState
+from .monitor.monitor import Exploration as Exploration
 from .monitor.monitor import UncertaintyMonitor as UncertaintyMonitor
 from .monitor.reloading import watch_profile as watch_profile
 from .monitor.sensing_settings import Sensing as Sensing

@@ -9,7 +9,7 @@ from .chain import Chain as Chain
 from .chain import TierCases as TierCases
 from .chain import fit_chain as fit_chain
 from .fit.fit_calibration import fit_success as fit_success
-from .fit.tracer_runs import fit_tracer_settings as fit_tracer_settings
+from .fit.fit_tracer import fit_tracer_settings as fit_tracer_settings
 from .profiles import FitOptions as FitOptions
 from .profiles import fit_profile as fit_profile
 from .trajectories import Trajectories as Trajectories

@@ -2,9 +2,9 @@ from .flushing import flush_on_sigterm as flush_on_sigterm
 from .log_lines import LogProcessor as LogProcessor
 from .meters import GrampusMeters as GrampusMeters
 from .metrics import MetricsProcessor as MetricsProcessor
-from .sampling import AlarmSampler as AlarmSampler
 from .scores import LangfuseScores as LangfuseScores
 from .scores import PhoenixAnnotations as PhoenixAnnotations
 from .spans import SpanEmitter as SpanEmitter
 from .trace_context import context_of as context_of
+from .tracer import AlarmSampler as AlarmSampler
 from .tracer import GrampusTracer as GrampusTracer

@@ -27,8 +27,7 @@ import numpy.typing as npt
 from grampus_uq.errors import DataError
 from grampus_uq.learn.attribution import METHODS, LabelledTrajectory, Plan, Trajectory, read_labelled_failures
 from grampus_uq.learn.attribution.attribute import FIT_SHARE
-from grampus_uq.learn.attribution.conditional_logit import fit_conditional_logit
-from grampus_uq.learn.attribution.features import cheap_features
+from grampus_uq.learn.attribution.conditional_logit import cheap_features, fit_conditional_logit
 from grampus_uq.stats.arrays import RaggedBatch, ragged
 from grampus_uq.stats.conformal import conformal_threshold, prediction_sets, whole_rank_size
 from grampus_uq.stats.entry_thresholds import (

@@ -13,7 +13,7 @@ import pytest
 from grampus_uq import UncertaintyAction, UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.eligibility import eligibility
-from grampus_uq.learn.evaluate.from_recordings import read_recordings
+from grampus_uq.learn.evaluate.evaluation import read_recordings
 from grampus_uq.recording import artifacts
 from grampus_uq.recording.codec import decode, encode
 from grampus_uq.recording.replay import replay_all, replay_file

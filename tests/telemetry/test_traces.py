@@ -29,8 +29,8 @@ from grampus_uq import (
 )
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.telemetry import GrampusTracer
-from grampus_uq.telemetry.sampling import AlarmSampler
 from grampus_uq.telemetry.trace_context import SessionTraces, context_of
+from grampus_uq.telemetry.tracer import AlarmSampler
 from grampus_uq.testing import ScriptedModel, answer
 from tests.sampling import sampled
 from tests.telemetry.kept_spans import KeptSpans

@@ -1,6 +1,6 @@
 """The plug-in continuation weight: a model of the end of a stopped run, which sees no forecast.
 
-Logistic regression on facts of the prefix (`from_recordings.FEATURES`), fitted on the prefixes at which runs with a
+Logistic regression on facts of the prefix (`evaluation.FEATURES`), fitted on the prefixes at which runs with a
 known outcome were still going. It is fitted apart from the streams that are judged: a q learned from a forecast would
 favour that forecast.
 """

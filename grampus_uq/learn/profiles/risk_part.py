@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.fit.tracer_runs import LEAST_OF_EACH, fit_tracer_settings
+from grampus_uq.learn.fit.fit_tracer import LEAST_OF_EACH, fit_tracer_settings
 from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.profile_parts import Part

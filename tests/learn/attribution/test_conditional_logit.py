@@ -14,11 +14,12 @@ from sklearn.linear_model import LogisticRegression
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution import Trajectory, TrajectoryStep
 from grampus_uq.learn.attribution.conditional_logit import (
+    FEATURE_WORDS,
     ConditionalLogitScorer,
+    cheap_features,
     fit_conditional_logit,
     fit_step_scorer,
 )
-from grampus_uq.learn.attribution.features import FEATURE_WORDS, cheap_features
 from tests.learn.attribution.runs import failures, trajectory
 
 
