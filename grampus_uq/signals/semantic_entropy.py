@@ -7,7 +7,6 @@ there, the step that was taken is clustered with its samples: their agreement on
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from grampus_uq.signals.call_tokens import MAX_CALLS, MAX_PARTS, part_name
 from grampus_uq.signals.equivalence import AskedOnce, Equivalence, SameWording, cluster
 from grampus_uq.signals.prose import is_prose
 from grampus_uq.signals.stated_confidence import without_confidence
-from grampus_uq.stats.entropy import cluster_confidence, weighted_cluster_confidence
+from grampus_uq.stats.entropy import cluster_confidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +34,6 @@ class SemanticEntropy:
     length) agrees with nothing. The reading is missing when the step says nothing, when there is no prompt to answer
     again, and when fewer than two samples came back with an answer within the deadline and budget.
 
-    `likelihood_weighted` weights each answer by its length-normalised likelihood where every sample reports
-    log-probabilities, and falls back to counting where one does not.
-
     Two answers that propose calls mean the same only if these are equal, name by name and argument by argument: no word
     of an argument is forgiven. `equivalence` judges answers that are text, without the confidence that they state.
     """
@@ -47,7 +43,6 @@ class SemanticEntropy:
     temperature: float = 0.8
     max_tokens: int | None = None
     equivalence: Equivalence = field(default_factory=SameWording)
-    likelihood_weighted: bool = False
     source: str = UncertaintySource.SEMANTIC_ENTROPY
 
     def __post_init__(self) -> None:
@@ -109,7 +104,6 @@ class SemanticEntropy:
                     context.messages,
                     temperature=self.temperature,
                     max_tokens=self.max_tokens,
-                    top_logprobs=1 if self.likelihood_weighted else None,
                     tools=context.tools,
                 )
             except ModelError as error:
@@ -133,19 +127,11 @@ class SemanticEntropy:
         sampled = [_Answer.of(answer) for answer in answers]
         clusters = await cluster([*step, *(sampled[:1] if early else sampled)], judged.same)
         members = [[index - len(step) for index in group if index >= len(step)] for group in clusters]
-        agreement = 1.0 if early else self._agreement(answers, [group for group in members if group])
+        agreement = 1.0 if early else cluster_confidence([len(group) for group in members if group])
         if taken is None:
             return agreement
         repeated = len(answers) if early and members[0] else len(members[0])
         return min(agreement, repeated / taken[1])
-
-    def _agreement(self, answers: list[ModelResponse], clusters: list[list[int]]) -> float:
-        if self.likelihood_weighted:
-            likelihoods = [_mean_logprob(answer) for answer in answers]
-            known = [value for value in likelihoods if value is not None]
-            if len(known) == len(answers):
-                return weighted_cluster_confidence([[known[i] for i in members] for members in clusters])
-        return cluster_confidence([len(members) for members in clusters])
 
 
 class _Answer(NamedTuple):
@@ -185,14 +171,6 @@ class _AnswerEquivalence:
             if not await self.same(_Answer.of(answers[0]), _Answer.of(answer), strict=True):
                 return False
         return True
-
-
-def _mean_logprob(response: ModelResponse) -> float | None:
-    """Length-normalised log-likelihood; None when it is not reported or not finite."""
-    if not response.logprobs:
-        return None
-    mean = math.fsum(token.logprob for token in response.logprobs) / len(response.logprobs)
-    return mean if math.isfinite(mean) else None
 
 
 def agreement_parts(calls: Sequence[ToolCall], samples: Sequence[Sequence[ToolCall]]) -> tuple[CallPart, ...]:

@@ -46,24 +46,6 @@ def cluster_confidence(sizes: Sequence[int]) -> float:
     return _unit(1.0 - shannon_entropy([float(size) for size in sizes]) / math.log(n))
 
 
-def weighted_cluster_confidence(clusters: Sequence[Sequence[float]]) -> float:
-    """Confidence 1 - H / ln n where a cluster's mass is the sum of its answers' likelihoods.
-
-    `clusters` holds, for each meaning cluster, the log-likelihood (natural; length-normalised by the caller if wished)
-    of each of its answers. Masses are normalised over the samples (Rao-Blackwellised form of Farquhar et al. 2024,
-    Methods, "discrete" estimator's weighted twin). Same range and orientation as `cluster_confidence`.
-
-    >>> weighted_cluster_confidence([[-1.0, -1.0]])
-    1.0
-    """
-    n = sum(len(cluster) for cluster in clusters)
-    if n < 2:
-        raise ConfigurationError.of("clusters", "weighted_cluster_confidence", "at least 2 answers in all", n)
-    top = max(value for cluster in clusters for value in cluster)
-    masses = [math.fsum(math.exp(value - top) for value in cluster) for cluster in clusters]
-    return _unit(1.0 - shannon_entropy(masses) / math.log(n))
-
-
 def top_k_entropy(logprobs: Sequence[float]) -> float:
     """Entropy in nats of one token's reported alternatives, renormalised over those reported.
 

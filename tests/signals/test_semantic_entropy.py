@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from grampus_uq import Message, MissingReason, ModelResponse, Role, TokenLogprob, ToolCall, UncertaintyEstimator
+from grampus_uq import Message, MissingReason, ModelResponse, Role, ToolCall, UncertaintyEstimator
 from grampus_uq.errors import ConfigurationError, ModelError, RateLimitedError
 from grampus_uq.signals.driver import sense_one
 from grampus_uq.signals.equivalence import EntailmentEquivalence
@@ -52,13 +52,6 @@ async def test_the_first_pair_is_drawn_together_and_so_is_the_rest():
     model = ScriptedModel(["Paris", "Rome", "Paris", "Paris", "Rome"], delay_s=0.01)
     await sample(model)
     assert model.most_in_flight == 3
-
-
-async def test_likelihoods_are_asked_for_only_where_they_weigh():
-    _, plain = await sample(["Paris", "Paris"])
-    assert "top_logprobs" not in plain.calls[0].options
-    _, weighted = await sample(["Paris", "Paris"], SemanticEntropy(likelihood_weighted=True))
-    assert weighted.calls[0].options["top_logprobs"] == 1
 
 
 async def test_one_failed_sample_is_tolerated_and_prevents_the_early_stop():
@@ -220,29 +213,6 @@ async def test_the_tools_are_offered_again_when_a_step_is_sampled():
     given.tools = [{"name": "pay"}]
     await SemanticEntropy().sense(said("", ToolCall(name="pay")), given)
     assert model.calls[0].options["tools"] == [{"name": "pay"}]
-
-
-# -- likelihoods --
-
-
-def likely(text, logprob):
-    return answer(text, logprobs=[TokenLogprob(token="t", logprob=logprob)])
-
-
-async def test_likelihoods_weigh_the_answers_where_every_sample_reports_them():
-    signal = SemanticEntropy(min_samples=2, max_samples=3, likelihood_weighted=True)
-    reading, _ = await sample([likely("Paris", 0.0), likely("Rome", -1.0), likely("Rome", -1.0)], signal, said("Rome"))
-    p = 1.0 / (1.0 + 2.0 * math.exp(-1.0))
-    entropy = -(p * math.log(p) + (1 - p) * math.log(1 - p))
-    assert reading.value == pytest.approx(1.0 - entropy / math.log(3))
-
-
-@pytest.mark.parametrize("blind", [answer("Rome"), likely("Rome", -math.inf), likely("Rome", math.nan)])
-async def test_one_sample_without_a_likelihood_falls_back_to_counting(blind):
-    signal = SemanticEntropy(min_samples=2, max_samples=3, likelihood_weighted=True)
-    reading, _ = await sample([likely("Paris", 0.0), likely("Rome", -1.0), blind], signal, said("Rome"))
-    entropy = -(1 / 3 * math.log(1 / 3) + 2 / 3 * math.log(2 / 3))
-    assert reading.value == pytest.approx(1.0 - entropy / math.log(3))
 
 
 # -- judged by a model --

@@ -11,7 +11,7 @@ from scipy import stats as scipy_stats
 from scipy.special import logsumexp
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.entropy import cluster_confidence, shannon_entropy, top_k_entropy, weighted_cluster_confidence
+from grampus_uq.stats.entropy import cluster_confidence, shannon_entropy, top_k_entropy
 
 weights = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=30).filter(lambda values: sum(values) > 1e-6)
 sizes = st.lists(st.integers(1, 50), min_size=1, max_size=20).filter(lambda values: sum(values) >= 2)
@@ -63,20 +63,6 @@ def test_two_clusters_in_one_are_never_less_confident(counts):
 def test_fewer_than_two_answers_have_no_confidence():
     with pytest.raises(ConfigurationError, match="2 answers"):
         cluster_confidence([1])
-    with pytest.raises(ConfigurationError, match="2 answers"):
-        weighted_cluster_confidence([[-1.0]])
-
-
-@given(sizes, st.floats(-1e3, 0.0))
-def test_equally_likely_answers_weigh_what_they_count(counts, loglikelihood):
-    weighted = weighted_cluster_confidence([[loglikelihood] * count for count in counts])
-    assert weighted == pytest.approx(cluster_confidence(counts), abs=1e-9)
-
-
-def test_likelihoods_far_below_the_range_of_floats_still_weigh():
-    """exp(-5000) is 0 in double precision; their ratio is what counts."""
-    far = weighted_cluster_confidence([[-5000.0], [-5001.0], [-5002.0]])
-    assert far == pytest.approx(weighted_cluster_confidence([[0.0], [-1.0], [-2.0]]))
 
 
 @given(logprobs)
