@@ -18,7 +18,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray
 
 
-def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayLike | None = None) -> float | None:
+def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float | None:
     """Probability that a positive is scored above a negative, a tie counting one half.
 
     `AUROC = P(s+ > s-) + P(s+ = s-) / 2` (Mann-Whitney), the area under the trapezoidal ROC curve; equal to
@@ -28,10 +28,9 @@ def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayL
         scores: shape (n,), any real scale, infinities allowed; higher claims the positive class.
         positive: shape (n,), booleans or 0/1. The reports of this package are failure-oriented: pass risk and
             "failed".
-        weights: shape (n,), non-negative and finite; None weighs all alike.
 
     Returns:
-        A number in [0, 1], 1 is best, .5 is chance or a constant score; None when either class has no weight.
+        A number in [0, 1], 1 is best, .5 is chance or a constant score; None without either class.
 
     Source: Hanley and McNeil (1982).
 
@@ -39,10 +38,10 @@ def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayL
     0.875
     """
     scores, positive = _scores_and_labels("auroc", scores, positive)
-    return _first(auroc_rows(scores, positive, _one_row("auroc", weights, len(scores))))
+    return _known(auroc_rows(scores, positive, np.ones((1, len(scores)))))
 
 
-def auprc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayLike | None = None) -> float | None:
+def auprc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float | None:
     """Average precision: the precision at each distinct score, averaged over the recall it adds.
 
     `AP = sum_g (R_g - R_{g-1}) P_g` over distinct scores from the highest, without interpolation; equal to
@@ -52,7 +51,7 @@ def auprc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayL
 
     Returns:
         A number in (0, 1], 1 is best; a constant score gives the share of positives, and so does one class that is all
-        positive (1). None when no positive has weight (scikit-learn warns there and returns 0).
+        positive (1). None without a positive (scikit-learn warns there and returns 0).
 
     >>> round(auprc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 4)
     0.8333
@@ -60,13 +59,10 @@ def auprc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayL
     scores, positive = _scores_and_labels("auprc", scores, positive)
     if len(scores) == 0:
         return None
-    order, starts = _tie_groups(-scores)
-    hits, misses = _grouped(_one_row("auprc", weights, len(scores)), positive, order, starts)
+    hits, misses = _grouped(np.ones((1, len(scores))), positive, *_tie_groups(-scores))
     found = np.cumsum(hits, axis=1)
-    taken = found + np.cumsum(misses, axis=1)
-    # A leading group without weight has neither found nor taken anything: its precision is multiplied by no recall.
-    precision = np.divide(found, taken, out=np.zeros_like(found), where=taken > 0)
-    return _first(_ratio((hits * precision).sum(axis=1), hits.sum(axis=1)))
+    precision = found / (found + np.cumsum(misses, axis=1))
+    return _known(_ratio((hits * precision).sum(axis=1), hits.sum(axis=1)))
 
 
 def aurc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
@@ -173,8 +169,8 @@ def _ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
     return out
 
 
-def _first(rows: FloatArray) -> float | None:
-    return None if np.isnan(rows[0]) else float(rows[0])
+def _known(one: FloatArray) -> float | None:
+    return None if np.isnan(one[0]) else float(one[0])
 
 
 def _scores_and_labels(owner: str, scores: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -188,16 +184,3 @@ def _scores_and_labels(owner: str, scores: npt.ArrayLike, labels: npt.ArrayLike)
     if not np.isin(y, (0.0, 1.0)).all():
         raise ConfigurationError.of("labels", owner, "booleans or 0/1", y[~np.isin(y, (0.0, 1.0))][0])
     return s, y
-
-
-def _one_row(owner: str, weights: npt.ArrayLike | None, n: int) -> FloatArray:
-    if weights is None:
-        return np.ones((1, n))
-    w = np.asarray(weights, dtype=np.float64)
-    if w.shape != (n,):
-        raise ConfigurationError.of("weights", owner, f"of shape ({n},)", w.shape)
-    if not (np.isfinite(w).all() and (w >= 0).all()):
-        raise ConfigurationError.of("weights", owner, "finite and not negative", w[~(np.isfinite(w) & (w >= 0))][0])
-    # Scaled to at most 1: the product of the two classes' weights must not underflow.
-    row: FloatArray = w[None, :] / max(float(w.max(initial=0.0)), 1e-300)
-    return row
