@@ -118,12 +118,17 @@ class WatchedModel(Model):
     ) -> AsyncIterator[Any]:
         """Stream from the model inside; the whole answer is observed before its last event is passed on."""
         system_instructions, input, shown = self._before(system_instructions, input, tools)  # noqa: A001 (the SDK's name)
+        done: list[Any] = []
         async for event in self.inner.stream_response(
             system_instructions, input, model_settings, shown, output_schema, handoffs, tracing, **given
         ):
-            if getattr(event, "type", "") in ("response.completed", "response.incomplete"):
+            kind = getattr(event, "type", "")
+            if kind == "response.output_item.done":
+                done.append(event.item)  # type: ignore[union-attr]  # by type
+            elif kind in ("response.completed", "response.incomplete"):
                 answer = event.response  # type: ignore[union-attr]  # by type
-                await self._observe(answer.output, answer.usage, system_instructions, input, tools)
+                output = answer.output or done  # as the SDK: some services say the items once
+                await self._observe(output, answer.usage, system_instructions, input, tools)
             yield event
 
 

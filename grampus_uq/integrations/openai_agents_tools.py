@@ -80,7 +80,7 @@ def gate_tools(
     """The tools with a gate before each, and the names of those that have none.
 
     Raises ConfigurationError for those that act and are not in `allow_ungated`; None allows all. Where a guard does not
-    act, a function tool's own `needs_approval` stays: the SDK asks for what no function can read.
+    act, a function tool's own `needs_approval` alone says what waits, read as the SDK reads it of a tool without gate.
     """
     gated, without = [], []
     for given in tools:
@@ -157,9 +157,11 @@ def _gate_function(tool: FunctionTool, current: Gate, acts: bool) -> FunctionToo
     given, delegates = _context_for(invoke), getattr(tool, "_agent_instance", None) is not None
 
     async def needs_approval(context: Any, arguments: dict[str, Any], call_id: str) -> bool:
-        asks = own is not False and await _own_rule(own, context, arguments, call_id)
+        asks = own is not False and (
+            not _as_written(invoke, arguments, tool.name) or await _own_rule(own, context, arguments, call_id)
+        )
         run = current()
-        if run is None:
+        if run is None or not acts:
             return asks
         return (await run.calls.judge(run.proposed(call_id, tool.name, arguments), framework_asks=asks)).waiting
 
@@ -187,9 +189,16 @@ def _gate_function(tool: FunctionTool, current: Gate, acts: bool) -> FunctionToo
         )
 
     setattr(on_invoke_tool, GATE, _Mark(current=current, tool=tool))
-    gated.needs_approval = needs_approval if acts else own
+    gated.needs_approval = needs_approval if acts or callable(own) else own
     gated.on_invoke_tool = on_invoke_tool
     return gated
+
+
+def _as_written(invoke: Any, arguments: Mapping[str, Any], name: str) -> bool:
+    """Return False where the tool would read other values than its rule is shown: the SDK asks then, from 0.24 on."""
+    prepare = getattr(invoke, "prepare_arguments", None)
+    prepared = None if prepare is None else prepare(json.dumps(arguments), name)
+    return prepared is None or bool(prepared.unchanged)
 
 
 def _marked_like(invoke: Any) -> Callable[[Any], Any]:

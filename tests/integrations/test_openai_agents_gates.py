@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("agents", reason="the OpenAI Agents SDK is not installed")
 
-from agents import Agent, FunctionTool, RunConfig, RunContextWrapper, Runner
+from agents import (
+    Agent,
+    FunctionTool,
+    Model,
+    ModelResponse,
+    RunConfig,
+    RunContextWrapper,
+    Runner,
+    Usage,
+    function_tool,
+)
 from agents.tool_context import ToolContext
+from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputItemDoneEvent
 
 from grampus_uq import ApprovalKind, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.gate.gate import Gate
@@ -18,7 +32,9 @@ from grampus_uq.integrations.carried_calls import take_up, write_snapshot
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from grampus_uq.integrations.settings import AdapterSettings
+from grampus_uq.testing import ScriptedTurn
 from tests.benchmarks.integrations_openai_agents import Canned
+from tests.integrations.agents_sdk import output
 
 CALL = ToolCall(id="c", name="pay", arguments={"to": "bob"})
 seen: list[type] = []
@@ -129,3 +145,91 @@ async def test_a_call_of_a_later_answer_is_another_one() -> None:
         calls.decide(calls.requests()[0].decide("approve", principal="ann"))
         assert (await calls.release(CALL)).run
         assert (await calls.release(CALL)).answer is not None
+
+
+# -- what the SDK itself makes of an answer ----------------------------------------------------------------------------
+
+
+class Says(Model):
+    """One answer with one call, then the end; streamed, with the items once or with the whole answer beside them."""
+
+    def __init__(self, text: str, arguments: dict[str, Any], *, once: bool = False) -> None:
+        turn = ScriptedTurn(text=text, calls=(ToolCall(id="c1", name="pay", arguments=arguments),))
+        self._answers = [output(turn), output(ScriptedTurn(text="Done."))]
+        self._once = once
+
+    def _answer(self, items: Any) -> list[Any]:
+        return self._answers[0 if isinstance(items, str) or len(items) == 1 else 1]
+
+    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+        return ModelResponse(output=self._answer(input), usage=Usage(), response_id=None)
+
+    async def stream_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:  # noqa: A002 (the SDK's name)
+        items: list[Any] = self._answer(input)
+        for place, item in enumerate(items):
+            yield ResponseOutputItemDoneEvent(
+                type="response.output_item.done", item=item, output_index=place, sequence_number=place
+            )
+        answer = Response(
+            id="r",
+            created_at=0.0,
+            model="fake",
+            object="response",
+            output=[] if self._once else items,
+            parallel_tool_calls=True,
+            tool_choice="auto",
+            tools=[],
+        )
+        yield ResponseCompletedEvent(type="response.completed", response=answer, sequence_number=99)
+
+
+def paying(model: Model, paid: list[Any], **approval: Any) -> Agent[Any]:
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    return Agent(name="a", model=model, tools=[function_tool(strict_mode=False, **approval)(pay)])
+
+
+@given(confidence=st.sampled_from([0.05, 0.4, 0.7, 0.9, 0.99]))
+@settings(max_examples=4, deadline=None)
+@example(confidence=0.4)
+async def test_an_answer_whose_items_are_streamed_once_is_read_as_any_other(confidence: float) -> None:
+    """Some services leave the completed answer without its items: the SDK takes those that it saw."""
+    found = []
+    for once in (False, True):
+        guard = UncertaintyGuard(UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"])))
+        paid: list[Any] = []
+        model = Says(f'I pay Bob now. {{"confidence": {confidence}}}', {"amount": 1}, once=once)
+        result = guard.run_streamed(paying(model, paid), "Pay.", session_id="s")
+        async for _ in result.stream_events():
+            pass
+        paused = await guard.pause(result)
+        asked = [] if paused is None else [(one.rule, one.reason) for one in paused.requests]
+        found.append((paid, asked, guard.watched(result).belief.total_steps))
+    assert found[0] == found[1]
+
+
+@given(amount=st.sampled_from([1, 900, "1", "900", True, 1.0, 900.0, None]), more=st.booleans())
+@settings(max_examples=8, deadline=None)
+@example(amount="900", more=False)
+@example(amount=1, more=True)
+async def test_an_approval_rule_of_the_tools_own_decides_as_without_a_guard(amount: Any, more: bool) -> None:
+    """The rule is shown what the model wrote; the SDK asks by itself where the tool would read something else."""
+
+    async def rule(context: Any, arguments: dict[str, Any], call_id: str) -> bool:
+        return isinstance(arguments.get("amount"), int) and arguments["amount"] > 100
+
+    found = []
+    for guarded in (None, True, False):
+        paid: list[Any] = []
+        model = Says("I pay Bob now.", {"amount": amount, **({"to": "eve"} if more else {})})
+        agent = paying(model, paid, needs_approval=rule)
+        if guarded is None:
+            result = await Runner.run(agent, "Pay.")
+        else:
+            guard = UncertaintyGuard(UncertaintyMonitor(policy=UncertaintyPolicy()), advisory=guarded)
+            result = await guard.run(agent, "Pay.", session_id="s")
+        found.append((paid, len(result.interruptions)))
+    assert found == [found[0]] * 3
