@@ -99,21 +99,29 @@ class Turn:
         return self._unwatched if self.lease.session is None else self.lease.session.profile.policy
 
     def terms(self) -> Terms:
-        """The terms of this session's calls under the current rules; an advisory monitor holds nothing."""
-        state, session = self._state, self.lease.session
+        """The terms of this session's calls under the current rules."""
+        state = self._state
         return self.gate.terms(
             state.agent_id,
             state.session_id,
             self.policy(),
             run_id=state.run_id,
-            vouched=state.vouched or (session is not None and session.profile.advisory),
+            vouched=state.vouched or self._advises,
             started_by=state.started_by,
         )
+
+    @property
+    def _advises(self) -> bool:
+        """Return True under an advisory monitor, which holds nothing for want of a seal either."""
+        return self.lease.session is not None and self.lease.session.profile.advisory
 
     # -- what was stored ------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Take up a loaded state; without a valid seal, only what decisions prove."""
+        """Take up a loaded state; without a valid seal, only what decisions prove, or all where nothing is held.
+
+        A human's words to a sub-agent, which may have a monitor that acts, always need the seal.
+        """
         state, believed = self._state, self.gate.believes(self._state.sealed)
         if len({record.proposed.id for record in state.turn}) != len(state.turn):
             raise StoreError("The stored session cannot be read: two calls of its turn have one id.")
@@ -121,16 +129,16 @@ class Turn:
         state.vouched = state.vouched and believed
         state.turn = [
             restored(
-                record,
+                record if believed else record.change(guidance=None),
                 terms,
                 self.gate.approvals,
                 now_s,
-                believed=believed,
+                believed=believed or self._advises,
                 delegates=record.proposed.name in self.delegates,
             )
             for record in state.turn
         ]
-        if not believed:
+        if not (believed or self._advises):
             state.answer_approved_by = state.rollback_refused_by = None
             last = state.messages[-1] if state.messages else None
             if not state.turn and not state.review and last is not None and last.role is Role.ASSISTANT:

@@ -18,11 +18,11 @@ from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, SubAgent, Un
 from grampus_uq.errors import GrampusError, StoreError
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.records.values import ModelResponse, ToolCall
+from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.store import Document
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.testing import ScriptedModel, answer
+from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, Copied, scripted
 from tests.runtime.forging import (
     EVE,
@@ -457,29 +457,37 @@ def test_another_process_asks_for_each_irreversible_call_unless_a_shared_seal_vo
     assert anyio.run(run) == ((["unvouched_state"], 1) if asks else ([], 2))
 
 
-def test_an_advisory_monitor_holds_nothing_in_another_process_either() -> None:
-    async def run() -> list[str]:
-        till, store, scope = Till(), MemoryStore(), anyio.CancelScope()
+@pytest.mark.parametrize("delegated", [False, True])
+def test_an_advisory_monitor_holds_nothing_in_another_process_either(delegated: bool) -> None:
+    """Whenever the first one died, and whoever decides here: only what may have run is asked about, as ever."""
 
-        class Dies(ScriptedModel):
-            async def complete(self, **given: Any) -> ModelResponse:
-                scope.cancel()
-                await anyio.lowlevel.checkpoint()
-                raise AssertionError("it was cancelled")
+    async def run() -> None:
+        till, store, top = Till(), Copied(), AgentDefinition(name="boss", model="m") if delegated else AGENT
 
-        def one() -> AgentRunner:
-            advisory = runner(till, store, "public keys")
-            advisory.monitor = UncertaintyMonitor(advisory=True)
-            return advisory
+        def one(held_in: MemoryStore) -> AgentRunner:
+            mailer = runner(till, held_in, "public keys")
+            mailer.monitor = UncertaintyMonitor(advisory=True)
+            if not delegated:
+                return mailer
+            turn = answer("I delegate.", tool_calls=[ToolCall(id="d", name="mailer", arguments={"task": "pay"})])
+            boss = runner(till, held_in, "public keys")
+            boss.model_client, boss.monitor = scripted([turn, "Done."]), mailer.monitor
+            boss.sub_agents = {"mailer": SubAgent(mailer, AGENT)}
+            return boss
 
-        dies = one()
-        dies.model_client = Dies([])
-        with scope:
-            await dies.run(AGENT, "pay", session_id="v")
-        result = await one().resume("mailer", "v")
-        return [request.rule for request in result.pending] + till.keys
+        await one(store).run(top, "pay", session_id="v")
+        assert len(till.keys) == 2
+        asked = set()
+        for left in store.copies:
+            state, _ = await one(left).ledger.known(top.name, "v")
+            if state.status != "completed":
+                await anyio.sleep(state.leased_for_s())
+                result = await one(left).resume(top.name, "v")
+                asked |= {(request.rule, request.call and request.call.name) for request in result.pending}
+                assert result.pending or result.status == "completed"
+        assert asked == {("unknown_outcome", "pay")}
 
-    assert len(anyio.run(run)) == 2
+    anyio.run(run)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
