@@ -74,14 +74,14 @@ class Till:
 
     def __init__(self, effect: Effect, deaths: int) -> None:
         self.store, self.paid, self.effect, self._deaths = Announced(), list[str](), effect, deaths
-        self._scope = anyio.CancelScope()
+        self.scope = anyio.CancelScope()
 
     def runner(self, calls: int = 1, **given: object) -> AgentRunner:
         @tool(effect=self.effect)
         async def pay(to: str) -> str:
             self.paid.append(to)
             if len(self.paid) <= self._deaths:
-                self._scope.cancel()
+                self.scope.cancel()
                 await anyio.lowlevel.checkpoint()
             return "paid"
 
@@ -102,7 +102,7 @@ class Till:
 
     async def resumed(self, kind: str = "") -> None:
         """Decide all that waits, and let one worker go on until the run ends, waits or the worker dies."""
-        with anyio.CancelScope() as self._scope, contextlib.suppress(GrampusError):
+        with anyio.CancelScope() as self.scope, contextlib.suppress(GrampusError):
             one = self.runner()
             state, _ = await one.ledger.known(AGENT.name, "s")
             await anyio.sleep(state.leased_for_s())
@@ -204,13 +204,17 @@ def test_a_worker_that_dies_in_a_precondition_leaves_approved_calls_approved(cal
 ends = st.sampled_from(["stopped", "down before", "down behind", "guidance", "stopped while it waits", "given up"])
 
 
-@given(then=st.lists(ends, min_size=1, max_size=3), effect=st.sampled_from([Effect.IRREVERSIBLE, Effect.REVERSIBLE]))
+@given(
+    then=st.lists(ends, min_size=1, max_size=3),
+    effect=st.sampled_from([Effect.IRREVERSIBLE, Effect.REVERSIBLE]),
+    deaths=st.integers(0, 1),
+)
 @settings(max_examples=examples(60), deadline=None)
 def test_whatever_becomes_of_a_sub_agent_that_paid_it_is_told_and_a_rollback_lists_it(
-    then: list[str], effect: Effect
+    then: list[str], effect: Effect, deaths: int
 ) -> None:
     async def run() -> None:
-        till, lead = Till(effect, deaths=0), AgentDefinition(name="lead", model="m")
+        till, lead = Till(effect, deaths=deaths), AgentDefinition(name="lead", model="m")
         twice = [answer("I pay.", tool_calls=[ToolCall(id=to, name="pay", arguments={"to": to})]) for to in ("A", "B")]
 
         def runner() -> AgentRunner:
@@ -227,7 +231,7 @@ def test_whatever_becomes_of_a_sub_agent_that_paid_it_is_told_and_a_rollback_lis
             )
 
         async def resumed(response: HumanResponse) -> None:
-            with contextlib.suppress(GrampusError):
+            with anyio.CancelScope() as till.scope, contextlib.suppress(GrampusError):
                 state, _ = await runner().ledger.known(lead.name, "s")
                 await anyio.sleep(state.leased_for_s())
                 await runner().resume(lead.name, "s", response)
