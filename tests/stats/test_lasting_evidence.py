@@ -183,22 +183,29 @@ def test_an_agent_that_goes_back_and_forth_is_withdrawn_for_good_and_the_rule_wi
     assert sabotaged.mean() / calls > 0.15
 
 
+SHARES: list[dict[str, Any]] = [
+    {},
+    {"turns": 0.3},
+    {"turns": 0.1},
+    {"turns": 0.05},
+    {"turns_after": 2_000},
+    {"epsilon": 0.05},
+    {"epsilon": 0.05, "turns": 0.25},
+    {"audit_rate": 0.1},
+]
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "world",
-    [
-        {},
-        {"turns": 0.3},
-        {"turns": 0.1},
-        {"turns": 0.05},
-        {"turns_after": 2_000},
-        {"epsilon": 0.05},
-        {"epsilon": 0.05, "turns": 0.25},
-        {"audit_rate": 0.1},
-    ],
-)
+@pytest.mark.parametrize("world", SHARES)
 def test_whatever_share_of_its_exposed_calls_is_wrong_no_more_goes_out_than_stated(world: dict[str, Any]) -> None:
+    out, _, bound = back_and_forth(permits.Earned, 60, 2_500, **world)
+    assert kept(out, bound)
+
+
+@pytest.mark.promises
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("world", SHARES)
+def test_of_five_hundred_agents_no_more_goes_out_than_stated(world: dict[str, Any]) -> None:
     out, _, bound = back_and_forth(permits.Earned, 500, 5_000, **world)
     assert kept(out, bound)
 
