@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,15 @@ import pytest
 from grampus_uq.runtime.cards import Card
 from tests.runtime.drill_worlds import RULES, made, plan, request
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7_200)]
-NOISE = 0.016
-"""Worlds differ by .017 (standard deviation): the mean of three is this much above its expectation once in 20 times."""
+pytestmark = pytest.mark.timeout(7_200)
+WORLDS = pytest.mark.parametrize(
+    "seeds", [pytest.param((2,), marks=pytest.mark.slow), pytest.param((1, 2, 3), marks=pytest.mark.promises)]
+)
+
+
+def noise(worlds: int) -> float:
+    """Worlds differ by .017 (standard deviation): their mean is this much above its expectation once in 20 times."""
+    return 0.0277 / math.sqrt(worlds)
 
 
 def shown_text(card: Card) -> str:
@@ -122,25 +129,29 @@ def _told(features: Any, is_drill: Sequence[bool], inverse_penalty: float) -> fl
     return float(roc_auc_score(is_drill, chance))
 
 
-def test_a_classifier_does_not_tell_drills_from_requests() -> None:
-    assert np.mean([auroc(*queue(seed, 1_000)) for seed in (1, 2, 3)]) <= 0.55
+@WORLDS
+def test_a_classifier_does_not_tell_drills_from_requests(seeds: Sequence[int]) -> None:
+    assert np.mean([auroc(*queue(seed, 1_000)) for seed in seeds]) <= 0.55
 
 
-def test_nor_does_one_that_weighs_words_or_characters() -> None:
+@WORLDS
+def test_nor_does_one_that_weighs_words_or_characters(seeds: Sequence[int]) -> None:
     """A card says its values less often where the call does not fit the run: values are traded so that it is little."""
-    worlds = [queue(seed, 1_000) for seed in (1, 2, 3)]
+    worlds = [queue(seed, 1_000) for seed in seeds]
     words = [auroc(*world, weighted=True) for world in worlds]
     characters = [auroc_of_characters(*world) for world in worlds]
-    assert np.mean(words) <= 0.55 + NOISE, words
-    assert np.mean(characters) <= 0.55 + NOISE, characters
+    assert np.mean(words) <= 0.55 + noise(len(seeds)), words
+    assert np.mean(characters) <= 0.55 + noise(len(seeds)), characters
 
 
-def test_without_the_call_nothing_is_told() -> None:
-    worlds = [queue(seed, 1_000) for seed in (1, 2, 3)]
+@WORLDS
+def test_without_the_call_nothing_is_told(seeds: Sequence[int]) -> None:
+    worlds = [queue(seed, 1_000) for seed in seeds]
     blanked = [auroc([without_the_call(card) for card in cards], drilled, weighted=True) for cards, drilled in worlds]
     assert np.mean(blanked) <= 0.55, blanked
 
 
+@pytest.mark.slow
 def test_the_classifier_would_see_drills_that_give_themselves_away() -> None:
     """The sabotage: amounts a hundred times as large, or ids with a mark, are found at once."""
     cards, is_drill = queue(2, 300)
