@@ -225,7 +225,7 @@ def test_a_call_waits_exactly_where_another_definition_was_shown(steps: list[tup
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(1_000), deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.lists(_steps, max_size=40))
 def test_nor_in_longer_lives(steps: list[tuple[str, Any]]) -> None:
     anyio.run(live, steps)

@@ -128,6 +128,13 @@ def test_no_call_runs_unapproved_or_twice_and_each_one_ends(lives: range) -> Non
     anyio.run(live_many, lives, 60)
 
 
-@pytest.mark.slow
-def test_the_same_in_more_and_longer_lives() -> None:
-    anyio.run(live_many, range(1_000, 1_060), 300)
+@pytest.mark.parametrize(
+    "lives",
+    [
+        pytest.param(range(1_000, 1_010), marks=pytest.mark.slow),
+        pytest.param(range(1_000, 1_060), marks=pytest.mark.kills),
+    ],
+    ids=len,
+)
+def test_the_same_in_more_and_longer_lives(lives: range) -> None:
+    anyio.run(live_many, lives, 300)
