@@ -81,7 +81,8 @@ class GuardNodes:
         carried, message, beside = await self._judged([*before, *added], len(before) + len(added) - 1, state, config)
         messages = [*added[:-1], message]
         kept = self._state(carried)
-        update = {**update, key: [*messages, *beside], KEY: kept}
+        given = update[key] if message is added[-1] and not beside else [*messages, *beside]
+        update = {**update, key: given, KEY: kept}
         goto = self._next({**state, key: [*before, *messages], KEY: kept}, beside, carried)
         if isinstance(result, Command):
             return [replace(result, update=update), Command(goto=goto)]

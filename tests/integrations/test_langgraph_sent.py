@@ -168,6 +168,24 @@ def test_an_agent_that_says_nothing_more_ends_with_advice_as_without(conditional
     assert texts(guarded=True) == texts(guarded=False)
 
 
+@pytest.mark.parametrize(
+    "made", [lambda said: said, lambda said: [said], lambda said: [HumanMessage("A note.", id="2"), said]]
+)
+def test_an_agents_update_streams_with_advice_as_it_made_it(made: Any) -> None:
+    said = made(AIMessage("Done.", id="1"))
+
+    def updates(*, guarded: bool) -> list[Any]:
+        builder = StateGraph(MessagesState)
+        builder.add_node("agent", lambda state: {"messages": said})
+        builder.add_edge(START, "agent")
+        if guarded:
+            uncertainty_guard(MONITOR, advisory=True).attach(builder, tools=[])
+        streamed = builder.compile().stream({"messages": [HumanMessage("Go.")]}, stream_mode="updates")
+        return [update["agent"]["messages"] for update in streamed]
+
+    assert updates(guarded=True) == updates(guarded=False)
+
+
 def test_a_run_that_is_cancelled_before_its_tool_starts_leaves_the_approval_as_it_is() -> None:
     paid: list[str] = []
     builder = StateGraph(MessagesState)
