@@ -20,7 +20,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from grampus_uq import (
@@ -59,13 +59,13 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     native_calls,
     plain,
     tool_schema,
-    with_arguments,
 )
 from grampus_uq.integrations.pydantic_ai_runs import (
     RUNNING,
     Execution,
     WatchedRun,
     back_to_gate,
+    call_key,
     dump,
     metadata_of,
     resume,
@@ -92,8 +92,8 @@ class _Gated(WrapperToolset[Any]):
     async def call_tool(self, name: str, tool_args: Any, ctx: RunContext[Any], tool: ToolsetTool[Any]) -> Any:
         part = find_part(ctx.messages, ctx.tool_call_id or "", name)
 
-        async def run(args: Any) -> Any:
-            return await self.wrapped.call_tool(name, args, ctx, tool)
+        async def run(args: Any, own: RunContext[Any]) -> Any:
+            return await self.wrapped.call_tool(name, args, own, tool)
 
         return await self.capability.gate(ctx, part, name, tool_args, tool.args_validator, run)
 
@@ -134,8 +134,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         """One instance a run: it continues what the history carries, or the run of the agent that started this one."""
         run = self._around() or await self._taken_up(ctx)
         await run.calls.tell()
-        for record in run.calls.records.edited():  # its result belongs to the call that the transcript shows
-            with_arguments(ctx.messages, record.proposed, record.call.arguments)
+        run.write_edits(ctx.messages)
         one = copy.copy(self)
         one.run, one.gated_tools, one._judged_outputs = run, set(), {}
         return one
@@ -146,7 +145,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         if around is None:
             return None
         if around.run.rules == self._rules():
-            return around.run
+            return around.run.inside(around.key)
         if self.settings.acts:
             rule = "with the policy and settings of the guard of the agent whose tool runs this one"
             raise ConfigurationError.of("capability", "UncertaintyCapability", rule, "a guard with others")
@@ -291,14 +290,18 @@ class UncertaintyCapability(AbstractCapability[Any]):
         """Gate the tools that a capability around this one brings (a sandbox's, a search's)."""
         if call.tool_name in self.gated_tools:
             return await handler(args)
-        return await self.gate(ctx, call, call.tool_name, args, _validator(ctx, call.tool_name), handler)
+
+        async def run(args: Any, own: RunContext[Any]) -> Any:
+            return await handler(args)
+
+        return await self.gate(ctx, call, call.tool_name, args, _validator(ctx, call.tool_name), run)
 
     async def gate(
         self, ctx: RunContext[Any], part: ToolCallPart | None, name: str, args: Any, validator: Any, handler: Any
     ) -> Any:
         """Run the call, answer for it, or defer it: raises ApprovalRequired with its request in the metadata."""
         run = self._current()
-        proposed = ToolCall(id=ctx.tool_call_id or "", name=name) if part is None else run.proposed(part)
+        proposed = run.proposed(part or ToolCallPart(name, {}, tool_call_id=ctx.tool_call_id or ""))
         call, values = run.running(proposed, lambda arguments: meant(args, arguments, validator, ctx), args)
         ours = KEY in (ctx.tool_call_metadata or {})
         if ctx.tool_call_approved and not ours and (record := await run.calls.judge(proposed)).waiting:
@@ -312,12 +315,14 @@ class UncertaintyCapability(AbstractCapability[Any]):
             run.proposed_here.add(proposed.id)
             run.write_into(ctx.messages)
             raise ApprovalRequired(metadata=metadata_of(release.record))
-        return await self._execute(ctx, release, lambda: handler(values))
+        unapproved = ours and not release.record.decisions  # `resume` brought it here: that is nobody's approval
+        own = replace(ctx, tool_call_approved=False) if unapproved else ctx
+        return await self._execute(ctx, release, lambda: handler(values, own))
 
     async def _execute(self, ctx: RunContext[Any], release: Release, work: Callable[[], Any]) -> Any:
         """Run a released call: sub-agents find this run inside it, and only there: `iter` lends callers its context."""
         run = self._current()
-        token = RUNNING.set(Execution.of(run, ctx.tool_call_id or ""))
+        token = RUNNING.set(Execution(run, call_key(ctx.tool_call_id or "", run.within)))
         try:
             return await run.calls.execute(release, work, suspends=lambda result: isinstance(result, ApprovalRequired))
         except ApprovalRequired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -28,6 +29,7 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     open_calls,
     plain,
     proposed_call,
+    with_arguments,
     without_result,
 )
 from grampus_uq.wire import read_arguments
@@ -43,11 +45,19 @@ class WatchedRun:
     ) -> None:
         self.calls = calls
         self.rules = rules
+        self.within: str | None = None
+        """The key of the call whose tool runs this agent; None for the outermost one."""
         self.children: dict[str, Any] = dict(children or {})
         self._schemas = schemas
         self._proposed: dict[str, tuple[Any, ToolCall]] = {}
         self.proposed_here: set[str] = set()
         """Ids of calls that were proposed in this run: a human answers in a later one."""
+
+    def inside(self, key: str) -> WatchedRun:
+        """The same run as an agent sees it that a tool of it starts: its calls have ids of their own."""
+        one = copy.copy(self)
+        one.within, one._proposed = key, {}
+        return one
 
     def proposed(self, part: ToolCallPart) -> ToolCall:
         """A part of the model's answer as a call; of one and the same part it is one and the same call."""
@@ -56,6 +66,8 @@ class WatchedRun:
             if len(self._proposed) > _MAX_PROPOSED:
                 self._proposed.clear()
             call = proposed_call(part)
+            if self.within is not None:
+                call = call.model_copy(update={"id": call_key(call.id, self.within)})
             self._proposed[part.tool_call_id] = part.args, call
         return call
 
@@ -72,11 +84,21 @@ class WatchedRun:
         read = read_arguments(values if isinstance(values, dict) else {"output": values})
         return proposed.model_copy(update={"arguments": read.values}), args
 
+    def write_edits(self, messages: list[ModelMessage]) -> None:
+        """Write a human's arguments into the open calls: a result belongs to the call that the transcript shows."""
+        edited = self.calls.records.edited()
+        for part in answered_parts(messages) if edited else ():
+            call = self.proposed(part)
+            for record in edited:
+                if record.proposed == call:
+                    with_arguments(messages, proposed_call(part), record.call.arguments)
+
     def write_into(self, messages: list[ModelMessage]) -> None:
-        """Leave the belief, the calls and the waiting sub-agents in the history."""
+        """Leave the belief, the calls and the waiting sub-agents in the history; in a sub-agent's, only their names."""
         tools = self.calls.records.waiting_tools()
         schemas = {name: schema for name, schema in self._schemas.items() if name in tools}
-        carry(messages, write_snapshot(self.calls, children=self.children, schemas=schemas))
+        children = self.children if self.within is None else dict.fromkeys(self.children)
+        carry(messages, write_snapshot(self.calls, children=children, schemas=schemas))
 
     async def hear_denials(self, messages: Sequence[ModelMessage]) -> None:
         """Take what the framework denied of the latest answer's calls, and tell the permits."""
@@ -104,12 +126,6 @@ class Execution:
     run: WatchedRun
     key: str
     delegates: bool = False
-
-    @classmethod
-    def of(cls, run: WatchedRun, call_id: str) -> Execution:
-        """The execution of a call of this run, inside the one of the current context."""
-        around = RUNNING.get()
-        return cls(run, call_key(call_id, around.key if around is not None and around.run is run else None))
 
 
 RUNNING: ContextVar[Execution | None] = ContextVar("grampus_uq_pydantic_ai", default=None)
@@ -168,8 +184,8 @@ def back_to_gate(messages: Sequence[ModelMessage], within: str | None = None) ->
     carried = carried_by(messages)
     held = {record.proposed.id for record in calls_in(carried) if record.phase not in OVER}
     children = carried.get("children")
-    held |= {one for one in open_calls(messages) if isinstance(children, Mapping) and call_key(one, within) in children}
-    ids = sorted(open_calls(messages) & held)
+    held |= set(children) if isinstance(children, Mapping) else set()
+    ids = sorted(one for one in open_calls(messages) if call_key(one, within) in held)
     return DeferredToolResults(approvals=dict.fromkeys(ids, True), metadata={one: {KEY: True} for one in ids})
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic_ai import Agent, RunContext
+from pydantic_ai.exceptions import ApprovalRequired, UserError
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
@@ -18,6 +19,7 @@ from grampus_uq import ConfigurationError, ToolEffects, UncertaintyMonitor, Unce
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, run_sub_agent, waiting
 
 pytestmark = pytest.mark.anyio
+ASKS = UncertaintyPolicy(always_ask_tool_names=["pay"])
 
 
 @pytest.fixture
@@ -117,6 +119,88 @@ async def test_an_agent_within_agents_goes_on_where_it_stopped_whatever_their_ca
     (request,) = waiting(first)
     result = await one.run(**resume(first.all_messages_json(), [request.decide("approve", principal="ann")]))
     assert (paid, result.output) == (["bob"], 'Done. {"confidence": 0.9}')
+
+
+@given(
+    ids=st.lists(st.sampled_from(["c1", "c2"]), min_size=1, max_size=3),
+    said=st.lists(st.sampled_from(["approve", "edit", "reject", None]), min_size=3, max_size=3),
+)
+@settings(max_examples=6, deadline=None)
+@example(ids=["c1", "c1"], said=["edit", None, None])
+@example(ids=["c1", "c1"], said=[None, "approve", None])
+async def test_a_decision_is_on_the_call_of_one_sub_agent_where_others_propose_an_equal_one(
+    ids: list[str], said: list[str | None]
+) -> None:
+    """Law: sub-agents beside each other, and the agent around them, may give equal ids to their calls."""
+    paid: list[list[str]] = [[] for _ in ids]
+    wiped: list[str] = []
+    effects = ToolEffects({"wipe": "reversible", "delegate": "reversible"})
+    guards = [UncertaintyCapability(UncertaintyMonitor(policy=ASKS), effects=effects)]
+    inner = [payer(paid[n], guards=guards, call_id=call_id) for n, call_id in enumerate(ids)]
+    calls = [ToolCallPart("delegate", {"n": n}, tool_call_id=f"d{n}") for n in range(len(ids))]
+    outer = agent(*calls, ToolCallPart("wipe", {}, tool_call_id="c1"), guards=guards)
+
+    @outer.tool_plain(requires_approval=True)
+    def wipe() -> None:
+        wiped.append("wiped")
+
+    @outer.tool
+    async def delegate(ctx: RunContext[None], n: int) -> str:
+        return str(await run_sub_agent(ctx, inner[n], "Pay."))
+
+    first = await outer.run("Go.")
+    requests = waiting(first)
+    assert len(requests) == len(ids)
+    with pytest.raises(UserError, match="Tool call results need to be provided"):
+        await outer.run(**resume(first.all_messages_json()))
+    decisions = [
+        request.decide(kind, principal="ann", arguments={"to": "eve"} if kind == "edit" else None)
+        for request, kind in zip(requests, said, strict=False)
+        if kind is not None
+    ]
+    also = DeferredToolResults(approvals={"c1": False})
+    result = await outer.run(**resume(first.all_messages_json(), decisions, also=also))
+    ran: dict[str | None, list[str]] = {"approve": ["bob"], "edit": ["eve"], "reject": [], None: []}
+    assert (paid, wiped) == ([ran[kind] for kind in said[: len(ids)]], [])
+    left = [request for request, kind in zip(requests, said, strict=False) if kind is None]
+    assert [request.id for request in waiting(result)] == [request.id for request in left]
+    if left:
+        yes = [request.decide("approve", principal="ann") for request in left]
+        result = await outer.run(**resume(result.all_messages_json(), yes))
+    ran[None] = ["bob"]
+    assert (paid, isinstance(result.output, str)) == ([ran[kind] for kind in said[: len(ids)]], True)
+
+
+async def test_a_history_does_not_grow_while_a_sub_agent_waits() -> None:
+    guards = [guard()]
+    outer = around(payer([], guards=guards), guards=guards)
+    result = await outer.run("Pay.")
+    sizes = []
+    for _ in range(3):
+        result = await outer.run(**resume(result.all_messages_json()))
+        sizes.append(len(result.all_messages_json()))
+    assert max(sizes) - min(sizes) < 100
+
+
+async def test_resuming_for_a_sub_agents_calls_is_no_approval_of_the_tool_around_it() -> None:
+    paid: list[str] = []
+    guards = [guard()]
+    inner = payer(paid, guards=guards)
+    outer = agent(ToolCallPart("delegate", {}, tool_call_id="d1"), guards=guards)
+    done: list[str] = []
+
+    @outer.tool
+    async def delegate(ctx: RunContext[None]) -> str:
+        said = str(await run_sub_agent(ctx, inner, "Pay."))
+        if not ctx.tool_call_approved:
+            raise ApprovalRequired
+        done.append(said)
+        return said
+
+    first = await outer.run("Pay.")
+    decisions = [request.decide("approve", principal="ann") for request in waiting(first)]
+    second = await outer.run(**resume(first.all_messages_json(), decisions))
+    assert (paid, done, [part.tool_name for part in second.output.approvals]) == (["bob"], [], ["delegate"])
 
 
 async def test_a_sub_agent_runs_nothing_that_only_the_framework_holds() -> None:
