@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
 from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.carried_states import Carried, requests_of
+from grampus_uq.integrations.carried_states import Carried, Turn, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
 from grampus_uq.integrations.settings import Settings
 
@@ -94,7 +94,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     def __init__(self, monitor: UncertaintyMonitor, **settings: Unpack[Settings]) -> None:
         super().__init__()
         self.judge = TurnJudge(monitor, **settings)
-        self._answers = functools.lru_cache(_MAX_NODES)(lambda node: set[str]())
+        self._reviews: Callable[[str], dict[str, Any]] = functools.lru_cache(_MAX_NODES)(lambda node: {})
         if not tracing_is_enabled():
             self.awrap_model_call = _untraced(self.awrap_model_call)  # type: ignore[method-assign]
             self.awrap_tool_call = _untraced(self.awrap_tool_call)  # type: ignore[method-assign]
@@ -148,6 +148,11 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         carried = await judge.judge(carried, answer)
         if carried.turn is not None:
             carried.turn["answer"] = message.id
+            if judge.acts:
+                reviews = self._reviews_of(config)
+                reviews[message.id] = carried.turn["review"]
+                if len(reviews) > 1:
+                    carried.turn["reviews"] = reviews.copy()
         beside += messages_beside(judge, carried)
         request.runtime.stream_writer({KEY: shown(carried)})
         update: dict[str, Any] = {KEY: judge.states.write(carried), **({"messages": beside} if beside else {})}
@@ -163,11 +168,15 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         Middleware outside may have the model asked several times, and take any of the answers: by its id it is known
         whether that is the one that the turn's records are of.
         """
-        judged = self._answers(config["configurable"]["checkpoint_ns"])
-        if not message.id or message.id in judged:
+        reviews = self._reviews_of(config)
+        if not message.id or message.id in reviews:
             message = message.model_copy(update={"id": f"answer-{uuid.uuid4().hex}"})
-        judged.add(message.id)
+        reviews[message.id] = None
         return with_ids(message)
+
+    def _reviews_of(self, config: Any) -> dict[str, Any]:
+        """The answers judged in this run of the model's node, by id: the request to review each, where it needs one."""
+        return self._reviews(config["configurable"]["checkpoint_ns"])
 
     # -- the answer -----------------------------------------------------------------------------------------------
 
@@ -186,9 +195,15 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     def _reviewed(self, agent_state: Any) -> Steps:
         state = _state(agent_state)
         turn = state.get("turn")
-        if not self.judge.acts or not turn or (isinstance(turn, dict) and turn.get("review") is None):
+        if not self.judge.acts or not turn:
             return None
-        carried = yield from self._ask(replace(read_state(self.judge, get_config(), state), records=()))
+        if isinstance(turn, dict) and turn.get("review") is None and "reviews" not in turn:
+            return None
+        carried = read_state(self.judge, get_config(), state)
+        asked = _with_review_of(carried.turn or {}, agent_state["messages"])
+        if asked["review"] is None:
+            return None
+        carried = yield from self._ask(replace(carried, records=(), turn=asked))
         word = answer_of(carried.turn["reviewed"][0])
         update: dict[str, Any] = {KEY: self.judge.states.write(self.judge.record_decisions(carried, ()))}
         return update if word is None else {**update, "messages": [HumanMessage(word)], "jump_to": "model"}
@@ -277,7 +292,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
 
 _MAX_NODES = 1024
-"""Of how many runs of the model's node, at the same time, the ids of their answers are known."""
+"""Of how many runs of the model's node, at the same time, the answers are known."""
 _SEND = "__pregel_send"
 """Where LangGraph takes writes of a task beside its result: middleware outside is given the result alone."""
 
@@ -329,6 +344,14 @@ def _of_judged(carried: Carried, messages: Sequence[Any]) -> bool:
     """Return True if the latest answer is the one that the turn's records are of; earlier versions kept no id."""
     index, turn = last_answer(messages), carried.turn
     return index is not None and turn is not None and messages[index].id == turn.get("answer", messages[index].id)
+
+
+def _with_review_of(turn: Turn, messages: Sequence[Any]) -> Turn:
+    """The turn with the review of the answer that stands, where several were judged: if it is of none, with any."""
+    reviews, index = turn.get("reviews", {}), last_answer(messages)
+    stands = None if index is None else messages[index].id
+    review = reviews.get(stands, next(filter(None, reviews.values()), turn.get("review")))
+    return {**{name: value for name, value in turn.items() if name != "reviews"}, "review": review}
 
 
 def _prompt(request: ModelRequest[Any]) -> list[Any]:

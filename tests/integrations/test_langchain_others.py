@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import example, given, settings
@@ -47,16 +47,17 @@ def guarded(
 
 
 class Best(AgentMiddleware[Any, Any, Any]):
-    """Asks the model for several answers, and takes one of them."""
+    """Asks the model for several answers, and takes one of them, as it is or written anew."""
 
-    def __init__(self, answers: int, chosen: int) -> None:
+    def __init__(self, answers: int, chosen: int, *, anew: bool = False) -> None:
         super().__init__()
-        self.answers, self.chosen = answers, chosen
+        self.answers, self.chosen, self.anew = answers, chosen, anew
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         if any(message.type == "ai" for message in request.messages):
             return handler(request)
-        return [handler(request) for _ in range(self.answers)][self.chosen]
+        answer = [handler(request) for _ in range(self.answers)][self.chosen]
+        return AIMessage(answer.result[0].content) if self.anew else answer
 
 
 class Given(AgentMiddleware[Any, Any, Any]):
@@ -120,6 +121,34 @@ def test_a_call_runs_unasked_only_on_the_evidence_of_its_own_answer(
     elif chosen == len(sure) - 1:
         assert paid == [numbers[chosen]]
     assert set(paid) <= {numbers[chosen]}
+
+
+@settings(max_examples=15)
+@given(
+    sure=st.lists(st.sampled_from([0.1, 0.99]), min_size=1, max_size=3),
+    chosen=st.integers(0, 2),
+    own_id=st.sampled_from(["model's", "m1"]),
+    anew=st.booleans(),
+    said=st.sampled_from(["approve", "reject"]),
+)
+@example(sure=[0.1, 0.99], chosen=0, own_id="model's", anew=False, said="approve")
+@example(sure=[0.99, 0.1], chosen=0, own_id="m1", anew=False, said="approve")
+@example(sure=[0.1, 0.99], chosen=0, own_id="m1", anew=True, said="reject")
+def test_an_answer_without_calls_is_reviewed_on_its_own_evidence(
+    sure: list[float], chosen: int, own_id: str, anew: bool, said: Literal["approve", "reject"]
+) -> None:
+    """Once, whichever of several judged answers another middleware takes; on any of them, if it writes it anew."""
+    chosen %= len(sure)
+    turns = [says(p) for p in (*sure, 0.99)]
+    app = guarded(print, turns, outside=[Best(len(sure), chosen, anew=anew)], inside=[Given(own_id, chunk=False)])
+    app.invoke({"messages": [("user", "Pay.")]}, CONFIG)
+    requests = waiting(app.get_state(CONFIG))
+    assert len(requests) == ((min(sure) if anew else sure[chosen]) < 0.5)
+    for request in requests:
+        app.invoke(resume(app.get_state(CONFIG), [request.decide(said, principal="ann")]), CONFIG)
+    assert waiting(app.get_state(CONFIG)) == []
+    answers = [message.content for message in app.get_state(CONFIG).values["messages"] if message.type == "ai"]
+    assert answers == [turns[chosen].content, *([turns[-1].content] if requests and said == "reject" else [])]
 
 
 class Adds(AgentMiddleware[Any, Any, Any]):
