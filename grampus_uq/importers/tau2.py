@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from grampus_uq.importers.foreign_messages import message_of
 from grampus_uq.importers.imported_records import Refused, each_run
@@ -42,26 +42,19 @@ _STOPS: Final = {
 }
 
 
-def read_tau2(
-    path: str | os.PathLike[str],
-    *,
-    at_max_steps: Literal["unknown", "reward"] = "unknown",
-    on_refused: Refused | None = None,
-) -> Iterator[ImportedRun]:
+def read_tau2(path: str | os.PathLike[str], *, on_refused: Refused | None = None) -> Iterator[ImportedRun]:
     """Yield the simulations of a result file, plain or gzip, holding one at a time; `run_id` is `<task_id>-<trial>`.
 
-    A simulation that the user or the agent ended succeeded when its reward is 1. One that ran out of steps or time has
-    no outcome (with `at_max_steps` set to "reward", what its reward says); one that an error ended has none either.
-    Tool calls of the simulated user are observations.
+    A simulation that the user or the agent ended succeeded when its reward is 1. One that ran out of steps or time, or
+    that an error ended, has no outcome. Tool calls of the simulated user are observations.
 
     Raises DataError with path, line and field for a file that is no such object. A simulation with a wrong field, or
     one whose task and trial came before, is given to `on_refused` and left out; without `on_refused` it raises.
     """
-    found = nested(path, ("simulations",))
-    return each_run(found, lambda element: _run(element, at_max_steps), on_refused, id_field="trial")
+    return each_run(nested(path, ("simulations",)), _run, on_refused, id_field="trial")
 
 
-def _run(element: Element, at_max_steps: Literal["unknown", "reward"]) -> ImportedRun:
+def _run(element: Element) -> ImportedRun:
     value = element.value
     task_id, trial = value.get("task_id"), value.get("trial")
     if isinstance(task_id, bool) or not isinstance(task_id, int | str):
@@ -74,8 +67,7 @@ def _run(element: Element, at_max_steps: Literal["unknown", "reward"]) -> Import
         raise element.error("termination_reason", f"must be one of {', '.join(_STOPS)}. Got {reason!r:.50}.")
     reward = _reward(element)
     stop = _STOPS[reason]
-    known = stop is StopReason.CLEAN or (stop is StopReason.MAX_STEPS and at_max_steps == "reward")
-    success = reward >= 1 - _TOLERANCE if known and reward is not None else None
+    success = reward >= 1 - _TOLERANCE if stop is StopReason.CLEAN and reward is not None else None
     messages, facts = _messages(value.get("messages"), element)
     return ImportedRun(
         run_id=f"{task_id}-{trial}",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
@@ -50,7 +50,6 @@ def send_recordings(
     exporter: SpanExporter,
     *,
     service_name: str | None = None,
-    resource_attributes: Mapping[str, Any] | None = None,
     content: bool = False,
     redact: Redact | None = None,
     on_sent: Callable[[int], None] | None = None,
@@ -65,7 +64,7 @@ def send_recordings(
     unless `content` asks for what the model said and tools were called with, each text after `redact`, as in
     `SpanEmitter`, and as far as it was recorded.
 
-    `service_name` is "grampus-uq" unless it, `resource_attributes` or OTEL_SERVICE_NAME say otherwise. `on_sent` is
+    `service_name` is "grampus-uq" unless it, OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES say otherwise. `on_sent` is
     given the number of spans of each batch. The exporter is not shut down. Raises ExportError when the exporter gives
     up on a batch, DataError for a path that does not exist. Blocks: call it off the event loop.
     """
@@ -79,7 +78,7 @@ def send_recordings(
     provider = TracerProvider(
         id_generator=ids,
         sampler=ALWAYS_ON,
-        resource=_resource(service_name, resource_attributes),
+        resource=_resource(service_name),
         shutdown_on_exit=False,
         span_limits=SpanLimits(max_attribute_length=_LONGEST_VALUE),
     )
@@ -102,14 +101,10 @@ def send_recordings(
     return report
 
 
-def _resource(service_name: str | None, given: Mapping[str, Any] | None) -> Resource:
-    attributes = dict(given or {})
-    stated = str(Resource.create(attributes).attributes.get("service.name", "unknown_service"))
-    if service_name is not None:
-        attributes["service.name"] = service_name
-    elif stated.startswith("unknown_service"):
-        attributes["service.name"] = "grampus-uq"
-    return Resource.create(attributes)
+def _resource(service_name: str | None) -> Resource:
+    found = Resource.create({} if service_name is None else {"service.name": service_name})
+    unnamed = str(found.attributes.get("service.name", "unknown_service")).startswith("unknown_service")
+    return Resource.create({"service.name": "grampus-uq"}) if service_name is None and unnamed else found
 
 
 def _send_file(
