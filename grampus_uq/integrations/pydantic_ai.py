@@ -144,7 +144,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         around = RUNNING.get()
         if around is None:
             return None
-        if around.run.rules == self._rules():
+        if around.run.rules() == self._rules():
             return around.run.inside(around.key)
         if self.settings.acts:
             rule = "with the policy and settings of the guard of the agent whose tool runs this one"
@@ -153,9 +153,11 @@ class UncertaintyCapability(AbstractCapability[Any]):
 
     def _rules(self) -> tuple[Any, ...]:
         """All that decides what becomes of a call."""
-        one = self.settings
-        terms = self._gate.terms("", "", one.monitor.profile.policy)
-        return terms.rules, one.acts, one.effects, one.precondition, one.permits
+        one, profile, approvals = self.settings, self.settings.monitor.profile, self._gate.approvals
+        signer = getattr(approvals.signer, "__dict__", approvals.signer)  # by value: of one key, there may be two
+        rules = self._gate.terms("", "", profile.policy).rules, profile, signer, approvals.expires_s
+        starter = one.started_by if approvals.others_decide else None
+        return *rules, starter, one.acts, one.effects, one.precondition, one.permits
 
     async def _taken_up(self, ctx: RunContext[Any]) -> WatchedRun:
         carried, decisions, vouched = self._carried(ctx)
@@ -170,7 +172,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         )
         # Histories of sub-agents count only in a state that does: what runs in them was cleared there.
         children = _mapping(carried, "children") if calls.terms.vouched else None
-        run = WatchedRun(calls, self._schemas, self._rules(), children)
+        run = WatchedRun(calls, self._schemas, self._rules, children)
         if calls.terms.vouched:
             for name, schema in _mapping(carried, "schemas").items():
                 self._schemas.setdefault(name, schema)

@@ -41,7 +41,11 @@ class WatchedRun:
     """One run: its belief, its calls, and the histories of sub-agents that wait, by the call that started them."""
 
     def __init__(
-        self, calls: HeldCalls, schemas: dict[str, Any], rules: object, children: Mapping[str, Any] | None = None
+        self,
+        calls: HeldCalls,
+        schemas: dict[str, Any],
+        rules: Callable[[], object],
+        children: Mapping[str, Any] | None = None,
     ) -> None:
         self.calls = calls
         self.rules = rules

@@ -15,7 +15,16 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 from pydantic_ai.toolsets import FunctionToolset
 
-from grampus_uq import ConfigurationError, ToolEffects, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import (
+    ApprovalPolicy,
+    ConfigurationError,
+    HmacSigner,
+    ToolEffects,
+    UncertaintyEstimator,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+)
+from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, run_sub_agent, waiting
 
 pytestmark = pytest.mark.anyio
@@ -248,6 +257,44 @@ async def test_a_sub_agent_whose_guard_has_other_rules_is_refused(others: dict[s
     """The guard of the agent around it judges its calls: one with other rules would not be asked."""
     paid: list[str] = []
     outer = around(payer(paid, guards=[guard()]), guards=[guard(*others.pop("irreversible", ["pay"]), **others)])
+    with pytest.raises(ConfigurationError, match="a guard with others"):
+        await outer.run("Pay.")
+    assert paid == []
+
+
+KEY_A, KEY_B = b"a" * 16, b"b" * 16
+ANN, OTHER_ANN = (PublicKeys({"ann": Ed25519Signer.generate().public_key}) for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    ("outside", "inside", "alike"),
+    [
+        ({"signer": HmacSigner(KEY_A)}, {"signer": HmacSigner(KEY_B)}, False),
+        ({"signer": HmacSigner(KEY_A)}, {"signer": HmacSigner(KEY_A)}, True),
+        ({"signer": ANN}, {"signer": OTHER_ANN}, False),
+        ({"signer": ANN}, {"signer": ANN}, True),
+        ({}, {"expires_s": 60.0}, False),
+    ],
+)
+async def test_a_sub_agents_calls_are_decided_by_those_whom_its_own_guard_names(
+    outside: dict[str, Any], inside: dict[str, Any], alike: bool
+) -> None:
+    paid: list[str] = []
+    inner = payer(paid, guards=[guard(approvals=ApprovalPolicy(**inside))])
+    outer = around(inner, guards=[guard(approvals=ApprovalPolicy(**outside))])
+    if alike:
+        assert len(waiting(await outer.run("Pay."))) == 1
+    else:
+        with pytest.raises(ConfigurationError, match="a guard with others"):
+            await outer.run("Pay.")
+    assert paid == []
+
+
+async def test_a_sub_agents_calls_are_judged_by_the_profile_of_its_own_guard() -> None:
+    paid: list[str] = []
+    policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
+    other = UncertaintyMonitor(policy=policy, estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
+    outer = around(payer(paid, guards=[guard()]), guards=[UncertaintyCapability(other)])
     with pytest.raises(ConfigurationError, match="a guard with others"):
         await outer.run("Pay.")
     assert paid == []
