@@ -66,6 +66,8 @@ def check_clearance(
         same = call == record.call
         whose = "nobody with authority here cleared the call"
         raise ApprovalError(whose if same else "another call is about to run than the one that was cleared")
+    if record.effect in HARMLESS and effect not in HARMLESS:
+        raise ApprovalError(f"it was let through as {record.effect.value}, and is {effect.value} now")
 
 
 def _check_decisions(record: CallRecord, call: ToolCall, terms: Terms, approvals: ApprovalPolicy, now_s: float) -> None:

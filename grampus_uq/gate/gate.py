@@ -368,9 +368,13 @@ class Gate:
         declared: Effect | None,
         policy: UncertaintyPolicy | None,
         *,
-        delegates: bool = False,
+        any_effect: bool = False,
     ) -> CallRecord:
-        """The record with its current effect and who cleared it; ApprovalError unless exactly this call may run."""
+        """The record with its current effect and who cleared it; ApprovalError unless exactly this call may run.
+
+        With `any_effect` its effect holds nothing: it starts a sub-agent, whose own calls are judged, or the monitor
+        only advises.
+        """
         if self.delegations is None and any(decision.delegation is not None for decision in record.decisions):
             raise ApprovalError("it is a delegated decision, which only a runner with a session store accepts")
         effect = self.effect(call, declared, policy)
@@ -379,7 +383,7 @@ class Gate:
             call,
             terms,
             self.approvals,
-            effect=Effect.READ if delegates else effect,
+            effect=Effect.READ if any_effect else effect,
             now_s=self._clock(),
         )
         by = authority(record)
@@ -389,8 +393,9 @@ class Gate:
 
     def allows(self, record: CallRecord, call: ToolCall, terms: Terms, policy: UncertaintyPolicy | None) -> bool:
         """`check` for hosts that do not keep the record that it returns: True when exactly this call may run now."""
-        try:  # the effect counts where nobody vouches for the belief, and to work it out takes as long as all the rest
-            effect = Effect.READ if terms.vouched else self.effect(call, None, policy)
+        try:  # to work out the effect takes as long as all the rest
+            counts = record.effect in HARMLESS or not terms.vouched
+            effect = self.effect(call, None, policy) if counts else Effect.READ
             check_clearance(record, call, terms, self.approvals, effect=effect, now_s=self._clock())
         except (ApprovalError, TypeError, ValueError, RecursionError):  # the last three: arguments that are no JSON
             return False
@@ -481,7 +486,7 @@ class Gate:
         policy: UncertaintyPolicy | None,
         keep: Callable[[CallRecord], object],
         *,
-        delegates: bool = False,
+        any_effect: bool = False,
     ) -> CallRecord:
         """Take a cleared call to `started`, or to `waiting` where it must not run; only what is `started` runs.
 
@@ -489,7 +494,7 @@ class Gate:
         one call here, the second finds it started.
         """
         try:
-            record = self.check(record, call, terms, declared, policy, delegates=delegates)
+            record = self.check(record, call, terms, declared, policy, any_effect=any_effect)
         except ApprovalError as error:
             if record.phase is CallPhase.CLEARED:
                 record = self.void(record, terms, str(error))

@@ -106,7 +106,7 @@ class Turn:
             state.session_id,
             self.policy(),
             run_id=state.run_id,
-            vouched=state.vouched or self._advises,
+            vouched=state.vouched,
             started_by=state.started_by,
         )
 
@@ -253,7 +253,7 @@ class Turn:
                     self._declared(record.call.name),
                     self.policy(),
                     self._state.keep,
-                    delegates=record.call.name in self.delegates,
+                    any_effect=record.call.name in self.delegates or self._advises,
                 )
                 if new.phase is CallPhase.STARTED:
                     started.append(new)

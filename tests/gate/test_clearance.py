@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import anyio
@@ -208,6 +209,25 @@ def test_a_host_that_keeps_no_record_is_told_what_the_check_says(
         assert not gate.allows(record, call, terms, policy)
     else:
         assert gate.allows(record, call, terms, policy)
+
+
+@pytest.mark.parametrize(("judged", "now"), list(product(Effect, Effect)))
+def test_the_monitors_clearance_of_a_harmless_call_does_not_count_once_it_is_no_longer_harmless(
+    judged: Effect, now: Effect
+) -> None:
+    """Another release says what the tool does, or a server's hints changed; a human's word is on the call itself."""
+    gate = Gate(approvals=SIGNED, effects=ToolEffects({"pay": now}), clock=lambda: NOW)
+    harmless = {Effect.READ, Effect.REVERSIBLE}
+    record = cleared(CallRecord.new(PAY, "llm_1"), effect=judged)
+    runs_now = judged not in harmless or now in harmless
+    assert gate.allows(record, PAY, TERMS, None) == runs_now
+    assert gate.allows(approved().change(effect=judged), PAY, TERMS, None)
+    assert gate.check(record, PAY, TERMS, None, None, any_effect=True).effect is now
+
+    async def start() -> CallRecord:
+        return await gate.start(record, PAY, TERMS, None, None, lambda _: None)
+
+    assert anyio.run(start).phase is (CallPhase.STARTED if runs_now else CallPhase.WAITING)
 
 
 @pytest.mark.parametrize("odd", [object(), float("nan"), {1}])

@@ -648,7 +648,7 @@ def test_a_grant_is_measured_by_the_hosts_clock_or_else_this_machines() -> None:
 def test_an_unvouched_belief_starts_a_sub_agent_whose_own_calls_are_judged() -> None:
     record = cleared(NEW)
     given: tuple[Any, ...] = (record, PAY, UNVOUCHED_TERMS, Effect.IRREVERSIBLE, None)
-    assert GATE.check(*given, delegates=True).effect is Effect.IRREVERSIBLE
+    assert GATE.check(*given, any_effect=True).effect is Effect.IRREVERSIBLE
     with pytest.raises(ApprovalError, match="without a seal"):
         GATE.check(*given)
 
@@ -676,7 +676,7 @@ def test_an_unvouched_belief_starts_nothing_else_that_declaration_or_policy_call
     ):
         record = started(cleared(NEW), declared, policy)
         assert (record.phase is CallPhase.STARTED) is starts
-    assert started(cleared(NEW), Effect.IRREVERSIBLE, None, delegates=True).phase is CallPhase.STARTED
+    assert started(cleared(NEW), Effect.IRREVERSIBLE, None, any_effect=True).phase is CallPhase.STARTED
 
 
 def test_a_grant_starts_its_call_by_the_hosts_clock_or_else_this_machines() -> None:

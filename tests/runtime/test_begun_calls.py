@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable
 
 import anyio
@@ -16,6 +17,7 @@ from grampus_uq import (
     AgentRunner,
     ApprovalRequest,
     FunctionTools,
+    Grant,
     SubAgent,
     ToolCall,
     UncertaintyMonitor,
@@ -35,6 +37,8 @@ from grampus_uq.runtime.worker_jobs import DEAD, Job
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, scripted
 from tests.sampling import examples
+
+TOOLS = ("note", "pay")
 
 pytestmark = pytest.mark.anyio
 
@@ -304,3 +308,47 @@ async def test_a_worker_that_lost_its_session_does_not_say_of_a_call_that_it_did
     assert till.paid == ["A0"]
     result = await rollback(second, AGENT.name, "s", 0)
     assert len(result.metadata["rollback"]["executed"]) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("judged", "now"), list(itertools.product([Effect.READ, Effect.REVERSIBLE], Effect)))
+async def test_a_call_that_did_not_start_is_asked_about_where_the_next_release_calls_it_no_longer_harmless(
+    judged: Effect, now: Effect
+) -> None:
+    """Its worker died while it looked at the precondition of another call, which a grant had let through."""
+    store, done, scope, dies = MemoryStore(), list[str](), anyio.CancelScope(), True
+
+    async def precondition(call: ToolCall) -> None:
+        if dies:
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+
+    def runner(effect: Effect) -> AgentRunner:
+        @tool(effect=effect)
+        def note(text: str) -> None:
+            done.append("note")
+
+        @tool(effect=Effect.IRREVERSIBLE)
+        def pay(to: str) -> None:
+            done.append("pay")
+
+        calls = [ToolCall(id=name, name=name, arguments={"text" if name == "note" else "to": "A"}) for name in TOOLS]
+        return AgentRunner(
+            scripted([answer('I do. {"confidence": 0.7}', tool_calls=calls), "Done."]),
+            FunctionTools(note, pay),
+            uncertainty_monitor=UncertaintyMonitor(policy=UncertaintyPolicy(enable_p_true=False)),
+            store=store,
+            precondition=precondition,
+            lease_s=0.01,
+        )
+
+    await runner(judged).ledger.grant(Grant(tool="pay", principal="ann", expires_s=time.time() + 3600))
+    with scope:
+        await runner(judged).run(AGENT, "go", session_id="s")
+    assert not done
+    dies = False
+    state, _ = await runner(now).ledger.known(AGENT.name, "s")
+    await anyio.sleep(state.leased_for_s())
+    await runner(now).resume(AGENT.name, "s")
+    harmless = now in (Effect.READ, Effect.REVERSIBLE)
+    assert sorted(done) == (["note", "pay"] if harmless else ["pay"])
