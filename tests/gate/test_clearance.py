@@ -211,6 +211,15 @@ def test_a_host_that_keeps_no_record_is_told_what_the_check_says(
         assert gate.allows(record, call, terms, policy)
 
 
+@pytest.mark.parametrize(("starter", "clears"), [("ann", False), ("bob", True), (None, False)])
+def test_where_others_decide_a_grant_clears_no_call_of_a_run_that_its_giver_started(
+    starter: str | None, clears: bool
+) -> None:
+    record = granted(waiting(), ANN.sign(Grant(tool="pay", principal="ann", expires_s=NOW + 1)))
+    others = ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key}), others_decide=True)
+    assert runs(record, terms=replace(TERMS, started_by=starter), approvals=others) == clears
+
+
 @pytest.mark.parametrize(("judged", "now"), list(product(Effect, Effect)))
 def test_the_monitors_clearance_of_a_harmless_call_does_not_count_once_it_is_no_longer_harmless(
     judged: Effect, now: Effect
