@@ -387,7 +387,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
 async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: str, **given: Any) -> Any:
     """Run an agent inside a tool of another, and return its output: when its calls wait, the tool's own call waits.
 
-    Both agents have an `UncertaintyCapability` and may return `DeferredToolRequests`. `given` goes to `agent.run`.
+    Both agents have an `UncertaintyCapability` and may return `DeferredToolRequests`; where it only advises, so may
+    this. `given` goes to `agent.run`.
     """
     execution = RUNNING.get()
     if execution is None:
@@ -404,7 +405,7 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
         result = await agent.run(
             message_history=messages, deferred_tool_results=back_to_gate(messages, within=key), **given
         )
-    if not isinstance(result.output, DeferredToolRequests):
+    if not isinstance(result.output, DeferredToolRequests) or not run.calls.acts:
         run.children.pop(key, None)
         return result.output
     _only_ours(result, key)

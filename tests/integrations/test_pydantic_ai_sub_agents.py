@@ -226,6 +226,25 @@ async def test_a_sub_agent_runs_nothing_that_only_the_framework_holds() -> None:
     assert ran == []
 
 
+async def test_where_the_guard_only_advises_the_tool_is_given_what_its_sub_agent_waits_for() -> None:
+    guards, given = [guard(advisory=True)], list[Any]()
+    inner = agent(ToolCallPart("wipe", {}, tool_call_id="w1"), guards=guards)
+
+    @inner.tool_plain(requires_approval=True)
+    def wipe() -> None:
+        raise AssertionError("nobody approved it")
+
+    outer = agent(ToolCallPart("delegate", {}, tool_call_id="d1"), guards=guards)
+
+    @outer.tool
+    async def delegate(ctx: RunContext[None]) -> str:
+        given.append(await run_sub_agent(ctx, inner, "Wipe."))
+        return "Later."
+
+    assert (await outer.run("Wipe.")).output == 'Done. {"confidence": 0.9}'
+    assert [[part.tool_call_id for part in output.approvals] for output in given] == [["w1"]]
+
+
 async def test_a_tool_starts_one_sub_agent_in_a_call() -> None:
     paid: list[str] = []
     guards = [guard()]
