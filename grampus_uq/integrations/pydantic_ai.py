@@ -319,7 +319,13 @@ class UncertaintyCapability(AbstractCapability[Any]):
             raise ApprovalRequired(metadata=metadata_of(release.record))
         unapproved = ours and not release.record.decisions  # `resume` brought it here: that is nobody's approval
         own = replace(ctx, tool_call_approved=False) if unapproved else ctx
-        return await self._execute(ctx, release, lambda: handler(values, own))
+
+        async def work() -> Any:
+            if unapproved and call_key(ctx.tool_call_id or "", run.within) not in run.children:
+                raise ApprovalRequired  # the framework's own rule holds it
+            return await handler(values, own)
+
+        return await self._execute(ctx, release, work)
 
     async def _execute(self, ctx: RunContext[Any], release: Release, work: Callable[[], Any]) -> Any:
         """Run a released call: sub-agents find this run inside it, and only there: `iter` lends callers its context."""

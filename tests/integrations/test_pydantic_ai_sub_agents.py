@@ -28,6 +28,7 @@ from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, run_sub_agent, waiting
 
 pytestmark = pytest.mark.anyio
+KEY_A, KEY_B = b"a" * 16, b"b" * 16
 ASKS = UncertaintyPolicy(always_ask_tool_names=["pay"])
 
 
@@ -113,6 +114,41 @@ async def test_each_call_runs_on_the_approval_of_whoever_holds_it(kinds: list[st
     also = DeferredToolResults(approvals=own)
     result = await one.run(**resume(result.all_messages_json(), decisions, also=also))
     assert (sorted(ran), isinstance(result.output, str)) == (sorted(yes), True)
+
+
+async def test_what_the_framework_holds_runs_on_no_request_that_once_had_its_id() -> None:
+    """The framework's denial of a payment is no signed decision: its request stays, and the model repeats its ids."""
+    ran: list[str] = []
+    turns = iter([ToolCallPart("pay", {}, tool_call_id="c1"), ToolCallPart("wipe", {}, tool_call_id="c1")])
+    one: Agent[None, Any] = Agent(
+        FunctionModel(lambda messages, info: ModelResponse(parts=[next(turns, TextPart("Done."))])),
+        output_type=[str, DeferredToolRequests],
+        capabilities=[
+            UncertaintyCapability(
+                UncertaintyMonitor(policy=ASKS),
+                effects=ToolEffects({"wipe": "reversible"}),
+                approvals=ApprovalPolicy(signer=HmacSigner(KEY_A)),
+            )
+        ],
+    )
+
+    @one.tool_plain
+    def pay() -> None:
+        ran.append("pay")
+
+    @one.tool_plain(requires_approval=True)
+    def wipe() -> None:
+        ran.append("wipe")
+
+    first = await one.run("Go.")
+    denied = DeferredToolResults(approvals={"c1": False})
+    second = await one.run(message_history=first.all_messages(), deferred_tool_results=denied)
+    assert [part.tool_name for part in second.output.approvals] == ["wipe"]
+    third = await one.run(**resume(second.all_messages_json()))
+    assert (ran, [part.tool_name for part in third.output.approvals]) == ([], ["wipe"])
+    yes = DeferredToolResults(approvals={"c1": True})
+    await one.run(message_history=third.all_messages(), deferred_tool_results=yes)
+    assert ran == ["wipe"]
 
 
 @given(ids=st.lists(st.sampled_from(["c1", "c2"]), min_size=2, max_size=4))
@@ -281,7 +317,6 @@ async def test_a_sub_agent_whose_guard_has_other_rules_is_refused(others: dict[s
     assert paid == []
 
 
-KEY_A, KEY_B = b"a" * 16, b"b" * 16
 ANN, OTHER_ANN = (PublicKeys({"ann": Ed25519Signer.generate().public_key}) for _ in range(2))
 
 
