@@ -66,7 +66,7 @@ def check_clearance(
         same = call == record.call
         whose = "nobody with authority here cleared the call"
         raise ApprovalError(whose if same else "another call is about to run than the one that was cleared")
-    if record.effect in HARMLESS and effect not in HARMLESS:
+    if effect not in HARMLESS and record.effect not in (effect, Effect.IRREVERSIBLE):
         raise ApprovalError(f"it was let through as {record.effect.value}, and is {effect.value} now")
 
 

@@ -394,7 +394,7 @@ class Gate:
     def allows(self, record: CallRecord, call: ToolCall, terms: Terms, policy: UncertaintyPolicy | None) -> bool:
         """`check` for hosts that do not keep the record that it returns: True when exactly this call may run now."""
         try:  # to work out the effect takes as long as all the rest
-            counts = record.effect in HARMLESS or not terms.vouched
+            counts = record.effect is not Effect.IRREVERSIBLE or not terms.vouched
             effect = self.effect(call, None, policy) if counts else Effect.READ
             check_clearance(record, call, terms, self.approvals, effect=effect, now_s=self._clock())
         except (ApprovalError, TypeError, ValueError, RecursionError):  # the last three: arguments that are no JSON

@@ -91,7 +91,7 @@ def test_a_signed_approval_lets_its_call_run_also_after_it_was_stored() -> None:
 
 
 def test_the_monitors_clearance_is_good_only_in_the_process_that_gave_it() -> None:
-    record = cleared(CallRecord(proposed=PAY, step_id="llm_1"))
+    record = cleared(CallRecord(proposed=PAY, step_id="llm_1"), effect=Effect.IRREVERSIBLE)
     assert runs(record)
     assert not runs(stored(record))
     assert not runs(stored(record), approvals=UNSIGNED), "the host restores it, or it does not run"
@@ -132,7 +132,7 @@ def test_a_request_on_something_else_is_replaced_when_the_state_is_not_believed(
 def test_whoever_let_it_through_another_call_does_not_run_on_it(changed: ToolCall) -> None:
     grant = ANN.sign(Grant(tool="pay", principal="ann", expires_s=NOW + 1))
     new = CallRecord(proposed=PAY, step_id="llm_1")
-    for record in (approved(), cleared(new), granted(waiting(), grant)):
+    for record in (approved(), cleared(new, effect=Effect.IRREVERSIBLE), granted(waiting(), grant)):
         assert runs(record)
         assert not runs(record, changed)
         assert not runs(record.change(call=changed))
@@ -221,14 +221,13 @@ def test_where_others_decide_a_grant_clears_no_call_of_a_run_that_its_giver_star
 
 
 @pytest.mark.parametrize(("judged", "now"), list(product(Effect, Effect)))
-def test_the_monitors_clearance_of_a_harmless_call_does_not_count_once_it_is_no_longer_harmless(
+def test_the_monitors_clearance_of_a_call_does_not_count_once_its_tool_is_graver_than_it_was_judged(
     judged: Effect, now: Effect
 ) -> None:
     """Another release says what the tool does, or a server's hints changed; a human's word is on the call itself."""
     gate = Gate(approvals=SIGNED, effects=ToolEffects({"pay": now}), clock=lambda: NOW)
-    harmless = {Effect.READ, Effect.REVERSIBLE}
     record = cleared(CallRecord.new(PAY, "llm_1"), effect=judged)
-    runs_now = judged not in harmless or now in harmless
+    runs_now = now in {Effect.READ, Effect.REVERSIBLE, judged} or judged is Effect.IRREVERSIBLE
     assert gate.allows(record, PAY, TERMS, None) == runs_now
     assert gate.allows(approved().change(effect=judged), PAY, TERMS, None)
     assert gate.check(record, PAY, TERMS, None, None, any_effect=True).effect is now

@@ -311,8 +311,10 @@ async def test_a_worker_that_lost_its_session_does_not_say_of_a_call_that_it_did
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("judged", "now"), list(itertools.product([Effect.READ, Effect.REVERSIBLE], Effect)))
-async def test_a_call_that_did_not_start_is_asked_about_where_the_next_release_calls_it_no_longer_harmless(
+@pytest.mark.parametrize(
+    ("judged", "now"), list(itertools.product([Effect.READ, Effect.REVERSIBLE, Effect.UNKNOWN], Effect))
+)
+async def test_a_call_that_did_not_start_is_asked_about_where_the_next_release_calls_it_graver_than_it_was_judged(
     judged: Effect, now: Effect
 ) -> None:
     """Its worker died while it looked at the precondition of another call, which a grant had let through."""
@@ -350,5 +352,5 @@ async def test_a_call_that_did_not_start_is_asked_about_where_the_next_release_c
     state, _ = await runner(now).ledger.known(AGENT.name, "s")
     await anyio.sleep(state.leased_for_s())
     await runner(now).resume(AGENT.name, "s")
-    harmless = now in (Effect.READ, Effect.REVERSIBLE)
+    harmless = now in (Effect.READ, Effect.REVERSIBLE, judged)
     assert sorted(done) == (["note", "pay"] if harmless else ["pay"])
