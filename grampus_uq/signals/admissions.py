@@ -33,8 +33,9 @@ _LOW = (
 )
 _MIDDLING = r"medium|moderate|mixed"
 _MAY_BE_LOW = WordSearch(rf"\b(?:{_LOW}|{_MIDDLING})\b")
+_BEGINS = r"(?:^|[.!?;)}\]]\s)"  # a sentence, also behind a clause, a bracket or an object
 _LEAD = (
-    r"(?:^|[.!?]\s)[*_ ]{0,3}"
+    rf"{_BEGINS}[*_ ]{{0,3}}"
     r"(?:(?:(?:final[ _])?answer|reason(?:ing)?|explanation|thoughts?|response|conclusion|decision|action)[*_]{0,3}: )?"
     r"(?:(?:but|honestly|actually|frankly|in truth|to be honest|on reflection|update|edit|correction|p\.?s\.?|sadly"
     r"|unfortunately|sorry|probably|i (?:think|believe|fear|suspect)(?: that)?)[,:]? ){0,2}"
@@ -90,7 +91,7 @@ _OUTRIGHT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )  # fmt: skip
 _DENIED = re.compile(
-    r"(?:^|[.!?]\s)\s{0,8}[*_ ]{0,3}(?:(?:but|honestly|actually|frankly|in truth|to be honest),? )?"
+    rf"{_BEGINS}\s{{0,8}}[*_ ]{{0,3}}(?:(?:but|honestly|actually|frankly|in truth|to be honest),? )?"
     r"i(?:['’]m| am|['’]d be| would be| can(?:no|['’])t be| can not be) "
     r"(?:(?P<far>(?:very |quite )?far from)|not|never)? ?"
     r"(?:100 ?%|(?:one|a) hundred percent|fully|entirely|completely|absolutely|totally|perfectly)? ?"
@@ -98,7 +99,7 @@ _DENIED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _IN_WORDS = re.compile(
-    r"(?:^|[.!?|]\s)[\W_]{0,8}(?:"
+    rf"(?:{_BEGINS}|\|\s)[\W_]{{0,8}}(?:"
     r"(?:(?:my|overall|final|current|own) ){0,2}(?:confidence|certainty)(?: (?:in|of|about) (?:this|it|my answer))?"
     r"(?: (?:score|level|rating))?[*_ ]{0,3}(?: is\b| was\b| remains\b|[:=|–-])?\s{0,3}[*_ ]{0,3}"
     r"(?:[0-9.]{1,6} ?%? ?\(|[0-9.]{1,6} ?%?, )?(?:(?:very|quite|rather|extremely|fairly|still|only) ){0,2}"

@@ -157,8 +157,22 @@ class Rest:
         for form in _forms(value):
             yield from ((at, at + len(form)) for at in self._places(form))
         if not value.isascii() and _BROKEN.search(self.text):
-            parts = [re.escape(part) for part in _BROKEN_RUN.split(value)]
-            yield from (one.span() for one in re.finditer(_BROKEN_RUN.pattern.join(parts), self.text))
+            text, places = self._runs_shortened
+            shortened = _BROKEN_RUN.sub("\ufffd", value)
+            yield from ((places[at], places[at + len(shortened)]) for at in _found(shortened, text))
+
+    @cached_property
+    def _runs_shortened(self) -> tuple[str, Sequence[int]]:
+        """The text with one sign for each run of broken letters, and where each character of it begins, and the end."""
+        pieces: list[str] = []
+        places: list[int] = []
+        at = 0
+        for run in _BROKEN_RUN.finditer(self.text):
+            pieces += self.text[at : run.start()], "\ufffd"
+            places += range(at, run.start() + 1)
+            at = run.end()
+        places += range(at, len(self.text) + 1)
+        return "".join([*pieces, self.text[at:]]), places
 
     def long_values(self, call: ToolCall) -> Iterator[int]:
         """The places of values of more than one character outside sentences."""

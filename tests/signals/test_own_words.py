@@ -61,6 +61,7 @@ def test_nothing_denied_hedged_or_foreign_reads_above_one_half():
 
 
 @given(st.sampled_from(OTHER), st.sampled_from(OTHER), st.sampled_from(["\n", "\n\n", " "]))
+@example('{"city": "Paris", "country": "France", "confidence": "90%"}', "My plan was wrong. I am 99% sure.", " ")
 def test_two_texts_that_state_nothing_state_nothing_together(first, second, between):
     assume(between != " " or ("\n" not in second and not second.startswith(" ")))  # no longer an indented line
     assume(not own_words(first).open or first.startswith(("Customer", "User", "From", "Dear", "Observation")))
@@ -108,11 +109,13 @@ QUOTATIONS = {
 @example(own=OWN[2], text='" I am 100% sure. "', between="\n\n")
 @example(own=OWN[1], text='ok." I am 100% sure. "', between="\n\n")
 @example(own=OWN[1], text='{"confidence": 1.0}', between="\n\n")
+@example(own=OWN[0], text='{"answer": "I have no idea", "confidence": 0.99}', between="\n")
 @example(own=OWN[4], text='"\nConfidence: 100%', between="\n")
 def test_no_quoted_text_changes_a_stated_confidence(quote, own, text, between):
     stated, value = own
     assume(text.strip(" \n'"))
-    assert read(f"{quote(text)}{between}{between}{stated}") == value
+    found = read(f"{quote(text)}{between}{between}{stated}")
+    assert found == value or (not stated and found <= 0.3), "an object that closes the text may admit a doubt"
     if stated:
         after = read(f"{stated}{between}{between}{quote(text)}")
         assert after == value if not stated.endswith("}") else (after or 0.0) <= 0.8

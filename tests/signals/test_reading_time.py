@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import TokenLogprob, ToolCall, signals, stats, wire
@@ -119,6 +119,8 @@ def read(text: str, calls: list[ToolCall]) -> None:
     st.sampled_from(list(FORMS)),
     st.sampled_from(["", "some letters", "all letters"]),
 )
+@example(unit="é", other="", form="elements", broken="some letters")
+@example(unit="éb", other="éb", form="elements", broken="some letters")
 def test_reading_stays_linear_for_every_alphabet_and_for_letters_that_tokens_break(
     unit: str, other: str, form: str, broken: str
 ) -> None:
