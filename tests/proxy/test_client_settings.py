@@ -8,7 +8,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from grampus_uq.cli.mcp_command import command
+from grampus_uq.integrations.mcp.proxy_config import ProxySettings, read_settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
 SERVER = ("npx", "-y", "@modelcontextprotocol/server-filesystem", "/home/ann/work")
@@ -29,3 +32,17 @@ def test_every_settings_file_on_the_page_starts_the_proxy_before_the_server() ->
         params = command.make_context("mcp", options).params
         assert params["server"] == SERVER
         assert params["path"] == "/home/ann/guard.toml"
+
+
+def test_an_option_that_is_left_out_leaves_the_settings_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRAMPUS_UQ_STORE", raising=False)
+    path = tmp_path / "proxy.toml"
+    path.write_text(
+        'store = "memory:"\nagent = "a"\nsession = "s"\nrecordings = "r"\ntrusted = true\nadvisory = true\n'
+    )
+    params = command.make_context("mcp", ["--config", str(path), "--", *SERVER]).params
+    given = {name: value for name, value in params.items() if name in ProxySettings.model_fields and name != "servers"}
+    assert set(given) == {"store", "agent", "session", "recordings", "trusted", "advisory"}
+    assert read_settings(str(path), **given) == read_settings(str(path))
