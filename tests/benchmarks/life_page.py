@@ -101,10 +101,10 @@ _PUBLISHED: Mapping[str, Callable[[Row], str]] = {
     "split": lambda row: str(row["split"]),
     "right": lambda row: share(row["right"]),
     "published before": lambda row: share(row["published_before"]),
-    "right of these": lambda row: share(row["right_of_published_before"]),
+    "right of these": lambda row: share(row.get("right_of_published_before")),
     "wrong, and out": lambda row: number(row["wrong_published_before"]),
     "published after": lambda row: f"{share(row['published_after'])} (n = {number(row['n_published_after'])})",
-    "right of them": lambda row: share(row["right_of_published_after"]),
+    "right of them": lambda row: share(row.get("right_of_published_after")),
     "wrong and out": lambda row: number(row["wrong_published_after"]),
 }
 _SCORES: Mapping[str, Callable[[Row], str]] = {
