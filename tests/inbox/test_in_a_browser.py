@@ -300,7 +300,7 @@ def test_a_call_is_approved_on_a_phone_and_runs_once(
     assert notices[1] == [{"text": f"1 request waits: {link}", "waiting": 1, "link": link}]
     page.goto(notices[1][0]["link"])
     page.get_by_role("link", name='send_email: to "bob", body "hi".').click()
-    playwright.expect(page).to_have_title(re.compile(r"\(1\) Runs"))
+    playwright.expect(page).to_have_title(re.compile(r"\(1\) send_email: "))
     choose(page, "Approve")
     choose(page, "Sign: approve")
     page.get_by_text("Approved. A worker will carry it out.").wait_for()
@@ -528,7 +528,7 @@ def test_a_drill_looks_like_a_request_and_is_told_after_the_decision(
 
     elsewhere(put)
     page.goto(f"{house.origin}/requests")
-    page.get_by_role("link", name="Runs refund").click()
+    page.get_by_role("link", name="refund:").click()
     read(page)
     assert "drill" not in page.locator("main").inner_text().lower()
     page.locator("[data-do=approve]:not([disabled])").wait_for()
@@ -536,7 +536,7 @@ def test_a_drill_looks_like_a_request_and_is_told_after_the_decision(
     choose(page, "Sign: approve")
     page.get_by_text("This was a drill, and nothing runs").wait_for()
     page.get_by_role("link", name="Next").click()
-    page.get_by_role("link", name="Runs send_email").wait_for()
+    page.get_by_role("link", name="send_email:").wait_for()
     page.goto(f"{house.origin}/reviewers")
     page.get_by_text("You answered 1 drill.").wait_for()
     assert house.world.sent == []
@@ -575,7 +575,7 @@ def test_everything_can_be_read_without_a_script(house: House, open_page: Callab
     state, request = page.context.storage_state(), house.pause()
     plain = open_page(java_script_enabled=False, storage_state=state, user_agent=page.evaluate("navigator.userAgent"))
     plain.goto(f"{house.origin}/requests")
-    plain.get_by_role("link", name="Runs send_email").click()
+    plain.get_by_role("link", name="send_email:").click()
     for text in ("no guarantee", "Mail Bob the offer, please.", "Deciding needs JavaScript"):
         assert text in plain.content()
     assert not plain.get_by_role("button", name="Approve").is_visible()
