@@ -209,9 +209,7 @@ class Syncer:
         self._folder = folder
         self._fsync = fsync
         self._state = threading.Condition()
-        self._turn = (
-            threading.Lock()
-        )  # held while files are taken and synced: who holds it knows that none is under way
+        self._turn = threading.Lock()  # held while files are synced: who holds it knows that none is under way
         self._unsynced: set[str] = set()
         self._wanted = False
         self._failure: OSError | None = None

@@ -234,9 +234,9 @@ class LookingAgain:
         self, record: CallRecord, tier: str, answer: _Answer, *, chance: float | None, then: str
     ) -> None:
         """Put a look into the audit log. Raises StoreError."""
-        facts = {"chance": chance, "then": then, "missing": answer.missing, "tokens": answer.tokens, "tier": tier}
-        seconds = {"seconds": round(answer.seconds, 3)}
-        await self.turn.lease.save(("looked", {**self.turn.facts(record), **facts, **seconds}))
+        facts = self.turn.facts(record) | {"chance": chance, "then": then, "missing": answer.missing, "tier": tier}
+        facts |= {"tokens": answer.tokens, "seconds": round(answer.seconds, 3)}
+        await self.turn.lease.save(("looked", facts))
 
     def _before(self, record: CallRecord) -> list[Message]:
         """The conversation as it was before the turn that proposes a call."""

@@ -11,6 +11,7 @@ from grampus_uq.learn.evaluate.evaluation import Evaluation
 from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow
 from grampus_uq.learn.pages import printable, render_page
 from grampus_uq.learn.pages.charts import Chart, Series
+from grampus_uq.stats.arrays import FloatArray
 from grampus_uq.stats.ranking import risk_coverage
 from grampus_uq.stats.reliability import reliability_bins
 from grampus_uq.stats.trajectory_scores import ForecastTraces, min_forecast, weighted_forecast
@@ -173,14 +174,18 @@ def holding_chart(streams: Sequence[ScoredStream]) -> Chart:
             outcomes = stream.target[stream.complete]
             coverage, risk = risk_coverage(min_forecast(stream.raw)[stream.complete], outcomes)
             points = np.column_stack([1.0 - coverage, 1.0 - risk])[coverage * len(outcomes) >= _LEAST_KEPT]
-            picked = np.unique(np.linspace(0, len(points) - 1, _CURVE_POINTS).astype(np.intp))
-            series.append(Series(label=stream.name, colour=number, points=points[picked]))
+            series.append(Series(label=stream.name, colour=number, points=_thinned(points)))
     return Chart(
         caption="What holding buys: the runs of the least forecasts are held, and so many of the rest succeed.",
         x_label="share of runs held",
         y_label="success rate of the rest",
         series=series,
     )
+
+
+def _thinned(points: FloatArray) -> FloatArray:
+    """At most `_CURVE_POINTS` of a curve's points, evenly spread, its ends among them."""
+    return points[np.unique(np.linspace(0, len(points) - 1, _CURVE_POINTS).astype(np.intp))]
 
 
 def reliability_chart(stream: ScoredStream) -> Chart:
@@ -215,8 +220,7 @@ def risk_coverage_chart(streams: Sequence[ScoredStream]) -> Chart:
         if stream.complete.any():
             scalar = weighted_forecast(traces)[stream.complete]
             curve = np.stack(risk_coverage(scalar, stream.target[stream.complete]), axis=1)
-            picked = np.unique(np.linspace(0, len(curve) - 1, _CURVE_POINTS).astype(np.intp))
-            series.append(Series(label=stream.name, colour=number, points=curve[picked]))
+            series.append(Series(label=stream.name, colour=number, points=_thinned(curve)))
     return Chart(
         caption="Recalibrated streams; lower is better.",
         x_label="coverage: share of runs kept",
