@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scipy import stats
+import scipy
 
 
 def binomial_ceiling(n: int, p: float, level: float = 0.999) -> int:
@@ -10,4 +10,4 @@ def binomial_ceiling(n: int, p: float, level: float = 0.999) -> int:
 
     More violations than this among n refute "probability at most p" at 1 - level.
     """
-    return int(stats.binom.ppf(level, n, p))
+    return int(scipy.stats.binom.ppf(level, n, p))

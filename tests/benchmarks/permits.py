@@ -31,8 +31,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
-from scipy.stats import norm
+import scipy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -89,7 +88,7 @@ class World:
     @property
     def shift(self) -> float:
         """Distance between the mean scores of right and wrong calls."""
-        return float(np.sqrt(2.0) * ndtri(self.auroc))
+        return float(np.sqrt(2.0) * scipy.special.ndtri(self.auroc))
 
     def wrong_share(self, call: int) -> float:
         """Share of wrong calls at this call."""
@@ -100,13 +99,13 @@ class World:
         """Thresholds, descending, at fixed shares of the scores of the first calls."""
         line = np.linspace(-8.0, 10.0, 36_001)
         wrong = max(self.wrong_share(0), 0.01)
-        above = wrong * norm.sf(line) + (1.0 - wrong) * norm.sf(line - self.shift)
+        above = wrong * scipy.stats.norm.sf(line) + (1.0 - wrong) * scipy.stats.norm.sf(line - self.shift)
         cuts = np.interp(1.0 - SHARES, 1.0 - above, line)
         return np.unique(np.round(cuts / self.step) * self.step)[::-1] if self.step else cuts
 
     def wrong_at_or_above(self) -> FloatArray:
         """Chance that a wrong call reaches each threshold."""
-        return np.asarray(norm.sf(self.cuts - self.step / 2.0))
+        return np.asarray(scipy.stats.norm.sf(self.cuts - self.step / 2.0))
 
     def target(self) -> earned.Target:
         """The promise, with this world's thresholds."""

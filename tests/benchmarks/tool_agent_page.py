@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy import stats
+import scipy
 
 from grampus_uq.recording import runs
 from tests.benchmarks._report import existing
@@ -64,7 +64,7 @@ def share(found: Sequence[bool]) -> str:
     """A share with its interval and its count."""
     if not found:
         return "-, none"
-    known = stats.binomtest(sum(found), len(found)).proportion_ci()
+    known = scipy.stats.binomtest(sum(found), len(found)).proportion_ci()
     low, high = (f"{100 * end:.0f}" for end in (known.low, known.high))
     return f"{100 * sum(found) / len(found):.0f} % [{low}, {high}] of {len(found)}"
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.stats import binom
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallRecord, Doubt, Terms, asked, decided, settled
@@ -356,7 +356,7 @@ def test_the_promise_holds_with_late_answers_and_breaks_if_they_count_as_they_co
             best = max(best, state.in_force(permit))
         earned_in_order += best > 0
         assert int(level(permit.target, naive)) == 1  # the sabotage: whatever arrived is counted
-    assert earned_in_order <= binom.ppf(0.999, runs, 0.05)
+    assert earned_in_order <= scipy.stats.binom.ppf(0.999, runs, 0.05)
 
 
 # -- what a sentence promises, and what a broken state does ------------------------------------------------------------
@@ -498,7 +498,7 @@ def test_of_an_agent_that_turns_no_more_goes_out_than_until_the_first_audit_of_a
         draw = rng.random(n)
         out += turned & (draw >= audit) & ~np.logical_or(*broken(target, earned))
         earned = update(target, earned, np.zeros(n, dtype=int), draw, turned, in_force=force, audit=audit)
-    allowed = int(binom.ppf(0.999, n, 0.05))
+    allowed = int(scipy.stats.binom.ppf(0.999, n, 0.05))
     assert (out > ceiling).sum() <= allowed
     assert (out > ceiling / 2).sum() > allowed
     assert abs(out.mean() - (1 - rate) / rate) < 4 * (1 - rate) ** 0.5 / rate / n**0.5
@@ -582,7 +582,7 @@ def test_an_open_question_at_the_front_lets_no_more_out_of_an_agent_that_turns(n
             if taken[1].asked:
                 state = applied(permit, state, answer(number, True, number / 10))
             out[run] += not taken[1].asked
-    allowed = int(binom.ppf(0.999, n, 0.05))
+    allowed = int(scipy.stats.binom.ppf(0.999, n, 0.05))
     assert (out > math.ceil(math.log(0.05) / math.log(0.8))).sum() <= allowed
     assert abs(out.mean() - 4) < 4 * 0.8**0.5 / 0.2 / n**0.5
 

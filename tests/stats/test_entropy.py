@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats as scipy_stats
-from scipy.special import logsumexp
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.entropy import cluster_confidence, shannon_entropy, top_k_entropy
@@ -20,7 +19,7 @@ logprobs = st.lists(st.floats(-60.0, 0.0), min_size=1, max_size=20)
 
 @given(weights)
 def test_the_entropy_is_scipys(values):
-    assert shannon_entropy(values) == pytest.approx(float(scipy_stats.entropy(values)), rel=1e-9, abs=1e-12)
+    assert shannon_entropy(values) == pytest.approx(float(scipy.stats.entropy(values)), rel=1e-9, abs=1e-12)
 
 
 @given(weights)
@@ -43,7 +42,7 @@ def test_weights_that_are_no_distribution_are_refused(bad):
 @given(sizes)
 def test_cluster_confidence_is_one_minus_the_normalised_entropy_and_in_the_unit_interval(counts):
     n = sum(counts)
-    expected = 1.0 - float(scipy_stats.entropy(counts)) / math.log(n)
+    expected = 1.0 - float(scipy.stats.entropy(counts)) / math.log(n)
     assert cluster_confidence(counts) == pytest.approx(expected, abs=1e-12)
     assert 0.0 <= cluster_confidence(counts) <= 1.0
 
@@ -67,8 +66,8 @@ def test_fewer_than_two_answers_have_no_confidence():
 
 @given(logprobs)
 def test_top_k_entropy_is_scipys_over_the_renormalised_alternatives(values):
-    shares = [math.exp(value - float(logsumexp(values))) for value in values]
-    assert top_k_entropy(values) == pytest.approx(float(scipy_stats.entropy(shares)), abs=1e-9)
+    shares = [math.exp(value - float(scipy.special.logsumexp(values))) for value in values]
+    assert top_k_entropy(values) == pytest.approx(float(scipy.stats.entropy(shares)), abs=1e-9)
 
 
 @given(logprobs, st.integers(1, 5))

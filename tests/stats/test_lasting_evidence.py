@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import nbinom
 
 from grampus_uq.stats import earned_threshold as e
 from grampus_uq.stats import lasting_evidence as lasting
@@ -118,7 +118,7 @@ def most_caught(target: e.Target, calls: float) -> int:
 
 def most_out(target: e.Target, calls: int, sure: float = 0.95) -> int:
     """Wrong calls that may go out in so many, whatever the agent does, with this probability."""
-    return int(nbinom.ppf(sure, most_caught(target, calls), target.audit_rate))
+    return int(scipy.stats.nbinom.ppf(sure, most_caught(target, calls), target.audit_rate))
 
 
 STEERED = st.lists(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import optimize
+import scipy
 from sklearn.linear_model import LogisticRegression
 
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
@@ -38,7 +38,7 @@ def test_a_general_optimiser_finds_nothing_better(seed):
         return -(w @ (y * np.log(p) + (1 - y) * np.log(1 - p))) + 0.5 * l2 @ beta**2
 
     starts = ([0, 0, 0], [1, 2, 0], [-1, 0.5, 1])
-    results = (optimize.minimize(loss, start, method="BFGS", options={"gtol": 1e-9}) for start in starts)
+    results = (scipy.optimize.minimize(loss, start, method="BFGS", options={"gtol": 1e-9}) for start in starts)
     found = min(results, key=lambda result: result.fun)
     beta = fit_logistic(design, y, w, l2=l2, start=np.zeros(3))
     assert loss(beta) <= found.fun + 1e-10

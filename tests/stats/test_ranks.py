@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats as scipy_stats
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranks import (
@@ -120,7 +120,7 @@ def test_the_pac_rank_is_never_below_the_quantile_and_grows_with_caution(n, alph
 def test_binomial_tails_and_quantiles_equal_scipy(n, p, level):
     k = np.arange(n + 1)
     with np.errstate(divide="ignore"):
-        pmf, sf = scipy_stats.binom.logpmf(k, n, p), scipy_stats.binom.logsf(k - 1, n, p)
+        pmf, sf = scipy.stats.binom.logpmf(k, n, p), scipy.stats.binom.logsf(k - 1, n, p)
     inside = pmf > -300  # further out scipy flushes its own tails to zero (at 1e-257 for n = 1075)
     np.testing.assert_allclose(binomial_log_pmf(n, p)[inside], pmf[inside], rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(binomial_log_sf(n, p)[:-1][inside], sf[inside], rtol=1e-11, atol=1e-11)
@@ -144,7 +144,7 @@ def test_a_hundred_thousand_trials_keep_thirteen_digits():
 @given(st.integers(1, 2000), st.floats(0, 1), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
 def test_the_clopper_pearson_interval_equals_scipys(n, share, level):
     k = round(share * n)
-    expected = scipy_stats.binomtest(k, n).proportion_ci(level, "exact")
+    expected = scipy.stats.binomtest(k, n).proportion_ci(level, "exact")
     assert binomial_interval(k, n, level) == pytest.approx((expected.low, expected.high), abs=1e-10)
 
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, special
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore, LogScore, expected_score, log_odds
@@ -92,8 +92,8 @@ def test_every_lie_costs_and_more_than_rounding(score, truth, report):
 def test_the_beta_branches_are_the_threshold_integrals(a, b, p):
     """App. J: s(p, 1) = -int_p^1 c^(a-1) (1-c)^b dc, s(p, 0) = -int_0^p c^a (1-c)^(b-1) dc; quadrature by scipy."""
     score = BetaScore(a=a, b=b)
-    success = integrate.quad(lambda c: c ** (a - 1) * (1 - c) ** b, p, 1, epsabs=1e-13)[0]
-    failure = integrate.quad(lambda c: c**a * (1 - c) ** (b - 1), 0, p, epsabs=1e-13)[0]
+    success = scipy.integrate.quad(lambda c: c ** (a - 1) * (1 - c) ** b, p, 1, epsabs=1e-13)[0]
+    failure = scipy.integrate.quad(lambda c: c**a * (1 - c) ** (b - 1), 0, p, epsabs=1e-13)[0]
     assert float(score.success(np.array(p))) == pytest.approx(-success, abs=1e-10)
     assert float(score.failure(np.array(p))) == pytest.approx(-failure, abs=1e-10)
 
@@ -104,8 +104,8 @@ def test_the_floors_of_the_beta_family_are_beta_functions(a, b):
     """App. J.2: s(0, 1) = -B(a, b + 1), s(1, 0) = -B(a + 1, b); right answers at the ends cost nothing."""
     score = BetaScore(a=a, b=b)
     ends = np.array([0.0, 1.0])
-    assert score.success(ends) == pytest.approx([-special.beta(a, b + 1), 0.0], rel=1e-12, abs=1e-300)
-    assert score.failure(ends) == pytest.approx([0.0, -special.beta(a + 1, b)], rel=1e-12, abs=1e-300)
+    assert score.success(ends) == pytest.approx([-scipy.special.beta(a, b + 1), 0.0], rel=1e-12, abs=1e-300)
+    assert score.failure(ends) == pytest.approx([0.0, -scipy.special.beta(a + 1, b)], rel=1e-12, abs=1e-300)
 
 
 @settings(max_examples=50)
@@ -206,7 +206,7 @@ def test_wrong_arguments_are_refused_by_name(call, says):
 def test_the_beta_scores_equal_scipys_incomplete_beta_function_in_the_small_tails_too(a, b, points):
     p = np.array(points)
     score = BetaScore(a=a, b=b)
-    failure = special.betainc(a + 1, b, p) * special.beta(a + 1, b)
+    failure = scipy.special.betainc(a + 1, b, p) * scipy.special.beta(a + 1, b)
     np.testing.assert_allclose(-score.failure(p), failure, rtol=1e-11, atol=1e-270)
-    success = special.betainc(b + 1, a, 1 - p) * special.beta(b + 1, a)
+    success = scipy.special.betainc(b + 1, a, 1 - p) * scipy.special.beta(b + 1, a)
     np.testing.assert_allclose(-score.success(p), success, rtol=1e-11, atol=1e-270)

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.selective import (
@@ -82,7 +82,7 @@ def test_the_tests_end_with_the_first_candidate_that_fails_and_the_first_most_ge
     for level in candidates:
         out = p >= level
         n, wrong = int(out.sum()), int((~good[out]).sum())
-        fits = n > 0 and wrong < n and binom.cdf(wrong, n, 1 - target) <= delta
+        fits = n > 0 and wrong < n and scipy.stats.binom.cdf(wrong, n, 1 - target) <= delta
         (passed if fits else failed).append((level, n, wrong))
         if failed:
             break
@@ -172,7 +172,7 @@ def test_what_a_certificate_needs_is_the_least_number_whose_binomial_tail_passes
     """Up to 200, beyond which it goes by steps of a two-hundredth; shares in 40ths, so that whole numbers occur."""
     share_right, n = 1 - wrong_of_40 / 40, np.arange(1, 200)
     wrong = -(-n * wrong_of_40 // 40)
-    passes = (wrong < n) & (binom.cdf(wrong, n, 1 - target) <= delta * (1 + 1e-9))
+    passes = (wrong < n) & (scipy.stats.binom.cdf(wrong, n, 1 - target) <= delta * (1 + 1e-9))
     least = int(n[np.flatnonzero(passes)[0]]) if passes.any() else None
     found = released_needed(share_right, target, delta, most=199)
     assert found == (least if share_right > target else None)
@@ -184,7 +184,11 @@ def test_a_certificate_that_is_needed_may_be_the_last_that_is_looked_at():
     n = released_needed(0.951, 0.95, 0.1)  # so near to the target that it goes in larger steps
     wrong = math.ceil(n * 0.049)
     assert n > 10_000
-    assert binom.cdf(wrong, n, 0.05) <= 0.1 < binom.cdf(math.ceil(n * 0.98 * 0.049), int(n * 0.98), 0.05)
+    assert (
+        scipy.stats.binom.cdf(wrong, n, 0.05)
+        <= 0.1
+        < scipy.stats.binom.cdf(math.ceil(n * 0.98 * 0.049), int(n * 0.98), 0.05)
+    )
 
 
 ONE = ([0.5], [True])
@@ -240,7 +244,7 @@ def test_the_budgets_threshold_is_the_most_generous_one_within_the_bound(drawn, 
         out = ~good & (p >= level)
         if delta is None:
             return mass[out].sum() + 1 - budget <= budget * mass.sum() + 1e-9
-        return binom.cdf(out.sum(), n, budget) <= delta + 1e-9
+        return scipy.stats.binom.cdf(out.sum(), n, budget) <= delta + 1e-9
 
     fits = [level for level in sorted(set(p[~np.isnan(p)].tolist())) if within(level)]
     if not fits:
@@ -385,7 +389,9 @@ def test_a_certificate_by_count_is_the_most_generous_of_the_sizes_that_share_del
         sizes = [math.ceil(least * 1.5**j) for j in range(k)]
     sets = [p > (there[size] if size < len(there) else -1.0) for size in sizes]
     passing = [
-        out for out in sets if out.any() and binom.cdf((~good[out]).sum(), out.sum(), 1 - target) <= delta / len(sizes)
+        out
+        for out in sets
+        if out.any() and scipy.stats.binom.cdf((~good[out]).sum(), out.sum(), 1 - target) <= delta / len(sizes)
     ]
     found = certified_by_count(p, good, target=target, delta=delta)
     if not passing:
@@ -418,7 +424,7 @@ def test_candidates_are_quantiles_ordered_by_the_p_value_that_they_would_have_am
         out = p >= level
         n, wrong = round(out.sum() * new / len(p)), (~good[out]).sum() + 0.5
         wrong = math.floor(wrong * new / len(p) + 0.5)
-        keys.append((0.0 if n == 0 or wrong >= n else binom.logcdf(wrong, n, 1 - target), level))
+        keys.append((0.0 if n == 0 or wrong >= n else scipy.stats.binom.logcdf(wrong, n, 1 - target), level))
     for before, after in itertools.pairwise(keys):
         assert before[0] < after[0] + 1e-9
         assert before < after or abs(before[0] - after[0]) < 1e-9

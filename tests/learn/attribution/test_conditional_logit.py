@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from grampus_uq.errors import ConfigurationError
@@ -48,7 +48,7 @@ def test_weights_are_those_that_an_independent_optimiser_finds(ridge: float) -> 
             total -= log_p[wrong].mean()
         return float(total + ridge / 2 * w @ w)
 
-    golden = minimize(loss, np.zeros(4), method="BFGS", options={"gtol": 1e-9}).x
+    golden = scipy.optimize.minimize(loss, np.zeros(4), method="BFGS", options={"gtol": 1e-9}).x
     assert model.weights == pytest.approx(golden, abs=1e-5)
 
 
