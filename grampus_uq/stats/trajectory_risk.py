@@ -1,4 +1,4 @@
-"""TRACER: the risk of a step from its components, and the risk of a run from its steps, in batch and as a stream.
+"""TRACER: the risk of a step from its components, and the risk of a run from its steps, as a stream.
 
 Symbols of the paper: U_t surprisal, D_rep repetition, D_o^A agent coherence gap, D_o^U user coordination gap, r_t
 step risk, TM_k tail mean, theta = (alpha, beta, gamma, k, w). Every component, step risk and score is a risk: higher
@@ -11,25 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heappop, heappush, heappushpop
 from typing import Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.tail_sketch import (
-    MAX_RISK,
-    TailSketch,
-    TailSketchState,
-    check_fraction,
-    check_risk,
-    tail_count,
-)
+from grampus_uq.stats.tail_sketch import MAX_RISK, TailSketch, TailSketchState, check_fraction
 
 _ROUNDING: Final = 1e-6
 """Tolerance around the range of a component: similarities of unit vectors in single precision reach 1 + 1e-7."""
-
-
-_UNITS: Final = 2**1074
-"""The least floats in 1."""
 
 
 class Composite(StrEnum):
@@ -160,73 +148,6 @@ def _combined(components: Sequence[float], composite: Composite) -> float:
     return max(components)
 
 
-def extended_step_risk(step: StepComponents) -> float:
-    """Return max(wording repetition, tool error, duplicate call, duplicate observation), events counting 1.
-
-    Not the paper's. The repetition in it reads a call word by word, so that a call repeated with one argument changed
-    counts in part; D_rep itself compares calls as wholes.
-
-    Its sum over the steps of a run is the baseline that TRACER has to beat and, on the published
-    runs that we measured, mostly does not. Returns a number in [0, 1], higher is worse; 0 on user steps.
-    """
-    event = step.tool_error or step.duplicate_call or step.duplicate_observation
-    return 1.0 if event else (step.wording_repetition or 0.0)
-
-
-def trajectory_scores(risks: Sequence[float], k: float, w: float) -> list[float]:
-    """Score every prefix of a run, rho_{k,w}(r) = (1 - w) TM_k(r) + w ||r||_inf (eq. 22, 23, 29), exactly.
-
-    `risks`: the step risks, finite, in [0, 1e100]. `k` in (0, 1], `w` in [0, 1]. TM_k is the mean of the largest
-    `tail_count(n, k)` of n risks.
-
-    Returns one number for each step, between the mean and the maximum of the risks so far, higher is worse.
-
-    On vectors of a fixed length with r >= 0 it is monotone, positively homogeneous, subadditive, translation
-    invariant for shifts that keep r >= 0, and 1-Lipschitz in the maximum norm (Theorems A.2, A.4; on vectors with
-    negative entries ||r||_inf is not monotone, which the paper's statement on R^N passes over). In the length of the
-    run it is not monotone: appending a harmless step can lower the score, so an alarm watches the running maximum.
-
-    >>> trajectory_scores([0.1, 0.9, 0.5, 0.7], k=0.5, w=0.5)[-1]
-    0.8500000000000001
-    """
-    if not 0.0 <= w <= 1.0:
-        raise ConfigurationError.of("w", "trajectory_scores", "in [0, 1]", w)
-    tail: list[float] = []  # a heap: the largest risks so far
-    others: list[float] = []  # a heap of all the others, negated
-    total, worst, scores = (
-        0,
-        0.0,
-        [],
-    )  # the exact sum of the tail in units of the least float, so that no step rounds it
-    for n, risk in enumerate(risks, start=1):
-        worst = max(worst, check_risk(risk, "trajectory_scores"))
-        left_out = heappushpop(tail, float(risk))
-        total += _units(risk) - _units(left_out)
-        heappush(others, -left_out)
-        if len(tail) < tail_count(n, k):  # which grows by at most one a step
-            heappush(tail, -heappop(others))
-            total += _units(tail[0])
-        scores.append((1.0 - w) * (total / (len(tail) * _UNITS)) + w * worst)
-    return scores
-
-
-def _units(risk: float) -> int:
-    numerator, denominator = float(risk).as_integer_ratio()
-    return numerator * (_UNITS // denominator)
-
-
-def tracer_scores(steps: Sequence[StepComponents], parameters: TracerParameters) -> list[float]:
-    """Score every prefix of a run from its components: TRACER_theta (eq. 23), or the variant `parameters.composite`.
-
-    Returns one number >= 0 for each step, higher is worse. A step without any component counts in N with risk 0.
-    """
-    rows = [weighted_components(step, parameters) for step in steps]
-    if parameters.composite is not Composite.SEPARATE:
-        return trajectory_scores([_combined(row, parameters.composite) for row in rows], parameters.k, parameters.w)
-    channels = [trajectory_scores(channel, parameters.k, parameters.w) for channel in zip(*rows, strict=True)]
-    return [math.fsum(scores) for scores in zip(*channels, strict=True)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerState:
     """A `TracerStream` as a JSON-able value."""
@@ -239,10 +160,17 @@ class TracerStream:
     """TRACER of a growing run in bounded memory: `update` commits a step, `peek` says what committing it would give.
 
     Use `peek` while a step is still open (a call is proposed and its observation is not there: no D_o^A yet) and
-    `update` once, when it is complete. Both return the score of the run, within `error` of `tracer_scores`;
-    `accuracy` bounds that error in advance (see `TailSketch`).
+    `update` once, when it is complete. Both return TRACER_theta of the run (eq. 23, or the variant
+    `parameters.composite`) to within `error`; `accuracy` bounds that error in advance (see `TailSketch`). A step
+    without any component counts in N with risk 0.
 
-    The score of a prefix is not monotone; `running_max` is what thresholds are set on.
+    Per tail, rho_{k,w}(r) = (1 - w) TM_k(r) + w ||r||_inf. On vectors of a fixed length with r >= 0 it is monotone,
+    positively homogeneous, subadditive, translation invariant for shifts that keep r >= 0, and 1-Lipschitz in the
+    maximum norm (Theorems A.2, A.4; on vectors with negative entries ||r||_inf is not monotone, which the paper's
+    statement on R^N passes over).
+
+    In the length of the run it is not monotone: appending a harmless step can lower the score, so thresholds are set
+    on `running_max`.
 
     >>> stream = TracerStream(TracerParameters(k=0.5, w=0.0), accuracy=1e-6)
     >>> for gap in (0.4, 0.8, 0.2, 0.6):

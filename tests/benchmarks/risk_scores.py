@@ -17,9 +17,8 @@ from grampus_uq.stats.trajectory_risk import (
     Composite,
     StepComponents,
     TracerParameters,
-    extended_step_risk,
-    tracer_scores,
 )
+from tests.trajectory_runs import tracer_scores
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -42,6 +41,17 @@ def tracer_path(parameters: TracerParameters, keep: Callable[[StepComponents], b
         return np.array(tracer_scores(seen, parameters))
 
     return path
+
+
+def extended_step_risk(step: StepComponents) -> float:
+    """Return max(wording repetition, tool error, duplicate call, duplicate observation), events counting 1.
+
+    Not the paper's. The repetition in it reads a call word by word, so that a call repeated with one argument changed
+    counts in part; D_rep itself compares calls as wholes. Its sum over the steps of a run is the baseline that TRACER
+    has to beat and, on the published runs that we measured, mostly does not. 0 on user steps.
+    """
+    event = step.tool_error or step.duplicate_call or step.duplicate_observation
+    return 1.0 if event else (step.wording_repetition or 0.0)
 
 
 def _counted(what: Callable[[StepComponents], float]) -> _PathScore:

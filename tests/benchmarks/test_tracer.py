@@ -16,7 +16,9 @@ from rich.progress import Progress
 
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.stats.ranking import auroc
+from grampus_uq.stats.trajectory_risk import StepComponents
 from tests.benchmarks import tracer
+from tests.benchmarks.risk_scores import extended_step_risk
 
 SCORES = [
     "tracer_default",
@@ -127,3 +129,11 @@ def test_what_an_agent_did_is_scored_by_regressions_that_never_saw_its_task(tmp_
 def _talk(words: int) -> list[dict[str, Any]]:
     said = "no " * words
     return [{"role": "user", "content": "help"}, {"role": "assistant", "content": said}]
+
+
+def test_the_extended_risk_is_one_on_an_event_and_the_wording_otherwise() -> None:
+    quiet = StepComponents(is_agent=True, repetition=0.9, wording_repetition=0.3, tool_error=False)
+    assert extended_step_risk(quiet) == 0.3
+    for event in ("tool_error", "duplicate_call", "duplicate_observation"):
+        assert extended_step_risk(StepComponents(is_agent=True, wording_repetition=0.3, **{event: True})) == 1.0
+    assert extended_step_risk(StepComponents(is_agent=False, user_gap=1.9)) == 0.0

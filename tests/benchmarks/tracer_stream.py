@@ -3,8 +3,7 @@
     python tests/benchmarks/tracer_stream.py [--json]
 
 Rows: `stream` (tail mean; the whole stream with its step risk; both bounded in memory), `steps`, and the median
-microseconds of an `update` and of a `peek` over blocks of 500 calls, from N = 100 to a million steps; and the processor
-time a step of scoring every prefix of a recorded run.
+microseconds of an `update` and of a `peek` over blocks of 500 calls, from N = 100 to a million steps.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.stats.tail_sketch import TailSketch
-from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, TracerStream, trajectory_scores
+from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, TracerStream
 from tests.benchmarks._report import emit
 
 BLOCK, BLOCKS = 500, 11
@@ -56,10 +55,6 @@ def rows(largest: int) -> Iterator[dict[str, Any]]:
         for name, held, values in streams:
             peek = microseconds(held.peek, values)
             yield {"stream": name, "steps": size, "update_us": microseconds(held.update, values), "peek_us": peek}
-        begun = time.process_time()
-        trajectory_scores(before, 0.1, 0.1)
-        each = (time.process_time() - begun) / size * 1e6
-        yield {"stream": "every prefix of a recorded run", "steps": size, "update_us": each, "peek_us": None}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,7 +19,8 @@ from grampus_uq.learn.fit.fit_tracer import (
     fit_tracer,
 )
 from grampus_uq.stats.ranking import auroc
-from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, tracer_scores
+from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters
+from tests.trajectory_runs import tracer_scores
 
 Run = list[StepComponents]
 

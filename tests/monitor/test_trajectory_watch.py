@@ -40,9 +40,9 @@ from grampus_uq.recording.runs import Run
 from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, StepEvent, TrajectoryReading
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.turn_events import turn_of_observation, turn_of_step
-from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, TracerStream, tracer_scores
+from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, TracerStream
 from tests.scripted_runs import Captured
-from tests.trajectory_runs import run_components
+from tests.trajectory_runs import run_components, tracer_scores
 
 TRACER = TrajectoryRiskSettings()
 WORDS = [

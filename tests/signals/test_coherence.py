@@ -33,10 +33,10 @@ from grampus_uq.signals.turn_events import (
     turn_of_step,
 )
 from grampus_uq.stats.content_words import STOP_WORDS
-from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_scores
+from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters
 from tests.sampling import examples, sampled
 from tests.signals import _transcription as paper
-from tests.trajectory_runs import run_components
+from tests.trajectory_runs import run_components, tracer_scores
 
 DEFAULTS = TrajectoryRiskSettings()
 HASHING = CachedEmbedder(HashingEmbedder(128), capacity=1 << 14)

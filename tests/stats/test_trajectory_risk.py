@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.tail_sketch import TailSketch
 from grampus_uq.stats.trajectory_risk import (
     Composite,
     StepComponents,
     TracerParameters,
     TracerState,
     TracerStream,
-    extended_step_risk,
-    tracer_scores,
-    trajectory_scores,
     weighted_components,
 )
+from tests.trajectory_runs import tracer_scores
 
 risk_lists = st.lists(st.floats(0.0, 1e3), min_size=1, max_size=40)
 tails = st.sampled_from((0.05, 0.1, 0.29, 0.5, 1.0))
@@ -71,11 +70,15 @@ def tracer_parameters(draw: st.DrawFn) -> TracerParameters:
 
 
 def rho(risks: Sequence[float], k: float, w: float) -> float:
-    return trajectory_scores(risks, k, w)[-1]
+    sketch = TailSketch(k, risks, accuracy=1e-6)
+    assert sketch.mean is not None
+    assert sketch.worst is not None
+    return (1.0 - w) * sketch.mean + w * sketch.worst
 
 
 def close(value: float) -> object:
-    return pytest.approx(value, rel=1e-9, abs=1e-12)
+    """Equal to within the error that the sketches of two scores may have."""
+    return pytest.approx(value, rel=5e-6, abs=5e-9)
 
 
 # The laws of a coherent risk (Theorems A.2 and A.4), on r >= 0.
@@ -86,7 +89,7 @@ def test_a_run_that_is_riskier_at_every_step_never_scores_lower(
     pair: tuple[list[float], list[float]], k: float, w: float
 ) -> None:
     low, high = np.minimum(*pair).tolist(), np.maximum(*pair).tolist()
-    assert rho(low, k, w) <= rho(high, k, w) * (1 + 1e-12)
+    assert rho(low, k, w) <= rho(high, k, w) * (1 + 5e-6) + 5e-9
 
 
 @given(risk_lists, st.floats(0.0, 1e3), tails, shares)
@@ -107,7 +110,7 @@ def test_the_score_of_a_sum_is_at_most_the_sum_of_the_scores(
 ) -> None:
     first, second = pair
     together = [a + b for a, b in zip(first, second, strict=True)]
-    assert rho(together, k, w) <= (rho(first, k, w) + rho(second, k, w)) * (1 + 1e-12) + 1e-12
+    assert rho(together, k, w) <= (rho(first, k, w) + rho(second, k, w)) * (1 + 5e-6) + 5e-9
 
 
 @given(risk_pairs(), tails, shares)
@@ -116,14 +119,15 @@ def test_the_score_moves_at_most_as_far_as_the_step_that_moves_most(
 ) -> None:
     first, second = pair
     furthest = max(abs(a - b) for a, b in zip(first, second, strict=True))
-    assert abs(rho(first, k, w) - rho(second, k, w)) <= furthest * (1 + 1e-12) + 1e-9
+    slack = 2e-6 * (max(first) + max(second)) + 5e-9
+    assert abs(rho(first, k, w) - rho(second, k, w)) <= furthest + slack
 
 
 @given(risk_lists, tails, shares)
 def test_the_score_lies_between_mean_and_maximum_and_ignores_order(risks: list[float], k: float, w: float) -> None:
     score = rho(risks, k, w)
-    assert math.fsum(risks) / len(risks) * (1 - 1e-12) <= score <= max(risks) * (1 + 1e-12)
-    assert rho(risks[::-1], k, w) == score
+    assert math.fsum(risks) / len(risks) * (1 - 5e-6) - 5e-9 <= score <= max(risks) * (1 + 5e-6) + 5e-9
+    assert rho(risks[::-1], k, w) == pytest.approx(score, rel=1e-12)
 
 
 def test_a_harmless_step_can_lower_the_score_so_the_running_maximum_is_kept() -> None:
@@ -138,7 +142,7 @@ def test_a_harmless_step_can_lower_the_score_so_the_running_maximum_is_kept() ->
 
 def only_step(step: StepComponents, parameters: TracerParameters) -> float:
     """The risk of a step is the score of a run that is this step alone."""
-    return tracer_scores([step], parameters)[0]
+    return TracerStream(parameters, accuracy=1e-6).update(step)
 
 
 @given(step_components(), tracer_parameters())
@@ -160,15 +164,15 @@ def test_the_composites_are_maximum_sum_and_product_of_the_weighted_components(
         Composite.ADDITIVE: sum(expected),
         Composite.MULTIPLICATIVE: math.prod(1.0 + part for part in expected) - 1.0,
     }[parameters.composite]
-    assert only_step(step, parameters) == pytest.approx(whole, rel=1e-9, abs=1e-12)
+    assert only_step(step, parameters) == close(whole)
 
 
 def test_with_default_parameters_events_are_no_part_of_the_papers_risk() -> None:
     step = StepComponents(
         is_agent=True, repetition=0.2, tool_error=True, duplicate_call=True, duplicate_observation=True
     )
-    assert only_step(step, TracerParameters()) == pytest.approx(0.2)
-    assert only_step(step, TracerParameters(event=0.7)) == pytest.approx(0.7)
+    assert only_step(step, TracerParameters()) == close(0.2)
+    assert only_step(step, TracerParameters(event=0.7)) == close(0.7)
 
 
 @given(st.lists(step_components(), min_size=1, max_size=25), tracer_parameters())
@@ -178,22 +182,15 @@ def test_the_separate_variant_sums_the_tails_of_the_components(
     parameters = replace(parameters, composite=Composite.SEPARATE)
     channels = zip(*(weighted_components(step, parameters) for step in steps), strict=True)
     expected = sum(rho(channel, parameters.k, parameters.w) for channel in channels)
-    assert tracer_scores(steps, parameters)[-1] == close(expected)
+    stream = TracerStream(parameters, accuracy=1e-6)
+    assert [stream.update(step) for step in steps][-1] == close(expected)
 
 
 def test_a_step_without_any_component_counts_as_a_step_with_risk_zero() -> None:
     first = StepComponents(is_agent=False)
     second = StepComponents(is_agent=True, agent_gap=0.8)
-    assert tracer_scores([first, second], TracerParameters(k=1.0, w=0.0)) == [0.0, 0.4]
-    assert tracer_scores([], TracerParameters()) == []
-
-
-def test_the_extended_risk_is_one_on_an_event_and_the_wording_otherwise() -> None:
-    quiet = StepComponents(is_agent=True, repetition=0.9, wording_repetition=0.3, tool_error=False)
-    assert extended_step_risk(quiet) == 0.3
-    for event in ("tool_error", "duplicate_call", "duplicate_observation"):
-        assert extended_step_risk(StepComponents(is_agent=True, wording_repetition=0.3, **{event: True})) == 1.0
-    assert extended_step_risk(StepComponents(is_agent=False, user_gap=1.9)) == 0.0
+    stream = TracerStream(TracerParameters(k=1.0, w=0.0))
+    assert [stream.update(step) for step in (first, second)] == [close(0.0), pytest.approx(0.4, rel=0.005)]
 
 
 # The stream.
@@ -290,9 +287,3 @@ def test_a_component_of_the_other_actor_is_refused() -> None:
     for field in ("repetition", "agent_gap", "wording_repetition", "tool_error"):
         with pytest.raises(ConfigurationError, match=rf"'{field}'.*None on a user step"):
             StepComponents(is_agent=False, **{field: 0.0})  # type: ignore[arg-type]  # a dict has one value type
-
-
-@pytest.mark.parametrize("w", [-0.1, 1.1, math.nan])
-def test_a_share_outside_of_zero_to_one_is_refused(w: float) -> None:
-    with pytest.raises(ConfigurationError, match="'w' parameter"):
-        trajectory_scores([0.1], 0.1, w)
