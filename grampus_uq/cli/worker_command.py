@@ -20,13 +20,14 @@ from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.printing import as_json_option, one_line, print_json
 from grampus_uq.cli.store_options import several_stores_option, with_stores
 from grampus_uq.errors import ConfigurationError, StoreError
+from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.worker import Worker
-from grampus_uq.runtime.worker_jobs import Job
-from grampus_uq.runtime.worker_metrics import WorkerMetrics
+from grampus_uq.runtime.worker_jobs import DEAD, Job, oldest_due_s
 from grampus_uq.runtime.worker_places import Places
 
 _HEALTH_S = 60.0
+_MOST_LETTERS = 1_000
 
 
 @click.command()
@@ -112,7 +113,6 @@ def _imported(factory: str) -> Callable[[SessionStore], Any]:
 
 async def _until_signalled(workers: Sequence[Worker], say: Callable[[dict[str, Any]], None]) -> None:
     """Run the workers beside the receiver of signals and the health line; a second signal cancels what is at work."""
-    metrics = WorkerMetrics(*workers)
     with contextlib.suppress(StoreError):  # a store that is down does not end a worker
         for worker in workers:
             await worker.runner.ledger.store.now()
@@ -130,14 +130,12 @@ async def _until_signalled(workers: Sequence[Worker], say: Callable[[dict[str, A
     async def health() -> None:
         while True:
             await anyio.sleep(_HEALTH_S)
-            oldest_s, dead = max(metrics.oldest_s.values(), default=0.0), sum(metrics.dead_letters.values())
-            say({"event": "health", **_state(workers), "oldest_job_s": round(oldest_s, 1), "dead_letters": dead})
+            say({"event": "health", **_state(workers), **await backlog(workers)})
 
     async with anyio.create_task_group() as group:
         with anyio.CancelScope() as work:
             group.start_soon(receive, work)
             group.start_soon(health)
-            group.start_soon(metrics.watch)
             async with anyio.create_task_group() as working:
                 for worker in workers:
                     working.start_soon(worker.run)
@@ -152,6 +150,20 @@ def _state(workers: Sequence[Worker]) -> dict[str, Any]:
     last_s = max(worker.counts.last_s for worker in workers)
     running = sum(worker.running for worker in workers)
     return {"running": running, "at_once": workers[0].at_once, **counts, "last_s": round(last_s, 3)}
+
+
+async def backlog(workers: Sequence[Worker]) -> dict[str, float | None]:
+    """Age of the oldest due job and number of dead letters (at most 1,000 an agent); None while a store is down."""
+    oldest_s, letters = 0.0, 0
+    try:
+        for worker in workers:
+            store = worker.runner.ledger.store
+            for agent in worker.agents:
+                oldest_s = max(oldest_s, await oldest_due_s(store, agent))
+                letters += len(await store.scan(DEAD, prefix=session_key(agent, ""), limit=_MOST_LETTERS))
+    except StoreError:
+        return {"oldest_job_s": None, "dead_letters": None}
+    return {"oldest_job_s": round(oldest_s, 1), "dead_letters": letters}
 
 
 def _told(say: Callable[[dict[str, Any]], None], place: Mapping[str, Any]) -> Callable[[Job, str, str], None]:

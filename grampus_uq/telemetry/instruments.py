@@ -96,23 +96,5 @@ _ALL: Final = (
     ),
 )
 
-_OF_WORKERS: Final = (
-    _observed_counter("uncertainty.worker.jobs", "{job}", "Jobs of a worker by how they ended.", "ended"),
-    _gauge("uncertainty.worker.running", "{session}", "Sessions that a worker runs now."),
-    _gauge(
-        "uncertainty.worker.oldest_job",
-        "s",
-        "Time since the oldest due job of an agent was due; 0 where none waits.",
-        "agent_id",
-    ),
-    _gauge(
-        "uncertainty.worker.dead_letters",
-        "{session}",
-        "Sessions of an agent that were set aside, at most 1,000.",
-        "agent_id",
-    ),
-)
-WORKER_INSTRUMENTS: Final = {instrument.name: instrument for instrument in _OF_WORKERS}
-"""The metrics of `grampus-uq worker`, by name."""
 INSTRUMENTS: Final = {instrument.name: instrument for instrument in _ALL}
 """The table by name."""

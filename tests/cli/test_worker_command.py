@@ -12,12 +12,21 @@ from pathlib import Path
 import pytest
 
 from grampus_uq import AgentRunner, open_store
+from grampus_uq.cli.worker_command import backlog
+from grampus_uq.errors import StoreError
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import WAKING, SessionStore
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker import Worker
+from grampus_uq.runtime.worker_jobs import TIMER, Job, oldest_due_s
 from tests.runtime.agents import AGENT, World, runner
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
+
+
+def _down(*given: object, **named: object) -> None:
+    raise StoreError("down")
 
 
 def make(store: SessionStore) -> AgentRunner:
@@ -90,3 +99,25 @@ async def test_a_worker_process_resumes_what_was_decided_and_ends_on_sigterm(tmp
             process.stdout.close()
     assert (await Ledger(store).known("mailer", "s"))[0].status == "completed"
     await store.aclose()
+
+
+async def test_the_health_line_says_how_long_jobs_wait_and_what_was_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    workers = [Worker(runner=make(each), agents=["mailer", "desk"]) for each in (store, MemoryStore())]
+    assert await backlog(workers) == {"oldest_job_s": 0.0, "dead_letters": 0}
+    now_s = await store.now()
+    await store.write(Job(agent_id="desk", session_id="s").at(now_s - 60.0))
+    await store.write(Job(agent_id="mailer", session_id="t").at(now_s + 60.0))
+    await store.put("dead", "desk/s", "{}", expected=0)
+    found = await backlog(workers)
+    assert found == {"oldest_job_s": pytest.approx(60.0, abs=5.0), "dead_letters": 1}
+    monkeypatch.setattr(store, "scan", _down)
+    assert await backlog(workers) == {"oldest_job_s": None, "dead_letters": None}
+
+
+@pytest.mark.parametrize("key", ["!", "nan/x", "1e999/x", "-5/x", "/", "a/b"])
+async def test_a_row_that_nobody_can_read_is_no_old_job(key: str) -> None:
+    store = MemoryStore()
+    for kind in (WAKING, TIMER):
+        await store.put(kind, key, "{}", expected=0, label="mailer")
+    assert 0.0 <= await oldest_due_s(store, "mailer") < 3e9
