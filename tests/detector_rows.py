@@ -25,7 +25,6 @@ def detector_runs(
     outcomes: Mapping[Any, bool | None] | None = None,
     stop_reasons: Mapping[Any, str] | None = None,
     streams: Sequence[str] = ("score",),
-    bounded: bool | Sequence[bool] = True,
     weights: Mapping[Any, float] | None = None,
     tasks: Mapping[Any, str] | None = None,
 ) -> DetectorRuns:
@@ -49,7 +48,6 @@ def detector_runs(
         scores=values,
         outcomes=None if outcomes is None else [bool(known[name]) for name in ids.tolist()],
         streams=streams,
-        bounded=bounded,
         tasks=None if tasks is None else [task.get(name) or f"run {name}" for name in ids.tolist()],
     )
     if weights is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from pydantic import JsonValue
 
 from grampus_uq.records.events import Event
-from grampus_uq.records.values import Message, ModelResponse, Reading, Step, ToolCall, ToolResult
+from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 
 if TYPE_CHECKING:  # numpy takes as long to import as the rest of the core together
     import numpy as np
@@ -29,18 +29,6 @@ class ModelClient(Protocol):
     # returns a class of its own, is one too. `ask_model` looks at the signature and parses what comes back.
     async def complete(self, *, messages: list[Message], model: str) -> Any:
         """Answer the messages."""
-        ...
-
-
-@runtime_checkable
-class ToolExecutor(Protocol):
-    """Runs tools. `execute` is awaited once for each call that may run; what it raises becomes an error result.
-
-    `idempotency_key` is passed when the signature takes it: the same key means the same logical call.
-    """
-
-    async def execute(self, call: ToolCall, /) -> ToolResult:
-        """Run one call."""
         ...
 
 

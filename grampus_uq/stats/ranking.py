@@ -1,10 +1,10 @@
-"""Ranking metrics of one scalar per trajectory: AUROC, AUPRC, AURC and AUARC, exact under ties.
+"""Ranking metrics of one scalar per trajectory: AUROC, AUPRC and AURC, exact under ties.
 
 None of these reads the probability scale: they are unchanged by any strictly increasing transform of the scalar. They
 stand beside a proper score (`grampus_uq.stats.trajectory_scores`) and never replace it.
 
 Orientation is in the argument names. `auroc(risk, failed)` and `auprc(risk, failed)`: a higher score claims the
-positive class. `aurc(confidence, correct)` and `auarc(confidence, correct)`: a higher score is kept longer.
+positive class. `aurc(confidence, correct)`: a higher score is kept longer.
 
 `auroc_rows` takes one row of weights for each resample, so that a bootstrap is one array operation.
 """
@@ -88,26 +88,6 @@ def aurc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
     """
     risk = _coverage_risk("aurc", confidence, correct)
     return float(risk.mean()) if len(risk) else None
-
-
-def auarc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
-    """Area under the accuracy-rejection curve: the accuracy of the k most confident, averaged over k = 1..n.
-
-    `AUARC = 1 - AURC`, with the same expectation over tied orders. (Some implementations integrate the curve by
-    trapezoids or on a grid of rejection rates; this one takes every rejection count once.)
-
-    Args: as `aurc`.
-
-    Returns:
-        A number in [0, 1], higher is better, the accuracy for a constant confidence; None for no trajectory.
-
-    Source: Nadeem, Zucker and Hanczar (2009).
-
-    >>> round(auarc([0.9, 0.8, 0.1], [1, 1, 0]), 4)
-    0.8889
-    """
-    risk = _coverage_risk("auarc", confidence, correct)
-    return 1.0 - float(risk.mean()) if len(risk) else None
 
 
 def risk_coverage(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray
@@ -46,26 +45,6 @@ def conformal_rank(n: int, alpha: float) -> int | None:
     rank = math.ceil((n + 1) * (1.0 - alpha) - _RANK_SLACK)
     # alpha within rounding of 1 still needs an order statistic; the smallest one keeps the promise.
     return max(rank, 1) if max(rank, 1) <= n else None
-
-
-def conformal_quantile(values: npt.ArrayLike, alpha: float) -> float:
-    """Return the calibration value at `conformal_rank`, +inf beyond the last one.
-
-    Args:
-        values: shape (n,), nonconformity scores, higher = stranger; +inf and -inf allowed, NaN refused.
-        alpha: allowed violation probability, in (0, 1).
-
-    Returns:
-        The threshold t with `P(new > t) <= alpha`; +inf when n is too small, which never violates and never alarms.
-
-    >>> conformal_quantile([3.0, 1.0, 2.0], 0.25), conformal_quantile([3.0, 1.0, 2.0], 0.1)
-    (3.0, inf)
-    """
-    x = np.asarray(values, dtype=np.float64)
-    if x.ndim != 1 or np.isnan(x).any():
-        raise ConfigurationError.of("values", "conformal_quantile", "one-dimensional and free of NaN", values)
-    rank = conformal_rank(len(x), alpha)
-    return math.inf if rank is None else float(np.partition(x, rank - 1)[rank - 1])
 
 
 def pac_rank(n: int, alpha: float, delta: float) -> int | None:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.bootstrap import RowStatistic, bootstrap
-from grampus_uq.stats.ranking import auarc, auroc, auroc_rows
-from grampus_uq.stats.ranks import conformal_quantile
+from grampus_uq.stats.ranking import aurc, auroc, auroc_rows
+from grampus_uq.stats.ranks import conformal_rank
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -54,7 +54,9 @@ def conformal_stops(scored: ScoredPaths, alpha: float) -> list[int | None]:
     for number, path in enumerate(scored.paths):
         own = int(task[number])
         if own not in thresholds:
-            thresholds[own] = conformal_quantile(highest[succeeded & (task != own)], alpha)
+            others = np.sort(highest[succeeded & (task != own)])
+            rank = conformal_rank(len(others), alpha)
+            thresholds[own] = np.inf if rank is None else float(others[rank - 1])
         beyond = np.flatnonzero(path > thresholds[own])
         stops.append(int(beyond[0]) + 1 if len(beyond) else None)
     return stops
@@ -113,7 +115,7 @@ def _ranked(last: FloatArray, failed: FloatArray, tasks: Sequence[Hashable], see
         "auroc": auroc(last, failed),
         "auroc_low": low,
         "auroc_high": high,
-        "auarc": auarc(-last, 1.0 - failed),
+        "auarc": 1.0 - (aurc(-last, 1.0 - failed) or 0.0),
     }
 
 

@@ -85,8 +85,8 @@ def fit_paper_scorer(runs: DetectorRuns) -> PaperScorer:
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it ships no types
     except ImportError as error:
         raise MissingDependencyError.of("scikit-learn", "fit", "Fitting a detector") from error
-    if len(runs.streams) != 1 or not all(runs.bounded):
-        raise ConfigurationError.of("runs", "fit_paper", "of one stream of probabilities", runs.streams)
+    if len(runs.streams) != 1:
+        raise ConfigurationError.of("runs", "fit_paper", "of one stream", runs.streams)
     success = runs.success
     if success is None or min(int(success.sum()), int((~success).sum())) < LEAST_OF_A_CLASS:
         rule = f"labelled, with at least {LEAST_OF_A_CLASS} successes and failures in the fitting half"

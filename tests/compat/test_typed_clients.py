@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grampus_uq import Message, Role, ToolCall
-from grampus_uq.records.protocols import ModelClient, ToolExecutor
+from grampus_uq import Message, Role
+from grampus_uq.records.protocols import ModelClient
 from grampus_uq.wire.model_call import ask_model
 from tests.compat import typed_clients
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_pyright_takes_the_clients_and_tools_of_users() -> None:
+def test_pyright_takes_the_clients_of_users() -> None:
     """mypy takes them with the package (`tests/test_contracts.py`)."""
     checker = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--level", "error"]
     files = ["tests/compat/typed_clients.py", "tests/compat/typed_face.py"]  # its wheel brings its own Node
@@ -31,10 +31,3 @@ async def test_each_client_is_asked_with_what_it_takes(client: ModelClient) -> N
     options = {"temperature": 0.0, "max_tokens": 8, "top_logprobs": None}
     reply = await ask_model(client, [Message(role=Role.USER, content="?")], "m", options)
     assert reply.content.startswith("1 m ")
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("executor", typed_clients.EXECUTORS, ids=lambda executor: type(executor).__name__)
-async def test_each_executor_is_called_with_what_it_takes(executor: ToolExecutor) -> None:
-    assert isinstance(executor, ToolExecutor)
-    assert (await executor.execute(ToolCall(id="1", name="look", arguments={}))).tool_call_id == "1"

@@ -1,4 +1,4 @@
-"""Clients and tools as users write them; `mypy --strict` must accept each where a protocol is asked for."""
+"""Clients as users write them; `mypy --strict` must accept each where a protocol is asked for."""
 # pyright: strict
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grampus_uq import Message, ModelResponse, ToolCall, ToolResult
-from grampus_uq.records.protocols import ModelClient, ToolExecutor
+from grampus_uq import Message, ModelResponse
+from grampus_uq.records.protocols import ModelClient
 
 
 class Guides:
@@ -33,15 +33,4 @@ class AnswersWithItsOwnClass:
         return Reply(content=f"{len(messages)} {model} {max_tokens}")
 
 
-class Plain:
-    async def execute(self, call: ToolCall) -> ToolResult:
-        return ToolResult(tool_call_id=call.id, output="done")
-
-
-class Idempotent:
-    async def execute(self, call: ToolCall, *, idempotency_key: str = "") -> ToolResult:
-        return ToolResult(tool_call_id=call.id, output=idempotency_key)
-
-
 CLIENTS: list[ModelClient] = [Guides(), TakesAnything(), AnswersWithItsOwnClass()]
-EXECUTORS: list[ToolExecutor] = [Plain(), Idempotent()]

@@ -13,7 +13,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranking import (
-    auarc,
     auprc,
     aurc,
     auroc,
@@ -78,11 +77,10 @@ def test_one_class_and_single_points_agree_with_scikit_learn_or_are_none_where_i
         assert any("No positive class" in str(w.message) for w in caught)
         assert auprc(scores, labels) is None
     assert aurc(scores, labels) == 1 - label
-    assert auarc(scores, labels) == label
 
 
 def test_nothing_to_rank_is_undefined_everywhere():
-    assert (auroc([], []), auprc([], []), aurc([], []), auarc([], [])) == (None, None, None, None)
+    assert (auroc([], []), auprc([], []), aurc([], [])) == (None, None, None)
     assert [len(part) for part in risk_coverage([], [])] == [0, 0]
 
 
@@ -104,7 +102,6 @@ def test_aurc_is_the_mean_over_every_order_of_the_tied_trajectories(rows):
             areas.append(np.mean(errors / np.arange(1, len(rows) + 1)))
     confidence, correct = split(rows)
     assert aurc(confidence, correct) == pytest.approx(np.mean(areas), abs=1e-12)
-    assert auarc(confidence, correct) == pytest.approx(1 - np.mean(areas), abs=1e-12)
     coverage, risk = risk_coverage(confidence, correct)
     assert risk.mean() == pytest.approx(np.mean(areas), abs=1e-12)
     assert coverage[-1] == 1.0
@@ -134,7 +131,7 @@ def test_row_order_and_increasing_transforms_change_nothing(rows, random):
     other_scores, other_labels = split(shuffled)
     warped = np.arctan(finite(other_scores) / 7) * 3 - 5
     ranks = np.unique(other_scores, return_inverse=True)[1].astype(float)
-    for metric in (auroc, auprc, aurc, auarc):
+    for metric in (auroc, auprc, aurc):
         assert metric(other_scores, other_labels) == pytest.approx(metric(scores, labels), abs=1e-12)
         if len(np.unique(warped)) == len(np.unique(other_scores)):
             assert metric(warped, other_labels) == metric(other_scores, other_labels)
@@ -166,7 +163,7 @@ def test_a_row_of_counts_is_the_sample_written_out(rows, seed):
             assert got == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("metric", [auroc, auprc, aurc, auarc, risk_coverage])
+@pytest.mark.parametrize("metric", [auroc, auprc, aurc, risk_coverage])
 @pytest.mark.parametrize(
     ("scores", "labels", "says"),
     [

@@ -17,7 +17,6 @@ from grampus_uq.stats.ranks import (
     binomial_log_pmf,
     binomial_log_sf,
     check_level,
-    conformal_quantile,
     conformal_rank,
     pac_rank,
     smallest_n_for_pac,
@@ -159,14 +158,6 @@ def test_the_clopper_pearson_interval_covers_every_p_by_exact_enumeration(p):
     assert 0.9 <= covered < 0.99
 
 
-@settings(max_examples=50)
-@given(st.lists(st.floats(allow_nan=False), max_size=60), st.floats(0.01, 0.99))
-def test_the_conformal_quantile_is_the_sorted_value_at_its_rank_or_infinite(values, alpha):
-    rank = conformal_rank(len(values), alpha)
-    expected = math.inf if rank is None else sorted(values)[rank - 1]
-    assert conformal_quantile(values, alpha) == expected
-
-
 RUNS, CALIBRATION = 4000, 40
 
 
@@ -221,8 +212,6 @@ def test_sabotage_one_rank_lower_is_caught():
     [
         *((lambda x=x: conformal_rank(10, x), "alpha", "conformal_rank") for x in (0.0, 1.0, 5, -0.1, math.nan)),
         *((lambda n=n: conformal_rank(n, 0.1), "n", "conformal_rank") for n in (-1, 2.5)),
-        (lambda: conformal_quantile([1.0, math.nan], 0.1), "values", "conformal_quantile"),
-        (lambda: conformal_quantile([[1.0]], 0.1), "values", "conformal_quantile"),
         *((lambda n=n: pac_rank(n, 0.1, 0.1), "n", "pac_rank") for n in (-1, 2.5)),
         (lambda: pac_rank(10, 0.1, 0.0), "delta", "smallest_n_for_pac"),
         (lambda: pac_rank(10, 1.0, 0.1), "alpha", "smallest_n_for_pac"),
@@ -273,12 +262,6 @@ def test_ends_and_exact_bounds():
     assert binomial_log_pmf(0, 0.5).tolist() == [0.0]
 
 
-def test_the_quantile_of_many_values_is_the_one_at_its_rank():
-    values = np.random.default_rng(0).permutation(5000)
-    for rank in range(1, 5001, 3):
-        assert conformal_quantile(values, 1.0 - (rank - 0.5) / 5001) == rank - 1
-
-
 def test_no_tail_is_more_than_certain():
     """Sums of many terms overshoot 1 by rounding."""
     assert all((binomial_log_sf(n, p) <= 0.0).all() for n in range(60) for p in (0.3, 0.9, 0.95))
@@ -287,4 +270,3 @@ def test_no_tail_is_more_than_certain():
 def test_an_alpha_that_rounding_takes_for_one_still_has_a_rank():
     assert conformal_rank(5, 1 - 1e-12) == 1
     assert conformal_rank(0, 0.5) is None
-    assert conformal_quantile([], 0.5) == math.inf

@@ -82,8 +82,7 @@ def bank(runs: DetectorRuns) -> tuple[Member, ...]:
         for stream, name in enumerate(runs.streams)
         for of in (MINIMA_OF if not is_count(name) and not runs.at_calls else ("low",))
     ]
-    trained = [member for member in TRAINED if member.logits or any(runs.bounded)]
-    return (*minima, *trained)
+    return (*minima, *TRAINED)
 
 
 def untrained(runs: DetectorRuns, stream: int = 0, of: str | None = None) -> FeatureScorer:
@@ -94,7 +93,7 @@ def untrained(runs: DetectorRuns, stream: int = 0, of: str | None = None) -> Fea
     of = of or ("low" if runs.at_calls else MINIMA_OF[0])
     rate = float(runs.success.mean()) if runs.success is not None and len(runs) else 0.5
     return running_minimum(
-        bounded=runs.bounded,
+        bounded=(True,) * len(runs.streams),
         neutral=tuple(_mean(x) for x in runs.values.T),
         stream=stream,
         prior_log_odds=math.log(rate) - math.log1p(-rate) if 0.0 < rate < 1.0 else 0.0,
@@ -161,13 +160,10 @@ def average(scorers: list[FeatureScorer]) -> FeatureScorer:
 
 def _frame(runs: DetectorRuns, *, logits: bool, longest: int) -> FeatureScorer:
     """The scale of the scores and what stands in for missing ones; its linear part is only a placeholder."""
-    bounded = [logits and inside for inside in runs.bounded]
-    clips = tuple(_LOGIT_CLIP if inside else None for inside in bounded)
-    scales = [_logit_mean(x) if inside else _mean(x) for x, inside in zip(runs.values.T, bounded, strict=True)]
     return FeatureScorer(
         name="frame",
-        clips=clips,
-        neutral=tuple(scales),
+        clips=(_LOGIT_CLIP if logits else None,) * len(runs.streams),
+        neutral=tuple(map(_logit_mean if logits else _mean, runs.values.T)),
         longest=longest,
         linear=LinearScore(columns=(0,), intercepts=(0.0,), weights=((1.0,),)),
     )

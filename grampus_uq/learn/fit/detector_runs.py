@@ -12,7 +12,6 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.task_draws import one_a_task
 from grampus_uq.stats.arrays import BoolArray, FloatArray
-from grampus_uq.stats.prefix_features import LARGEST
 from grampus_uq.stats.step_blocks import StepBlocks, step_blocks
 
 IntArray = npt.NDArray[np.intp]
@@ -24,7 +23,6 @@ class DetectorRuns:
 
     Attributes:
         streams: names of the score streams.
-        bounded: True for each stream whose scores are probabilities.
         ids: one a run, ascending.
         values: shape (rows, streams), the runs one after the other, each in order of its steps; NaN is missing.
         lengths: shape (runs,).
@@ -38,7 +36,6 @@ class DetectorRuns:
     """
 
     streams: tuple[str, ...]
-    bounded: tuple[bool, ...]
     ids: tuple[str, ...]
     values: FloatArray
     lengths: IntArray
@@ -70,7 +67,6 @@ class DetectorRuns:
         mask[np.asarray(chosen)] = True
         return DetectorRuns(
             streams=self.streams,
-            bounded=self.bounded,
             ids=tuple(compress(self.ids, mask)),
             values=self.values[np.repeat(mask, self.lengths)],
             lengths=self.lengths[mask],
@@ -94,7 +90,6 @@ def detector_runs(
     scores: npt.ArrayLike,
     outcomes: npt.ArrayLike | None = None,
     streams: Sequence[str] = ("score",),
-    bounded: bool | Sequence[bool] = True,
     weights: npt.ArrayLike | None = None,
     tasks: Sequence[str] | None = None,
 ) -> DetectorRuns:
@@ -104,10 +99,9 @@ def detector_runs(
         ids: one a run, different.
         lengths: shape (runs,), rows of each run, at least 1.
         scores: shape (rows, streams), the runs one after the other, each in order of its steps; higher means success
-            is likelier; NaN is missing, infinity refused.
+            is likelier, in [0, 1]; NaN is missing.
         outcomes: shape (runs,), True for success. Leave it out for an interruption budget, which needs no label.
         streams: a name for each column of `scores`.
-        bounded: whether a stream's scores are probabilities, for all streams or one by one; others may be any number.
         weights: shape (runs,), one over the chance that a run's outcome was seen, >= 1.
         tasks: one a run.
 
@@ -122,7 +116,6 @@ def detector_runs(
     if len(set(names)) < len(names) or counts.shape != (len(names),) or (counts < 1).any():
         raise ConfigurationError.of("ids", "detector_runs", "different, each with at least one row", names[:3])
     values = _scores(scores, int(counts.sum()), tuple(streams))
-    inside = _check_bounded(bounded, values)
     order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
     places = order.tolist()
     starts = np.cumsum(counts) - counts
@@ -131,7 +124,6 @@ def detector_runs(
     weight = None if weights is None else np.asarray(weights, dtype=np.float64)[order]
     return DetectorRuns(
         streams=tuple(streams),
-        bounded=inside,
         ids=tuple(names[place] for place in places),
         weights=None if weight is None or (weight == 1.0).all() else weight,
         values=values[rows],
@@ -151,21 +143,7 @@ def _scores(scores: npt.ArrayLike, rows: int, streams: tuple[str, ...]) -> Float
     values = values.reshape(-1, 1) if values.ndim == 1 else values
     if values.shape != (rows, len(streams)):
         raise ConfigurationError.of("scores", "detector_runs", f"of shape ({rows}, {len(streams)})", values.shape)
-    if (np.abs(values) > LARGEST).any():
-        way_out = "clip it to the largest score that can occur, or pass NaN if it is missing"
-        rule = f"NaN or finite, within +-{LARGEST:g}"
-        raise ConfigurationError.of("scores", "detector_runs", rule, float(np.nanmax(np.abs(values))), way_out)
+    outside = values[(values < 0.0) | (values > 1.0)]
+    if len(outside):
+        raise ConfigurationError.of("scores", "detector_runs", "in [0, 1], or NaN for missing", float(outside[0]))
     return values
-
-
-def _check_bounded(bounded: bool | Sequence[bool], values: FloatArray) -> tuple[bool, ...]:
-    streams = values.shape[1]
-    inside = (bounded,) * streams if isinstance(bounded, bool) else tuple(bounded)
-    if len(inside) != streams:
-        raise ConfigurationError.of("bounded", "detector_runs", f"one for each of {streams} streams", bounded)
-    for column in values[:, list(inside)].T:
-        outside = column[(column < 0.0) | (column > 1.0)]
-        if len(outside):
-            way_out = "no probability? pass bounded=False for this stream; a percentage? divide by 100"
-            raise ConfigurationError.of("scores", "detector_runs", "in [0, 1]", float(outside[0]), way_out)
-    return inside
