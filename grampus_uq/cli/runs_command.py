@@ -58,7 +58,7 @@ from grampus_uq.records.vocabulary import StopReason, in_words
 
 _paths = click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
 _SHOWN_READINGS: Final = 3  # in a column of a terminal; elsewhere every one
-_FORMS: Final[dict[str, TableForm]] = {"jsonl": "jsonl", "csv": "csv", "parquet": "parquet"}
+_FORMS: Final[dict[str, TableForm]] = {"csv": "csv", "parquet": "parquet"}
 
 
 @click.group(name="runs", cls=SummarisedGroup)
@@ -261,17 +261,15 @@ def label_(
     required=True,
     type=OutputFile(),
     metavar="FILE",
-    help="FILE.csv, .jsonl or .parquet; - for standard output.",
+    help="FILE.csv or .parquet; - for standard output.",
 )
-@click.option(
-    "--format", "form", type=click.Choice(["jsonl", "csv", "parquet"]), help="[default: by the suffix of FILE]"
-)
+@click.option("--format", "form", type=click.Choice(["csv", "parquet"]), help="[default: by the suffix of FILE]")
 @as_json_option
 def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool) -> None:
     """Write a flat table with one row per step: readings, confidences, level, action, outcome."""
     wanted = _FORMS.get(form or output.rpartition(".")[2].lower())
     if wanted is None:
-        raise click.UsageError("FILE has no known suffix; give --format jsonl, csv or parquet.")
+        raise click.UsageError("FILE has no known suffix; give --format csv or parquet.")
     refuse_none(next(recording_files(paths), None), paths, "recording")
     with naming_refused() as refuse:
         with progress("Exporting") as advance:
@@ -282,10 +280,8 @@ def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool)
             if output == "-":
                 if wanted == "parquet":
                     raise click.UsageError("Parquet needs a FILE.")
-                columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=lambda _: advance(1), on_refused=refuse))
-                write_rows(
-                    step_rows(paths, on_run=lambda _: advance(1), on_refused=refuse), columns, sys.stdout, wanted
-                )
+                columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=one_more, on_refused=refuse))
+                write_rows(step_rows(paths, on_run=one_more, on_refused=refuse), columns, sys.stdout)
                 return
             count = export(paths, output, wanted, on_run=one_more, on_refused=refuse)
         if as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -16,7 +15,7 @@ from grampus_uq.recording.runs import Paths, Refused, Run, runs
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction
 
-TableForm = Literal["jsonl", "csv", "parquet"]
+TableForm = Literal["csv", "parquet"]
 
 
 def _word(value: Effect | UncertaintyAction | None) -> str | None:
@@ -110,8 +109,8 @@ def export(
     The recordings are read twice, a run at a time: first for the columns. Parquet needs the extra `parquet`. Raises
     DataError, or gives it to `on_refused`, as `runs` does; ConfigurationError for an unknown form.
     """
-    if form not in ("jsonl", "csv", "parquet"):
-        raise ConfigurationError.of("form", "export", "'jsonl', 'csv' or 'parquet'", form)
+    if form not in ("csv", "parquet"):
+        raise ConfigurationError.of("form", "export", "'csv' or 'parquet'", form)
     columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=on_run, on_refused=on_refused))
     draft = Path(f"{os.fspath(target)}.{os.getpid()}.part")
     try:
@@ -119,28 +118,20 @@ def export(
             count = _write_parquet(step_rows(paths, on_run=on_run, on_refused=on_refused), columns, draft)
         else:
             with draft.open("w", encoding="utf-8", newline="") as stream:
-                count = write_rows(step_rows(paths, on_run=on_run, on_refused=on_refused), columns, stream, form)
+                count = write_rows(step_rows(paths, on_run=on_run, on_refused=on_refused), columns, stream)
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
     return count
 
 
-def write_rows(
-    rows: Iterable[dict[str, Any]], columns: Sequence[str], stream: TextIO, form: Literal["jsonl", "csv"]
-) -> int:
-    """Write rows as JSON lines (every column present) or CSV (empty cells for None); return how many."""
+def write_rows(rows: Iterable[dict[str, Any]], columns: Sequence[str], stream: TextIO) -> int:
+    """Write rows as CSV (empty cells for None); return how many."""
     count = 0
-    writer = csv.writer(stream)
-    if form == "csv":
-        writer.writerow(columns)
-    for row in rows:
-        values = [row.get(column) for column in columns]
-        if form == "csv":
-            writer.writerow(values)
-        else:
-            stream.write(json.dumps(dict(zip(columns, values, strict=True)), ensure_ascii=False) + "\n")
-        count += 1
+    writer = csv.DictWriter(stream, columns, extrasaction="ignore")
+    writer.writeheader()
+    for count, row in enumerate(rows, 1):  # noqa: B007 (the number of the last is returned)
+        writer.writerow(row)
     return count
 
 
