@@ -170,6 +170,7 @@ async def test_whatever_stands_in_any_place_of_any_method_is_read_or_refused_and
         lambda: session.would_allow("pay", effect=value),
         lambda: session.declare_tools(value),
         lambda: session.record_decision(value, principal="ann"),
+        lambda: session.finish(value),
         lambda: session.observe_tool_result(value, value),
         lambda: session.observe_user(value),
     ]
@@ -179,6 +180,25 @@ async def test_whatever_stands_in_any_place_of_any_method_is_read_or_refused_and
     for call in ({"tool_name": value}, {"tool_name": "pay", "effect": value}):
         with refusing:
             await session.observe_tool_call(**{"step_id": "t", **call})
+
+
+def test_an_answer_or_an_end_of_another_kind_is_refused_before_it_is_recorded() -> None:
+    kept: list[Any] = []
+
+    class Kept:
+        def on_event(self, event: Any) -> None:
+            kept.append(event)
+
+    session = UncertaintyMonitor(processors=[Kept()]).session("s")
+    began = len(kept)
+    with pytest.raises(ConfigurationError, match="one of approve, edit, reject"):
+        session.record_decision("approved", principal="ann")
+    with pytest.raises(ConfigurationError, match=r"an Outcome. Got True. \(Pass Outcome\(success=True\)"):
+        session.finish(True)  # type: ignore[arg-type]
+    assert len(kept) == began
+    advised = UncertaintyMonitor(processors=[Kept()], advisory=True).session("s")
+    advised.finish(True)  # type: ignore[arg-type]
+    assert kept[-1].outcome.success is None
 
 
 WRONG_CALLS = [5, None, object(), {}, {"name": ""}, {"name": 5}, [], b"pay", Hostile(), {"arguments": {}}]

