@@ -99,9 +99,13 @@ class ApprovalRequest(BaseModel):
     ) -> ApprovalDecision:
         """An unsigned decision on this request; a signer's `sign` makes it one that a runner with keys accepts.
 
-        Raises ApprovalError for arguments that no runner takes: nested more than 100 deep, or no JSON, as 1e999 is.
+        Raises ApprovalError for arguments that no runner takes: nested more than 100 deep, or no JSON, as 1e999 is;
+        ConfigurationError for an unknown kind.
         """
         check_arguments(arguments)
+        if kind not in tuple(ApprovalKind):
+            rule = f"one of {', '.join(ApprovalKind)}"
+            raise ConfigurationError.of("kind", "ApprovalRequest.decide", rule, kind)
         return ApprovalDecision(
             request_id=self.id,
             digest=self.digest(),
@@ -264,8 +268,11 @@ class ApprovalPolicy:
         if both:
             rule = "no approvers, under another spelling either"
             raise ConfigurationError.of("deputies", "ApprovalPolicy", rule, ", ".join(both))
-        if required < 1 or (self.approvers is not None and required > len(self.approvers)):
-            raise ConfigurationError.of("required", "ApprovalPolicy", "from 1 to the number of approvers", required)
+        most = None if self.approvers is None else len(self.approvers)
+        if type(required) is not int or required < 1 or (most is not None and required > most):
+            rule = "a whole number from 1 to the number of approvers"
+            way_out = "" if most is None else f"Approvers: {most}."
+            raise ConfigurationError.of("required", "ApprovalPolicy", rule, required, way_out)
         if seal is None and signer is not None:
             seal = signer.seal() if isinstance(signer, HmacSigner) else Seal.of_this_process()
         self.signer = signer

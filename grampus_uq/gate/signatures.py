@@ -139,7 +139,8 @@ class Ed25519Signer(_Signs):
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 text = file.read(65_536)
         except OSError as error:
-            raise ConfigurationError.of("path", "Ed25519Signer.from_file", "a readable file", str(path)) from error
+            rule, why = "a readable file", f"{error.strerror}."
+            raise ConfigurationError.of("path", "Ed25519Signer.from_file", rule, str(path), why) from error
         if os.name == "posix" and mode & 0o077:
             rule = "a file that only its owner may read"
             raise ConfigurationError.of(
@@ -243,7 +244,8 @@ class PublicKeys:
         try:
             content = json.loads(Path(path).read_text("utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigurationError.of("path", "PublicKeys.from_file", "a JSON file", str(path)) from error
+            why = error.strerror if isinstance(error, OSError) else f"It is not JSON: {error}"
+            raise ConfigurationError.of("path", "PublicKeys.from_file", "a JSON file", str(path), f"{why}.") from error
         lists = content.values() if isinstance(content, dict) else [None]
         if not all(isinstance(key, str) for keys in lists for key in (keys if isinstance(keys, list) else [keys])):
             rule = 'an object {"principal": "ed25519:…" or a list of them}'

@@ -42,7 +42,8 @@ class Tool:
         self.function = function
         self.name = str(marks.get("name") or getattr(function, "__name__", ""))
         if not self.name or self.name == "<lambda>":
-            raise ConfigurationError.of("function", "Tool", "a named function", function, "Use @tool(name=…).")
+            way_out = "Name a lambda by @tool(name=…); pass several functions one by one, FunctionTools(*functions)."
+            raise ConfigurationError.of("function", "Tool", "a named function", function, way_out)
         self.effect: Effect = parse_effect(effect, "Tool") or marks.get("effect", Effect.UNKNOWN)
         self.description = inspect.getdoc(function) or ""
         self._arguments = _argument_model(self.name, function)

@@ -189,10 +189,18 @@ def test_a_grant_covers_its_tool_in_its_scope_until_its_time_and_with_every_argu
 def test_a_request_without_any_time_to_decide_is_a_mistake(expires_s: float) -> None:
     with pytest.raises(ConfigurationError, match="above 0 seconds"):
         ApprovalPolicy(expires_s=expires_s)
-    with pytest.raises(ConfigurationError, match="number of approvers"):
-        ApprovalPolicy(required=0)
+    for required in (0, "2", 1.0):
+        with pytest.raises(ConfigurationError, match="number of approvers"):
+            ApprovalPolicy(required=required)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"Got 4\. \(Approvers: 2\.\)"):
+        ApprovalPolicy(required=4, approvers=["ann", "bob"])
     assert ApprovalPolicy(expires_s=0.5).expiry(10.0) == 10.5
     assert ApprovalPolicy().expiry(10.0) is None
+
+
+def test_a_decision_of_an_unknown_kind_is_refused_with_the_kinds_there_are() -> None:
+    with pytest.raises(ConfigurationError, match="one of approve, edit, reject, respond"):
+        ASKED.decide("aprove", principal="ann")
 
 
 def test_approvers_narrow_who_may_decide_among_those_who_have_a_key() -> None:
@@ -448,6 +456,12 @@ def test_a_file_of_public_keys_that_is_none_is_refused(tmp_path: Path, content: 
     (tmp_path / "keys.json").write_text(content)
     with pytest.raises(ConfigurationError):
         PublicKeys.from_file(tmp_path / "keys.json")
+
+
+def test_a_file_of_keys_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    for read in (PublicKeys.from_file, Ed25519Signer.from_file):
+        with pytest.raises(ConfigurationError, match=r"none\.json'\. \(No such file or directory\.\)"):
+            read(tmp_path / "none.json")
 
 
 def test_a_file_of_public_keys_may_hold_several_keys_of_one_principal(tmp_path: Path) -> None:

@@ -184,5 +184,7 @@ def test_functions_that_cannot_be_tools_are_refused_at_construction() -> None:
         Tool(variadic)
     with pytest.raises(ConfigurationError, match="named function"):
         Tool(lambda: None)
+    with pytest.raises(ConfigurationError, match=r"FunctionTools\(\*functions\)"):
+        FunctionTools([pay_someone])  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="distinct"):
         FunctionTools(pay_someone, pay_someone)

@@ -44,6 +44,19 @@ async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
         open_store("mongodb://user:secret@host/x")
 
 
+@pytest.mark.parametrize(
+    "url", ["sqlite://x.db", "sqlite:/x.db", "sqlite://", "sqlite:///", " sqlite:///x.db", "SQLITE:///x.db", ""]
+)
+def test_a_mistyped_sqlite_url_is_refused_and_makes_no_folder_of_that_name(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"must be sqlite:///FILE\..*Three slashes"):
+        open_store(url)
+
+
+def test_a_store_is_named_by_text() -> None:
+    with pytest.raises(ConfigurationError, match=r"must be text\..*Pass str\(path\)"):
+        open_store(Path("x.db"))  # type: ignore[arg-type]
+
+
 def test_a_package_can_bring_a_store_for_a_scheme_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*, group: str, name: str) -> list[EntryPoint]:
         assert group == "grampus_uq.stores"

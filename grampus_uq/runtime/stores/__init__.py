@@ -25,10 +25,12 @@ def open_store(url: str, *, create: bool = True) -> SessionStore:
 
     Other schemes come from packages with an entry point of the group `grampus_uq.stores`: its name is the scheme, its
     object is called as `opened(url, create=…)`. With `create=False` a store that is not there is never made: every
-    operation on it raises StoreError. Raises ConfigurationError for an unknown scheme.
+    operation on it raises StoreError. Raises ConfigurationError for an unknown scheme, and for SQLite without a file.
     """
+    if not isinstance(url, str):
+        raise ConfigurationError.of("url", "open_store", "text", url, "Pass str(path).")
     scheme = urlsplit(url).scheme
-    if scheme in ("", "file") or len(scheme) == 1:  # a bare path; one letter: a Windows drive
+    if scheme == "" or len(scheme) == 1:  # a bare path; one letter: a Windows drive
         scheme = "sqlite"
     if scheme in _BUILT_IN:
         entry = EntryPoint(name=scheme, value=f"{__name__}.{_BUILT_IN[scheme]}", group=_PLUGINS)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import anyio
 
@@ -72,7 +73,11 @@ class SQLiteStore(SQLStore):
     @classmethod
     def opened(cls, url: str, *, create: bool = True) -> SQLiteStore:
         """By "sqlite:///FILE" or a bare path."""
-        return cls(url.removeprefix("sqlite:///"), create=create)
+        path = url.removeprefix("sqlite:///")
+        if not path or urlsplit(path).scheme == "sqlite":  # "sqlite://FILE" would make a folder "sqlite:"
+            way_out = "Three slashes, four before an absolute path."
+            raise ConfigurationError.of("url", "open_store", "sqlite:///FILE", url, way_out)
+        return cls(path, create=create)
 
     async def write(self, *changes: Change) -> float:
         """Make all changes in one transaction, which nobody else's can come between."""
