@@ -159,7 +159,7 @@ TABLE = """
 1 send empty --otlp http://127.0.0.1:1 --timeout 1
 1 send nowhere --otlp http://127.0.0.1:1
 2 approvals list
-1 approvals list --store <empty>
+2 approvals list --store <empty>
 1 approvals list --store sqlite:///nowhere.db
 1 approvals list --store sqlite:///empty
 1 approvals list --store file.txt
