@@ -11,7 +11,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.values import Message, ModelResponse, Role, TokenUsage, ToolCall
@@ -90,25 +90,6 @@ class CallOptions:
         if self.response_format is not None:
             body["response_format"] = dict(self.response_format)
         return body
-
-
-class WarmModel:
-    """A client that `async with` warms up and closes."""
-
-    async def warmup(self) -> None:
-        """Load what the first call would wait for."""
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Release what is open; the client may be used again."""
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
-        await self.warmup()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 def request_body(messages: Sequence[Message], model: str, options: CallOptions) -> bytes:

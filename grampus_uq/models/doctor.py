@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from grampus_uq.models.openai_compatible import checked_timeout
+from grampus_uq.models.chat_client import checked_timeout
 from grampus_uq.models.probes import PROBES, Meter, ProbeResult, probe
 from grampus_uq.records.protocols import ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step, ToolCall

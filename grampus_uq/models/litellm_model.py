@@ -5,28 +5,21 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import anyio
-
-from grampus_uq.errors import (
-    ConfigurationError,
-    MissingDependencyError,
-    ModelError,
-    ModelTimeoutError,
-)
-from grampus_uq.models.chat_format import CallOptions, Prices, WarmModel, read_completion, wire_messages
+from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError
+from grampus_uq.models.chat_client import ChatClient
+from grampus_uq.models.chat_format import CallOptions, Prices, read_completion, wire_messages
 from grampus_uq.models.loop_thread import run_on_loop_thread
-from grampus_uq.models.openai_compatible import checked_prices, checked_timeout
-from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, retry_after, send_without_refused
+from grampus_uq.models.refusals import error_from, retry_after
 from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_ACCESS_KEY", "_PASSWORD")
 
 
-class LiteLLMModel(WarmModel):
+class LiteLLMModel(ChatClient):
     """A `ModelClient` for every provider that litellm knows, on asyncio and on trio.
 
     litellm takes seconds to import and binds its connections to the first event loop it sees. So it is imported on the
@@ -63,12 +56,9 @@ class LiteLLMModel(WarmModel):
         timeout_s: float = 60.0,
         prices: Prices | None = None,
     ) -> None:
-        self._model = model
+        super().__init__(model, timeout_s, prices)
         self._api_base = api_base
         self._api_key = api_key
-        self._timeout_s = checked_timeout(timeout_s, "LiteLLMModel")
-        self._prices = checked_prices(prices, "LiteLLMModel")
-        self._memory = RefusalMemory()
 
     def __repr__(self) -> str:
         return f"LiteLLMModel({self._model!r})"
@@ -84,50 +74,18 @@ class LiteLLMModel(WarmModel):
     async def aclose(self) -> None:
         """Nothing to close: litellm shares its connections among all models of the process."""
 
-    def capabilities(self, model: str = "") -> Capabilities:
-        """The parameters that the model (default: this client's) refused so far."""
-        return self._memory.of(model or self._model)
-
-    async def complete(
-        self,
-        *,
-        messages: Sequence[Message],
-        model: str = "",
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        top_logprobs: int | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        response_format: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
-        **extra: Any,
-    ) -> ModelResponse:
-        """Answer the messages; parameters and exceptions as in `OpenAICompatibleModel.complete`.
-
-        `extra` goes to litellm as it is. litellm's own execution of MCP tools is switched off: what the model proposes
-        comes back as tool calls, and nothing has run.
-        """
-        options = CallOptions(
-            temperature=temperature,
-            max_tokens=max_tokens,
-            top_logprobs=top_logprobs,
-            tools=tools,
-            response_format=response_format,
-            extra=extra,
-        )
-        name = model or self._model
-        if not name:
-            raise ConfigurationError.of("model", "complete", "litellm's name of a model", name)
-        limit_s = self._timeout_s if timeout_s is None else checked_timeout(timeout_s, "complete")
-        written = wire_messages(messages)
-
-        async def send(trying: CallOptions) -> ModelResponse:
-            return await run_on_loop_thread(lambda: self._send(name, written, trying, limit_s))
-
-        with anyio.move_on_after(limit_s):
-            return await send_without_refused(self._memory, name, options, send)
-        raise ModelTimeoutError(f"The model {name!r} did not answer within {limit_s:g} s.", retryable=True)
-
     async def _send(
+        self, model: str, messages: Sequence[Message], options: CallOptions, limit_s: float
+    ) -> ModelResponse:
+        if not model:
+            raise ConfigurationError.of("model", "complete", "litellm's name of a model", model)
+        written = wire_messages(messages)
+        return await run_on_loop_thread(lambda: self._ask(model, written, options, limit_s))
+
+    def _where(self, model: str) -> str:
+        return f"The model {model!r}"
+
+    async def _ask(
         self, name: str, messages: list[dict[str, Any]], options: CallOptions, limit_s: float
     ) -> ModelResponse:
         """One request; runs on the loop thread."""

@@ -19,10 +19,10 @@ import anyio
 import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError, ModelTimeoutError
-from grampus_uq.models.chat_format import WarmModel
+from grampus_uq.models.chat_client import WarmModel, checked_timeout
 from grampus_uq.models.child_process import Child
 from grampus_uq.models.model_file import BY_HAND, Progress, checked_gguf, find_model_file, name_of_file
-from grampus_uq.models.openai_compatible import OpenAICompatibleModel, checked_timeout
+from grampus_uq.models.openai_compatible import OpenAICompatibleModel
 from grampus_uq.models.refusals import Capabilities
 from grampus_uq.records.values import Message, ModelResponse
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import anyio.to_thread
 
-from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError
-from grampus_uq.models.chat_format import CallOptions, Prices, WarmModel, parse_completion, request_body
+from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.models.chat_client import ChatClient
+from grampus_uq.models.chat_format import CallOptions, Prices, parse_completion, request_body
 from grampus_uq.models.http_pools import LoopPools
-from grampus_uq.models.refusals import (
-    Capabilities,
-    RefusalMemory,
-    error_of,
-    retry_after,
-    scrubbed,
-    send_without_refused,
-)
+from grampus_uq.models.refusals import error_of, retry_after, scrubbed
 from grampus_uq.records.values import Message, ModelResponse
 
 if TYPE_CHECKING:
@@ -32,7 +26,7 @@ _ERROR_BYTES = 65_536
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class OpenAICompatibleModel(WarmModel):
+class OpenAICompatibleModel(ChatClient):
     """A `ModelClient` that speaks `/chat/completions` over httpx, on asyncio and on trio.
 
     Each call is one request under one deadline, and nothing is retried behind the caller's back, with one exception: a
@@ -71,15 +65,12 @@ class OpenAICompatibleModel(WarmModel):
         max_response_bytes: int = 8 * _MEGABYTE,
     ) -> None:
         self._url = _completions_url(api_base)
-        self._model = model
-        self._timeout_s = checked_timeout(timeout_s, "OpenAICompatibleModel")
-        self._prices = checked_prices(prices, "OpenAICompatibleModel")
+        super().__init__(model, timeout_s, prices)
         self._headers = _checked_headers(api_key, headers or {})
         self._secrets = tuple(filter(None, [(api_key or "").strip(), *(headers or {}).values()]))
         self._max_response_bytes = max_response_bytes
         self._tls: ssl.SSLContext | bool | None = None
         self._pools = LoopPools(self._open)
-        self._memory = RefusalMemory()
 
     def __repr__(self) -> str:
         return f"OpenAICompatibleModel({urlunsplit(urlsplit(self._url)._replace(query=''))!r}, model={self._model!r})"
@@ -94,63 +85,11 @@ class OpenAICompatibleModel(WarmModel):
         with anyio.CancelScope(shield=True):
             await self._pools.aclose()
 
-    def capabilities(self, model: str = "") -> Capabilities:
-        """The parameters that the model (default: this client's) refused so far."""
-        return self._memory.of(model or self._model)
-
-    async def complete(
-        self,
-        *,
-        messages: Sequence[Message],
-        model: str = "",
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        top_logprobs: int | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        response_format: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
-        **extra: Any,
+    async def _send(
+        self, model: str, messages: Sequence[Message], options: CallOptions, limit_s: float
     ) -> ModelResponse:
-        """Answer the messages.
-
-        Parameters
-        ----------
-        messages
-            The transcript, oldest first.
-        model
-            Name of the model; "" takes the client's.
-        temperature, max_tokens, tools, response_format
-            As in the chat format. None is not sent. A tool may also be a bare function (name, description, parameters).
-        top_logprobs
-            Ask for the log-probability of every generated token and for this many alternatives; 0 asks for no
-            alternatives, None for nothing. The answer's `logprobs` is None when the model reports none.
-        timeout_s
-            Deadline in seconds, in place of the client's.
-        extra
-            Further parameters of the chat format (seed, stop, top_p), sent as they are.
-
-        Raises `ModelTimeoutError` when the deadline passed, `RateLimitedError` on status 429, `UnsupportedByModelError`
-        when the model refuses a parameter that cannot be left out, `ModelError` on everything else that gave no usable
-        answer, `ConfigurationError` when a parameter cannot be right.
-        """
-        options = CallOptions(
-            temperature=temperature,
-            max_tokens=max_tokens,
-            top_logprobs=top_logprobs,
-            tools=tools,
-            response_format=response_format,
-            extra=extra,
-        )
-        name = model or self._model
-        limit_s = self._timeout_s if timeout_s is None else checked_timeout(timeout_s, "complete")
-
-        async def send(trying: CallOptions) -> ModelResponse:
-            raw = await self._post(request_body(messages, name, trying), trying)
-            return parse_completion(raw, model=name, prices=self._prices)
-
-        with anyio.move_on_after(limit_s):
-            return await send_without_refused(self._memory, name, options, send)
-        raise ModelTimeoutError(f"{self._where()} did not answer within {limit_s:g} s.", retryable=True)
+        raw = await self._post(request_body(messages, model, options), options)
+        return parse_completion(raw, model=model, prices=self._prices)
 
     async def _post(self, body: bytes, options: CallOptions) -> bytes:
         await self.warmup()
@@ -198,14 +137,14 @@ class OpenAICompatibleModel(WarmModel):
 
         return httpx.AsyncClient(
             headers=self._headers,
-            timeout=None,  # noqa: S113 (one deadline over everything is ours: `_ask`)
+            timeout=None,  # noqa: S113 (one deadline over everything is ours: `complete`)
             verify=self._tls if self._tls is not None else True,
             trust_env=urlsplit(self._url).hostname not in _LOOPBACK,  # no proxy leads to this machine
             # Common servers close an idle connection after 5 s; not using it then avoids the race.
             limits=httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=4.0),
         )
 
-    def _where(self) -> str:
+    def _where(self, model: str = "") -> str:
         parts = urlsplit(self._url)
         return f"The model's server at {parts.scheme}://{parts.netloc}"
 
@@ -230,24 +169,6 @@ async def _read_at_most(response: httpx.Response, limit: int) -> tuple[bytes, bo
                 # Cancelling the next read ends them all, and the connection with them.
                 scope.cancel()
     return b"".join(parts), size <= limit
-
-
-def checked_timeout(timeout_s: float, owner: str) -> float:
-    """The deadline, if it is a positive number of seconds."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0.0 < timeout_s < float("inf"):
-        raise ConfigurationError.of("timeout_s", owner, "a positive finite number of seconds", timeout_s)
-    return float(timeout_s)
-
-
-def checked_prices(prices: Prices | None, owner: str) -> Prices | None:
-    """The prices, if they are two numbers that a token can cost."""
-    if prices is None:
-        return None
-    if len(prices) != 2 or not all(0.0 <= price < 1.0 for price in prices):
-        raise ConfigurationError.of(
-            "prices", owner, "US dollars for one input and one output token", prices, "per token, not per million"
-        )
-    return (float(prices[0]), float(prices[1]))
 
 
 def _completions_url(api_base: str) -> str:
