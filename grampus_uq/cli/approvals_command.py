@@ -25,11 +25,13 @@ from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.dead_letters import dead_letters
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.stored_decisions import check_shown, open_request, store_decision
+from grampus_uq.runtime.stored_decisions import check_shown, open_request, standing_on, store_decision
 from grampus_uq.runtime.stored_delegations import standing_for
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 _Result = TypeVar("_Result")
+_Decided = tuple[Card, Sequence[ApprovalDecision], Sequence[ApprovalDecision]]
+"""What is shown of a request, its decisions, and those that the runner has not refused."""
 _LETTERS = 100
 _TAIL = 6
 _BESIDE = {"call_id", "tool", "arguments", "readings", "thresholds", "unread", "messages"}
@@ -83,20 +85,23 @@ def keygen(file: str, principal: str) -> None:
 def list_(url: str, as_json: bool, agent: str | None) -> None:
     """List pending requests, and decisions that no runner has processed."""
 
-    async def work(ledger: Ledger) -> tuple[float, list[tuple[Card, list[ApprovalDecision]]], int]:
+    async def work(ledger: Ledger) -> tuple[float, list[_Decided], int]:
         sessions = await ledger.pending(agent)
         now_s = ledger.now_s()
         asked = [request for session in sessions for request in session.requests if request.child_session is None]
         requests = [request for request in asked if not request.expired(now_s)]
         arrived = await ledger.decisions([request.id for request in requests])
+        standing = await standing_on(ledger, requests)
         drills = StoredDrills(ledger.store)
         cards = await drills.as_shown(*await drills.mixed([card(request) for request in requests], now_s, agent))
-        shown = [(one, [decision for decision, _ in arrived.get(one.id, [])]) for one in cards]
+        shown: list[_Decided] = [
+            (one, [decision for decision, _ in arrived.get(one.id, [])], standing.get(one.id, [])) for one in cards
+        ]
         return now_s, shown, len(await dead_letters(ledger.store, agent, limit=_LETTERS))
 
     now_s, found, letters = _with_ledger(url, work)
     if as_json:
-        print_json([_shown(shown, decisions) for shown, decisions in found])
+        print_json([_shown(shown, decisions) for shown, decisions, _ in found])
         return
     if letters:
         count = f"{letters} or more" if letters == _LETTERS else str(letters)
@@ -105,10 +110,12 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
         say_beside("No pending approvals.")
         return
     columns = ("request", "agent", "session", "call", "level", "reason", "waiting", "expires", "status")
-    print_table(columns, (_list_row(shown, decisions, now_s) for shown, decisions in found))
+    print_table(columns, (_list_row(*one, now_s) for one in found))
 
 
-def _list_row(shown: Card, decisions: Sequence[ApprovalDecision], now_s: float) -> list[str]:
+def _list_row(
+    shown: Card, decisions: Sequence[ApprovalDecision], standing: Sequence[ApprovalDecision], now_s: float
+) -> list[str]:
     return [
         visible(shown.id[:8]),
         visible(shown.agent_id),
@@ -118,14 +125,18 @@ def _list_row(shown: Card, decisions: Sequence[ApprovalDecision], now_s: float) 
         visible(short(shown.reason, 200)),
         f"{now_s - shown.created_s:.0f} s",
         "never" if shown.expires_s is None else f"in {shown.expires_s - now_s:.0f} s",
-        _stands(decisions),
+        _status(decisions, standing),
     ]
 
 
-def _stands(decisions: Sequence[ApprovalDecision]) -> str:
-    """The decisions so far, unchecked: only the runner has the keys."""
-    given = ", ".join(f"{decision.kind.value} by {visible(short(decision.by, 80))}" for decision in decisions[:5])
-    return f"decided, unchecked: {given}" if given else "pending"
+def _status(decisions: Sequence[ApprovalDecision], standing: Sequence[ApprovalDecision]) -> str:
+    """The decisions that no runner has refused, unchecked: only the runner has the keys; else those it refused."""
+    given = ", ".join(
+        f"{decision.kind.value} by {visible(short(decision.by, 80))}" for decision in (standing or decisions)[:5]
+    )
+    if standing:
+        return f"decided, unchecked: {given}"
+    return f"pending, refused: {given}" if given else "pending"
 
 
 @command.command()
@@ -135,14 +146,16 @@ def _stands(decisions: Sequence[ApprovalDecision]) -> str:
 def show(request_id: str, url: str, as_json: bool) -> None:
     """Show one request: the whole call, its digest, its reason, and the end of the transcript."""
 
-    async def work(ledger: Ledger) -> tuple[Card, Sequence[ApprovalDecision], list[str]]:
+    async def work(ledger: Ledger) -> tuple[_Decided, list[str]]:
         found = await _drill(ledger, request_id) or await open_request(ledger, request_id)
         (shown,) = await StoredDrills(ledger.store).as_shown(found.card)
         if isinstance(found, Drill):
-            return shown, [], []
-        return shown, found.decisions, [f"{principal} {why}".strip() for principal, why in found.refused]
+            return (shown, [], []), []
+        return (shown, found.decisions, found.standing), [
+            f"{principal} {why}".strip() for principal, why in found.refused
+        ]
 
-    shown, decisions, refusals = _with_ledger(url, work)
+    (shown, decisions, standing), refusals = _with_ledger(url, work)
     if as_json:
         tail = [message.model_dump(mode="json") for message in shown.messages[-_TAIL:]]
         print_json(_shown(shown, decisions) | {"refused": refusals, "transcript_tail": tail})
@@ -160,7 +173,7 @@ def show(request_id: str, url: str, as_json: bool) -> None:
         print_whole(f"will       {visible(sentence_of(shown.tool, shown.arguments))}")
     for line in _numbers(shown):
         print_whole(line)
-    print_whole(f"status     {_stands(decisions)}")
+    print_whole(f"status     {_status(decisions, standing)}")
     for refusal in refusals:
         print_whole(f"refused    {visible(refusal)}")
     for line in _signed_lines(shown):
@@ -299,7 +312,7 @@ def _decide(
         if signer is not None:
             decision = signer.sign(decision)
         await store_decision(ledger, found, decision)
-        return found.card, found.decisions, None
+        return found.card, found.standing, None
 
     try:
         shown, before, drilled = _with_ledger(url, work)
@@ -324,4 +337,4 @@ def _decide(
         "when the session is resumed."
     )
     if before:
-        click.echo(f"An earlier decision comes first if it is valid: {_stands(before)}.")
+        click.echo(f"An earlier decision comes first if it is valid: {_status(before, before)}.")

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -29,7 +30,7 @@ from grampus_uq.runtime.asked_rows import ASKED, asked_in, row_key
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.pending_approvals import count_pending, oldest_pending
-from grampus_uq.runtime.stored_decisions import OpenRequest, open_request
+from grampus_uq.runtime.stored_decisions import OpenRequest, open_request, standing_on
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 _PAGE: Final = 25
@@ -76,16 +77,13 @@ async def listed(inbox: Inbox, after: str | None = None) -> tuple[list[ListedRow
     """
     ledger = inbox.ledger
     requests, _ = await oldest_pending(ledger, after=after, limit=_PAGE + 1)  # one more says whether a page follows
-    arrived = await ledger.decisions([request.id for request in requests])
+    standing = await ledger.store.at_once(partial(standing_on, ledger, requests))
     mixed = await StoredDrills(ledger.store).mixed([card(one) for one in requests], await ledger.store.now())
     placed = sorted(((row_key(one.id, one.created_s), one) for one in mixed), key=lambda one: one[0])
     behind = [one for one in placed if after is None or one[0] > after]
     following = behind[_PAGE - 1][0] if len(behind) > _PAGE else None
     shown = [one for _, one in behind[:_PAGE]]
-    return [
-        ListedRow(card=one, sentence=said(inbox, one), stands=[decision for decision, _ in arrived.get(one.id, [])])
-        for one in shown
-    ], following
+    return [ListedRow(card=one, sentence=said(inbox, one), stands=standing.get(one.id, [])) for one in shown], following
 
 
 async def how_many(inbox: Inbox) -> int:

@@ -34,8 +34,7 @@ class OpenRequest:
     @property
     def standing(self) -> Sequence[ApprovalDecision]:
         """The decisions that the runner may still take up."""
-        ignored = {principal for principal, _ in self.refused}
-        return [decision for decision in self.decisions if decision.principal not in ignored]
+        return _not_refused(self.decisions, self.refused)
 
 
 def check_shown(card: Card, digest: str | None) -> None:
@@ -69,6 +68,21 @@ async def store_decision(ledger: Ledger, found: OpenRequest, decision: ApprovalD
     deputies = [] if decision.delegation is None else [decision.principal]
     ApprovalPolicy(deputies=deputies).check(found.request, decision, now_s=ledger.now_s(), standing=standing)
     await ledger.decide(decision, shown=found.card, parameters=found.parameters)
+
+
+async def standing_on(ledger: Ledger, requests: Sequence[ApprovalRequest]) -> dict[str, list[ApprovalDecision]]:
+    """The decisions on each of these requests that the runner may still take up; the ledger's own are all of them."""
+    arrived = await ledger.decisions([request.id for request in requests])
+    return {
+        request.id: _not_refused([decision for decision, _ in found], await _refusals(ledger, request))
+        for request in requests
+        if (found := arrived[request.id])
+    }
+
+
+def _not_refused(decisions: Sequence[ApprovalDecision], refused: Sequence[tuple[str, str]]) -> list[ApprovalDecision]:
+    ignored = {principal for principal, _ in refused}
+    return [decision for decision in decisions if decision.principal not in ignored]
 
 
 async def _refusals(ledger: Ledger, request: ApprovalRequest) -> tuple[tuple[str, str], ...]:

@@ -393,8 +393,10 @@ async def test_a_key_that_the_runner_does_not_know_decides_nothing_and_the_page_
     request = await desk.pause()
     eve = await someone(desk.app, store, "eve")
     assert (await decide(eve, request.id)).status_code == 200
+    assert "approved by eve; not yet carried out" in (await eve.get("/requests")).text
     await desk.resume()
     assert desk.world.sent == []
+    assert "not yet carried out" not in (await eve.get("/requests")).text
     assert "Not accepted: eve" in (await eve.get(f"/requests/{request.id}")).text
 
 

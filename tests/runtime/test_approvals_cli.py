@@ -12,7 +12,7 @@ import anyio
 import pytest
 from click.testing import CliRunner, Result
 
-from grampus_uq import AgentRunner, ApprovalPolicy, PublicKeys, open_store
+from grampus_uq import AgentRunner, ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
 from grampus_uq.cli.approvals_command import command
 from grampus_uq.cli.calibration_command import command as watch_command
 from grampus_uq.errors import GrampusError
@@ -166,6 +166,18 @@ def test_after_an_approval_the_request_is_listed_as_decided_until_the_runner_tak
     assert desk.resume().status is AgentStatus.COMPLETED
     assert desk.world.sent == [("bob", "hi")]
     assert desk.cli("list").output == "No pending approvals.\n"
+
+
+def test_a_decision_that_the_runner_refused_leaves_the_request_pending_in_the_list(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, approvals=ApprovalPolicy(signer=PublicKeys({"ann": Ed25519Signer.generate().public_key})))
+    desk.cli("approve", desk.request.id, "--as", "bob")
+    assert desk.resume().status is AgentStatus.WAITING_FOR_HUMAN
+    for shown in (desk.cli("list"), desk.cli("show", desk.request.id)):
+        assert "pending, refused: approve by bob" in shown.output
+        assert "unchecked" not in shown.output
+    again = desk.cli("approve", desk.request.id, "--as", "ann")
+    assert "An earlier decision" not in again.output
+    assert "decided, unchecked: approve by ann" in desk.cli("list").output
 
 
 @pytest.mark.parametrize(
