@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, print_json, refuse_none
+from grampus_uq.cli.printing import as_json_option, print_result, refuse_none
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.fit.streams import finished_in_recordings
@@ -109,11 +109,7 @@ def status_json(status: WatchStatus) -> dict[str, Any]:
 
 
 def _report(statuses: Sequence[WatchStatus], as_json: bool, check: bool) -> None:
-    if as_json:
-        print_json([status_json(status) for status in statuses])
-    else:
-        for line in _lines(statuses):
-            click.echo(line)
+    print_result(as_json, [*map(status_json, statuses)], _lines(statuses))
     if check and (not statuses or any(status.alarmed for status in statuses)):
         raise SystemExit(1)
 

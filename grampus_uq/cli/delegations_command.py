@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
+from grampus_uq.cli.printing import as_json_option, print_list, print_result
 from grampus_uq.cli.store_options import Signer, as_option, key_option, store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.gate.delegations import LONGEST_S, Delegation
@@ -62,13 +62,11 @@ def grant(
         return signed
 
     given = with_store(url, work)
-    if as_json:
-        print_json(given.model_dump(mode="json"))
-        return
-    click.echo(
+    line = (
         f"{visible(given.deputy)} decides in place of {visible(given.principal)} on {_tools(given)} until "
         f"{_until(given)}: {given.id}"
     )
+    print_result(as_json, given.model_dump(mode="json"), [line])
 
 
 @command.command(name="list")
@@ -77,13 +75,8 @@ def grant(
 def list_(url: str, as_json: bool) -> None:
     """List delegations, earliest end first; only the runner checks signatures."""
     found = with_store(url, stored_delegations)
-    if as_json:
-        print_json([_shown(one) for one in found])
-    elif not found:
-        say_beside("No delegations.")
-    else:
-        columns = ("delegation", "deputy", "for", "on", "until", "valid")
-        print_table(columns, (_row(one) for one in found))
+    columns = ("delegation", "deputy", "for", "on", "until", "valid")
+    print_list(as_json, map(_shown, found), columns, map(_row, found), "No delegations.")
 
 
 def _shown(one: StoredDelegation) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from grampus_uq.cli.demo.demo_run import (
 from grampus_uq.cli.demo.mail_plan import DEFAULT_MAILS, MailPlan, handle_all, plan_mails
 from grampus_uq.cli.demo.mail_report import MailReport, progress_line, to_json
 from grampus_uq.cli.demo.mail_report import report_lines as mail_lines
-from grampus_uq.cli.printing import Stages, as_json_option, print_json
+from grampus_uq.cli.printing import Stages, as_json_option, print_json, print_result
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models import LocalModel, open_model
 from grampus_uq.records.visible_text import without_controls
@@ -247,11 +247,7 @@ def _ask_questions(
     ended = _to_the_end(_run, plan, client, on_answered)
     if not isinstance(ended, ModelError) or any(one.right is not None for one in answers):
         report = demo_report(answers, plan, interrupted=ended is not None)
-        if as_json:
-            print_json(report)
-        else:
-            for line in report_lines(report):
-                click.echo(without_controls(line))
+        print_result(as_json, report, map(without_controls, report_lines(report)))
     if ended is not None:
         raise ended
 

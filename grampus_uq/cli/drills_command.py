@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_table, say_beside
+from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_result, print_table, say_beside
 from grampus_uq.cli.store_options import as_option, store_option, with_store
 from grampus_uq.runtime.drills import Change, DrillPlan, DrillRule
 from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON, Missed, Reviewed, decision_times, reviewed
@@ -98,10 +98,7 @@ def _rule(text: str) -> DrillRule:
 def off(url: str, as_json: bool) -> None:
     """Switch drills off; answers so far are kept."""
     were_on = with_store(url, lambda store: StoredDrills(store).switch_off())
-    if as_json:
-        print_json({"were_on": were_on})
-    else:
-        click.echo("Drills are off." if were_on else "Drills were off.")
+    print_result(as_json, {"were_on": were_on}, ["Drills are off." if were_on else "Drills were off."])
 
 
 @command.command()

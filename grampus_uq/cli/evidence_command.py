@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import click
 
 from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, one_line, print_json
+from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_result
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import DataError
 from grampus_uq.gate.signatures import PublicKeys
@@ -53,10 +53,8 @@ def export(url: str, as_json: bool, output: str) -> None:
         part.replace(output)
     finally:
         part.unlink(missing_ok=True)
-    if as_json:
-        print_json({"output": output, "entries": entries, "digest": digest})
-    else:
-        click.echo(f"{entries} entries written to {one_line(output)}.\ndigest     {digest}")
+    lines = [f"{entries} entries written to {one_line(output)}.", f"digest     {digest}"]
+    print_result(as_json, {"output": output, "entries": entries, "digest": digest}, lines)
 
 
 @command.command()

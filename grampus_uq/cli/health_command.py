@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import as_json_option, print_result
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.runtime.health import health_in_words, store_health
 
@@ -21,10 +21,7 @@ from grampus_uq.runtime.health import health_in_words, store_health
 def command(url: str, as_json: bool, days: float, budget: float | None, check: bool) -> None:
     """Report the state of a store's agents and reviewers over the last days."""
     found = with_store(url, lambda store: store_health(store, days=days, budget_a_day=budget))
-    if as_json:
-        print_json(asdict(found))
-    else:
-        for name, words in health_in_words(found).items():
-            click.echo(f"{name:<10} {words}")
+    lines = (f"{name:<10} {words}" for name, words in health_in_words(found).items())
+    print_result(as_json, asdict(found), lines)
     if check and found.over_budget:
         raise SystemExit(1)

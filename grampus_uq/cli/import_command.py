@@ -13,7 +13,15 @@ import click
 
 from grampus_uq.cli.argument_types import OutputFolder
 from grampus_uq.cli.many_runs import chosen_workers, workers_option
-from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, progress, refuse_none
+from grampus_uq.cli.printing import (
+    as_json_option,
+    naming_refused,
+    one_line,
+    print_json,
+    print_result,
+    progress,
+    refuse_none,
+)
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import DataError
 from grampus_uq.importers.formats import FORMATS, read_runs
@@ -192,11 +200,7 @@ def replay_(paths: tuple[str, ...], profile: str, workers: int | None, as_json: 
                 paths, judge, on_part=lambda part: advance(part.runs), on_refused=refuse, workers=workers
             )
         refuse_none(found.runs, paths)
-        if as_json:
-            print_json(asdict(found))
-            return
-        for line in _shown(found):
-            click.echo(line)
+        print_result(as_json, asdict(found), _shown(found))
 
 
 def _shown(found: ReplayCounts) -> Iterator[str]:

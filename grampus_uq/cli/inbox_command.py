@@ -9,7 +9,7 @@ import anyio
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
+from grampus_uq.cli.printing import as_json_option, print_json, print_list
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.inbox.inbox_settings import InboxSettings
@@ -120,12 +120,10 @@ def keys(url: str, deputies: bool) -> None:
 def people(url: str, as_json: bool) -> None:
     """List people with a passkey, and their roles."""
     found = with_store(url, _everybody)
-    if as_json:
-        print_json([{"name": one.name, "role": one.role.value, "passkeys": len(one.passkeys)} for one in found])
-    elif not found:
-        say_beside("Nobody is registered.")
-    else:
-        print_table(("name", "role", "passkeys"), ((one.name, one.role.value, len(one.passkeys)) for one in found))
+    columns = ("name", "role", "passkeys")
+    rows = [(one.name, one.role.value, len(one.passkeys)) for one in found]
+    values = (dict(zip(columns, row, strict=True)) for row in rows)
+    print_list(as_json, values, columns, rows, "Nobody is registered.")
 
 
 @command.command()

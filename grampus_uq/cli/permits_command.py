@@ -18,6 +18,8 @@ from grampus_uq.cli.printing import (
     naming_refused,
     one_line,
     print_json,
+    print_list,
+    print_result,
     print_table,
     progress,
     say_beside,
@@ -250,10 +252,7 @@ def revoke(url: str, permit_id: str, principal: str, message: str, as_json: bool
         return permit.id, why
 
     found, why = with_store(url, work)
-    if as_json:
-        print_json({"permit": found, "closed": why})
-    else:
-        click.echo(f"{one_line(found)} is closed: {one_line(why)}.")
+    print_result(as_json, {"permit": found, "closed": why}, [f"{one_line(found)} is closed: {one_line(why)}."])
 
 
 @command.command(name="list")
@@ -262,14 +261,8 @@ def revoke(url: str, permit_id: str, principal: str, message: str, as_json: bool
 def list_(url: str, as_json: bool) -> None:
     """List permits: scope, threshold in force, answers, cleared calls and promise."""
     found = with_store(url, stored_permits)
-    if as_json:
-        print_json([_standing_json(standing) for standing in found])
-        return
-    if not found:
-        say_beside("No permits.")
-        return
     columns = ("permit", "scope", "status", "answers", "wrong", "cleared")
-    print_table(columns, (_list_row(standing) for standing in found))
+    print_list(as_json, map(_standing_json, found), columns, map(_list_row, found), "No permits.")
 
 
 def _list_row(standing: Standing) -> list[str]:

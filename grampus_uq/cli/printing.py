@@ -57,6 +57,15 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, allow_nan=False))
 
 
+def print_result(as_json: bool, value: Any, lines: Iterable[str]) -> None:
+    """The result of a command as JSON, or the same in lines of words."""
+    if as_json:
+        print_json(value)
+    else:
+        for line in lines:
+            click.echo(line)
+
+
 def print_json_array(items: Iterable[Any]) -> None:
     """One JSON array, an item a line, written as the items come."""
     separator = "[\n"
@@ -89,6 +98,19 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for row in rows:
         table.add_row(*(Text(one_line(cell)[:500]) for cell in row))
     Console().print(table)
+
+
+def print_list(
+    as_json: bool, values: Iterable[Any], columns: Sequence[str], rows: Iterable[Sequence[Any]], none: str
+) -> None:
+    """What a command found, as a JSON array or a table; `none` says in words that it found nothing."""
+    shown = [*values]
+    if as_json:
+        print_json(shown)
+    elif not shown:
+        say_beside(none)
+    else:
+        print_table(columns, rows)
 
 
 @contextmanager

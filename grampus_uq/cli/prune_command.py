@@ -6,7 +6,7 @@ from functools import partial
 
 import click
 
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import as_json_option, print_result
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.retention import prune
@@ -50,7 +50,5 @@ def command(
         move_to=move_to,
     )
     forgotten = with_store(url, work)
-    if as_json:
-        print_json({"forgotten": forgotten})
-    else:
-        click.echo(f"Deleted {forgotten} sessions." if move_to is None else f"Moved {forgotten} sessions.")
+    line = f"Deleted {forgotten} sessions." if move_to is None else f"Moved {forgotten} sessions."
+    print_result(as_json, {"forgotten": forgotten}, [line])

@@ -20,6 +20,7 @@ from grampus_uq.cli.printing import (
     one_line,
     print_json,
     print_json_array,
+    print_result,
     print_table,
     progress,
     refuse_none,
@@ -284,10 +285,7 @@ def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool)
                 write_rows(step_rows(paths, on_run=one_more, on_refused=refuse), columns, sys.stdout)
                 return
             count = export(paths, output, wanted, on_run=one_more, on_refused=refuse)
-        if as_json:
-            print_json({"rows": count, "output": output})
-        else:
-            click.echo(f"{count} rows written to {output}.")
+        print_result(as_json, {"rows": count, "output": output}, [f"{count} rows written to {output}."])
 
 
 @command.command(name="validate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import as_json_option, print_result
 from grampus_uq.cli.store_options import as_option, store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.vocabulary import AgentStatus
@@ -49,10 +49,8 @@ def command(
     report, resumable = with_store(url, work)
     what = "all sessions" if everything else f"{agent_id}/{session_id}"
     reached, acknowledged = len(report.reached), len(report.acknowledged)
-    if as_json:
-        print_json({"stopped": what, "reached": report.reached, "acknowledged": report.acknowledged})
-    else:
-        click.echo(f"Ordered {what} to stop. Running then: {reached}; stopped now: {acknowledged}.")
+    line = f"Ordered {what} to stop. Running then: {reached}; stopped now: {acknowledged}."
+    print_result(as_json, {"stopped": what, "reached": report.reached, "acknowledged": report.acknowledged}, [line])
     if not reached and resumable:
         click.echo("The session is not running: the order applies when it is resumed.", err=True)
     elif not reached:

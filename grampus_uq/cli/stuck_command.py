@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_table, say_beside
+from grampus_uq.cli.printing import as_json_option, print_list
 from grampus_uq.cli.store_options import as_option, store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.visible_text import short
@@ -32,24 +32,12 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
         return await store.now(), await dead_letters.dead_letters(store, agent)
 
     now_s, found = with_store(url, work)
-    if as_json:
-        print_json([asdict(letter) for letter in found])
-    elif not found:
-        say_beside("No session is set aside.")
-    else:
-        print_table(
-            ("agent", "session", "errors", "since", "last error"),
-            (
-                [
-                    one_line(letter.agent_id),
-                    one_line(letter.session_id),
-                    str(letter.failed),
-                    f"{now_s - letter.since_s:.0f} s",
-                    one_line(short(letter.why, 200)),
-                ]
-                for letter in found
-            ),
-        )
+    columns = ("agent", "session", "errors", "since", "last error")
+    rows = (
+        (letter.agent_id, letter.session_id, letter.failed, f"{now_s - letter.since_s:.0f} s", short(letter.why, 200))
+        for letter in found
+    )
+    print_list(as_json, map(asdict, found), columns, rows, "No session is set aside.")
 
 
 @command.command()

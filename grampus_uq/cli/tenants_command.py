@@ -6,7 +6,7 @@ import anyio
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import as_json_option, print_result
 from grampus_uq.cli.store_options import store_option
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.visible_text import visible
@@ -40,11 +40,7 @@ def add(role: str, url: str) -> None:
 def check(url: str, as_json: bool) -> None:
     """List the roles that may use the store, and every reason why their rows are not separated."""
     roles, found = anyio.run(problems, _postgres(url))
-    if as_json:
-        print_json({"roles": roles, "problems": found})
-    else:
-        for line in [*roles, *found]:
-            click.echo(visible(line))
+    print_result(as_json, {"roles": roles, "problems": found}, map(visible, [*roles, *found]))
     if found or not roles:
         mended = (
             "`tenants add` with one of these roles repairs rights, policies and the function; fix the rest by hand."
