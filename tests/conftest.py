@@ -30,7 +30,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 # How slowly examples are drawn says how busy the machine is, not whether the code is right.
 RELAXED = [HealthCheck.too_slow]
 SLOW_S = 900
-settings.register_profile("thorough", deadline=None, max_examples=2000, suppress_health_check=RELAXED)
+settings.register_profile("thorough", deadline=None, max_examples=sampling.Grown(2000), suppress_health_check=RELAXED)
 # A mutant that fifty examples let live is worth a test of its own; that it dies is all one asks, not of what.
 settings.register_profile(
     "mutation",

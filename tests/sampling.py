@@ -32,11 +32,17 @@ def asks_for_slow(selection: str) -> bool:
     return re.search(r"(?<!not )\bslow\b", selection) is not None
 
 
+class Grown(int):
+    """A number of examples that is larger than in the default run."""
+
+
 def examples(full: int, few: int | None = None) -> int:
-    """How many examples a law is tried with: `full`; by default `few`, or a quarter but no fewer than 25."""
+    """How many examples a law is tried with: `full`; by default `few`, or a tenth but no fewer than 10."""
     if few is None:
-        few = min(full, max(25, full // 4))
-    return full if FULL else few
+        few = min(full, max(10, full // 10))
+    if not FULL:
+        return few
+    return Grown(full) if few < full else full
 
 
 def sampled(names: str, few: Sequence[Any], *, full: Sequence[Any], **given: Any) -> Callable[[Test], Test]:
@@ -58,13 +64,19 @@ def crossed(names: str, *lists: Sequence[Any], **given: Any) -> Callable[[Test],
 def in_slow_stage(item: pytest.Item, asked: bool) -> bool:
     """Return True for a test that belongs to the slow stage for what it tries.
 
-    Where that stage is asked for, these are all tests that try less by default; at any time, on its second event loop,
-    a test marked `one_loop` and, unless tasks wait in it, one of the rooms `ONE_LOOP`.
+    Where that stage is asked for, these are all tests that try less by default (a law with the same number of examples
+    would try the same ones again); at any time, on its second event loop, a test marked `one_loop` and, unless tasks
+    wait in it, one of the rooms `ONE_LOOP`.
     """
     loop = item.callspec.params.get("anyio_backend") if hasattr(item, "callspec") else None
     if loop == "trio":
         waits = item.get_closest_marker("jumping_clocks") is not None
         if item.get_closest_marker("one_loop") or (item.path.relative_to(TESTS).parts[0] in ONE_LOOP and not waits):
             return True
-    law = is_hypothesis_test(getattr(item, "obj", None))
-    return asked and (law or item.get_closest_marker("sampled") is not None)
+    return asked and (item.get_closest_marker("sampled") is not None or _grows(getattr(item, "obj", None)))
+
+
+def _grows(test: object) -> bool:
+    """Return True for a law that is tried with more examples than by default, and for one that does not say."""
+    given = getattr(test, "_hypothesis_internal_use_settings", None)
+    return is_hypothesis_test(test) and isinstance(getattr(given, "max_examples", Grown()), Grown)

@@ -39,10 +39,8 @@ def test_plain_pytest_does_not_ask_for_it_and_the_continuous_integration_does() 
     assert any(sampling.asks_for_slow(words[words.index("-m") + 1]) for words in given)
 
 
-@pytest.mark.parametrize(("full", "sample"), [(8, 8), (25, 25), (40, 25), (100, 25), (400, 100)])
-def test_a_sample_is_a_quarter_and_no_fewer_than_twenty_five(
-    full: int, sample: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("full", "sample"), [(8, 8), (10, 10), (40, 10), (100, 10), (400, 40)])
+def test_a_sample_is_a_tenth_and_no_fewer_than_ten(full: int, sample: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for everything, expected in ((False, sample), (True, full)):
         monkeypatch.setattr(sampling, "FULL", everything)
         assert sampling.examples(full) == expected
