@@ -242,7 +242,7 @@ WITH_CODE = [
 
 
 LONG = ("detector.md", "fitting.md", "reviewers.md", "inbox.md", "langgraph.md", "mcp.md", "openai-agents.md")
-LONG += ("quickstart.md", "runtime.md", "litellm.md", "langchain.md", "evaluation.md", "pydantic-ai.md")
+LONG += ("README.md", "quickstart.md", "runtime.md", "litellm.md", "langchain.md", "evaluation.md", "pydantic-ai.md")
 """More than two seconds of a processor each."""
 
 
