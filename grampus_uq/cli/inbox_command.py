@@ -99,7 +99,7 @@ def invite(name: str, role: str, hours: float, url: str, origin: str | None) -> 
     settings = InboxSettings(origin=origin or f"http://localhost:{_PORT}")
     token = with_store(url, lambda store: People(store).invite(name, Role(role), for_s=3600.0 * hours))
     click.echo(f"{settings.origin}/invitation#{token}")
-    click.echo(f"For {name}, with the role {role}; valid once, for {hours:g} hours.", err=True)
+    click.echo(f"For {name}, with the role {role}; valid once, for {hours:g} h.", err=True)
 
 
 @command.command()

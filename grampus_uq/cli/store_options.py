@@ -23,7 +23,8 @@ store_option = click.option(
     "url",
     required=True,
     envvar="GRAMPUS_UQ_STORE",
-    help="Session store: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
+    show_envvar=True,
+    help="Session store: sqlite:///FILE, postgresql://… or redis://….",
 )
 several_stores_option = click.option(
     "--store",
@@ -31,7 +32,8 @@ several_stores_option = click.option(
     required=True,
     multiple=True,
     envvar="GRAMPUS_UQ_STORE",
-    help="Session store (or GRAMPUS_UQ_STORE); repeat for the stores of several tenants.",
+    show_envvar=True,
+    help="Session store; repeat for the stores of several tenants.",
 )
 
 

@@ -180,6 +180,11 @@ def test_a_decision_that_the_runner_refused_leaves_the_request_pending_in_the_li
     assert "decided, unchecked: approve by ann" in desk.cli("list").output
 
 
+def test_a_command_without_a_store_names_the_variable_that_holds_one() -> None:
+    missing = CliRunner().invoke(command, ["list"])
+    assert (missing.exit_code, "'--store' (env var: 'GRAMPUS_UQ_STORE')" in missing.output) == (2, True)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["list"], ["show", "12345678"], ["approve", "12345678"], ["reject", "12345678"]],

@@ -29,6 +29,7 @@ from grampus_uq.runtime.stores.redis import RedisStore
 from grampus_uq.runtime.stores.sqlite import MIGRATIONS, SQLiteStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner, scripted
+from tests.servers import free_port
 
 pytestmark = pytest.mark.anyio
 GOLDEN = Path(__file__).parent / "golden"
@@ -55,6 +56,19 @@ def test_a_mistyped_sqlite_url_is_refused_and_makes_no_folder_of_that_name(url: 
 def test_a_store_is_named_by_text() -> None:
     with pytest.raises(ConfigurationError, match=r"must be text\..*Pass str\(path\)"):
         open_store(Path("x.db"))  # type: ignore[arg-type]
+
+
+async def test_a_server_that_cannot_be_reached_is_named_by_its_cause_and_no_password_shows() -> None:
+    here = f"//ann:secret@127.0.0.1:{free_port()}/0"
+    for url in (f"postgresql:{here}", f"redis:{here}"):
+        with pytest.raises(StoreError, match=r"\(Connection refused\)$"):
+            await open_store(url).now()
+    with pytest.raises(StoreError, match=r"\(failed to resolve host\)$"):
+        await open_store("postgresql://ann:the@secret@127.0.0.1/x").now()
+    with pytest.raises(ConfigurationError, match="Percent-encode") as refused:
+        await open_store("redis://ann:the/secret@127.0.0.1").now()
+    assert refused.value.__cause__ is None
+    assert "Got 'another form'" in str(refused.value)
 
 
 def test_a_package_can_bring_a_store_for_a_scheme_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,18 @@ Result = TypeVar("Result")
 # A server that vanished without a word (a partition, a power cut) is noticed within seconds, not hours.
 _GONE_AFTER = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 _CHANNEL = "grampus_jobs"
+_CAUSES = (
+    "Connection refused",
+    "No such file or directory",
+    "authentication failed",
+    "does not exist",
+    "failed to resolve host",
+    "no pg_hba.conf entry",
+    "percent-encoded",
+    "timeout expired",
+    "too many clients",
+)
+"""The words of libpq that are told. Others may hold a part of a password whose / or @ is not encoded."""
 _CONFLICT = "GU409"  # our own SQLSTATE
 _DAMAGED = ("GU422", "22P02", "54001")  # our own, and the server's for an entry that is no JSON or nested too deeply
 
@@ -178,7 +190,7 @@ class PostgresStore(SQLStore):
                 if getattr(error, "sqlstate", None) in _DAMAGED:
                     raise DamagedLogError("a log cannot go on: its last entry cannot be read") from failure
                 self._let_go()
-                raise StoreError(f"The PostgreSQL store failed: {type(error).__name__}") from failure
+                raise StoreError(f"The PostgreSQL store failed: {type(error).__name__}{_cause(error)}") from failure
 
     def _open(self, psycopg: Any) -> Any:
         db = psycopg.connect(self._url, autocommit=True, connect_timeout=self._connect_timeout_s, **_GONE_AFTER)
@@ -189,6 +201,10 @@ class PostgresStore(SQLStore):
             db.close()
             raise
         return db
+
+
+def _cause(error: Exception) -> str:
+    return next((f" ({cause})" for cause in _CAUSES if cause in str(error)), "")
 
 
 class _Ear(PostgresStore):

@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from grampus_uq.errors import DamagedLogError, MissingDependencyError, SessionConflictError, StoreError
+from grampus_uq.errors import (
+    ConfigurationError,
+    DamagedLogError,
+    MissingDependencyError,
+    SessionConflictError,
+    StoreError,
+)
 from grampus_uq.runtime.store import (
     GENESIS,
     OLDEST_SCHEMA,
@@ -297,9 +303,7 @@ class RedisStore(ThreadedStore):
         with self._lock:
             try:
                 if self._connection is None:
-                    client = redis.Redis.from_url(
-                        self._url, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s
-                    )
+                    client = self._client(redis)
                     try:
                         self._migrate(client)
                     except BaseException:
@@ -308,7 +312,17 @@ class RedisStore(ThreadedStore):
                     self._connection, self._script = client, client.register_script(_WRITE)
                 return work(self._connection)
             except (redis.RedisError, UnicodeError) as error:
-                raise StoreError(f"The Redis store failed: {type(error).__name__}") from error
+                cause = f" ({error.__context__.strerror})" if isinstance(error.__context__, OSError) else ""
+                raise StoreError(f"The Redis store failed: {type(error).__name__}{cause}") from error
+
+    def _client(self, redis: Any) -> Any:
+        try:
+            return redis.Redis.from_url(
+                self._url, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s
+            )
+        except ValueError:  # its words may hold a part of a password
+            rule, way_out = "redis://USER:PASSWORD@HOST:PORT/NUMBER", "Percent-encode / and @ in a password."
+            raise ConfigurationError.of("url", "RedisStore", rule, "another form", way_out) from None
 
     def _migrate(self, client: Any) -> None:
         """Bring the namespace to the newest schema; doing it twice, or side by side, does no harm."""
