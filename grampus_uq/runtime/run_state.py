@@ -248,7 +248,7 @@ class _PendingCall(BaseModel):
 class _HeadMetadata(BaseModel):
     """The part of a session's metadata that lists of sessions need."""
 
-    attended: bool = False
+    attended: Any = False
     worker_deaths: Any = 0
     parent_session: Any = None
     parent_run: Any = None
@@ -275,7 +275,7 @@ class SessionHead(BaseModel):
     @property
     def attended(self) -> bool:
         """Return True if the worker takes up decisions while the session runs; pending requests are shown meanwhile."""
-        return self.metadata.attended
+        return self.metadata.attended is True
 
     @property
     def deaths(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import anyio
+from pydantic import JsonValue
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, SessionError, UncertaintyError
@@ -23,13 +24,13 @@ from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
 from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response, meet_changes, refuse_changes
-from grampus_uq.runtime.begun_with import BegunWith, ChangedTools
+from grampus_uq.runtime.begun_with import BEGUN_WITH, BegunWith, ChangedTools
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger, Note, session_key
-from grampus_uq.runtime.looks import LookingAgain, Looks
+from grampus_uq.runtime.looks import LOOKS_USED, LookingAgain, Looks
 from grampus_uq.runtime.loop import Loop, RunEvent
-from grampus_uq.runtime.run_state import STARTED_BY, AgentState, ExecutionResult, PendingSession
+from grampus_uq.runtime.run_state import ATTENDED, DEATHS, STARTED_BY, AgentState, ExecutionResult, PendingSession
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, StopReport, order_stop
 from grampus_uq.runtime.store import SessionStore
@@ -38,10 +39,12 @@ from grampus_uq.runtime.stored_permits import StoredPermits
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Delegate, Turn
+from grampus_uq.runtime.worker_jobs import PARENT, PARENT_RUN
 from grampus_uq.wire.lone_surrogates import bounded_text
 from grampus_uq.wire.model_call import recorded_model
 
 _RELEASE_POLLS = 10
+_RESERVED = frozenset({ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, STARTED_BY})
 _LONGEST_KEY = 2_000  # what every store can index, with what is put before and behind it
 
 
@@ -146,12 +149,14 @@ class AgentRunner:
         metadata: dict[str, Any] | None = None,
         started_by: str | None = None,
         vouched: bool = True,
+        child_of: Mapping[str, JsonValue] | None = None,
     ) -> ExecutionResult:
         """Run until the agent answers, pauses or stops; `messages` go before the user's input.
 
         `started_by` is whose run it is, by the approvers' names: with `ApprovalPolicy(others_decide=True)` it has to be
         said, and that person does not decide. `vouched=False`: the task comes out of a stored state without a seal that
-        holds, so whatever may be irreversible is asked about.
+        holds, so whatever may be irreversible is asked about. `child_of`: the parent of a sub-agent's run. Names that
+        the runner itself keeps in `metadata` (`attended`, for example) are refused with ConfigurationError.
 
         Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of
         this id is running or waiting, ModelError when the agent's own model fails (`resume` then goes on where it was).
@@ -165,6 +170,7 @@ class AgentRunner:
                 metadata=metadata,
                 started_by=started_by,
                 vouched=vouched,
+                child_of=child_of,
             )
         )
 
@@ -178,6 +184,7 @@ class AgentRunner:
         metadata: dict[str, Any] | None = None,
         started_by: str | None = None,
         vouched: bool = True,
+        child_of: Mapping[str, JsonValue] | None = None,
     ) -> AsyncGenerator[RunEvent, None]:
         """Like `run`, step by step; the last event carries the result. Steps are yielded after they were judged.
 
@@ -186,9 +193,10 @@ class AgentRunner:
         if self.approvals.others_decide and started_by is None:
             rule = "given, because the policy lets others decide"
             raise ConfigurationError.of("started_by", "AgentRunner.run", rule, None)
-        metadata = {
-            name: value for name, value in (metadata or {}).items() if name != STARTED_BY
-        }  # a client may write it
+        if taken := sorted(_RESERVED & set(metadata or {})):
+            rule = f"without the names that the runner itself keeps there ({', '.join(sorted(_RESERVED))})"
+            raise ConfigurationError.of("metadata", "AgentRunner.run", rule, taken)
+        metadata = {**(metadata or {}), **(child_of or {})}
         metadata |= {} if started_by is None else {STARTED_BY: started_by}
         state, version = await self._fresh(agent_def, session_id or uuid.uuid4().hex, metadata)
         state.vouched = vouched

@@ -70,7 +70,7 @@ class SubAgent:
                 named = named or {PARENT: [state.agent_id, state.session_id], PARENT_RUN: state.run_id}
                 who = state.started_by or ""  # the child's run is of whoever started the parent's
                 result = await self.runner.run(
-                    self.agent, task, session_id=child_id, metadata=named, started_by=who, vouched=state.vouched
+                    self.agent, task, session_id=child_id, child_of=named, started_by=who, vouched=state.vouched
                 )
             elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
                 return self._finished(record, parent, loaded[0])

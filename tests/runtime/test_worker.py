@@ -172,7 +172,7 @@ async def test_a_decision_on_what_a_sub_agent_asks_wakes_its_parent(open_store: 
 async def test_a_sub_agent_that_ends_without_its_parent_wakes_it(open_store: Open, session: str) -> None:
     world = World()
     child = runner(world, store=open_store())
-    waiting = await child.run(AGENT, "mail", session_id=session, metadata={"parent_session": ["boss", session]})
+    waiting = await child.run(AGENT, "mail", session_id=session, child_of={"parent_session": ["boss", session]})
     assert await child.ledger.store.children("wake", [waiting.pending[0].id]) == []
     await child.resume("mailer", session, waiting.pending[0].decide("approve", principal="ann"))
     (job,) = [one.job for one in await take(child.ledger.store, ["boss"], 9, 60.0) if one.job.session_id == session]

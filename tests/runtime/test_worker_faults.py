@@ -37,11 +37,12 @@ from grampus_uq.runtime.store import WAKING, Delete, Put
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_hosted import HostedRunner
-from grampus_uq.runtime.worker_jobs import TIMER, Job
+from grampus_uq.runtime.worker_jobs import TIMER, Job, take
 from grampus_uq.testing import answer
 from tests.clocks import backend_of
 from tests.runtime.agents import AGENT, World, mail, runner, scripted
 from tests.runtime.test_worker import HAND_OVER
+from tests.sampling import examples
 
 pytestmark = pytest.mark.anyio
 SOON_S = 60.0
@@ -324,7 +325,10 @@ async def test_a_session_that_comes_to_rest_forgets_the_deaths_of_its_workers() 
 async def test_a_count_of_deaths_that_nobody_wrote_counts_for_nothing(hostile: Any) -> None:
     store, world = MemoryStore(), World()
     one = runner(world, store=store)
-    (request,) = (await one.run(AGENT, "x", session_id="s", metadata={"worker_deaths": hostile})).pending
+    (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+    state, version = await one.ledger.known("mailer", "s")
+    state.metadata["worker_deaths"] = hostile
+    await one.ledger.save(state, version)
     await one.ledger.decide(request.decide("approve", principal="ann"))
 
     async def done() -> bool:
@@ -612,11 +616,49 @@ async def test_agents_that_hang_leave_a_place_for_every_other_one() -> None:
 
 
 @pytest.mark.parametrize("own", ["boss", ["a"], ["a", 1], {"0": "a"}, 7])
-async def test_a_key_of_the_users_own_makes_no_sub_agent_of_a_run(own: Any) -> None:
+async def test_a_parent_that_nobody_can_read_makes_no_sub_agent_of_a_run(own: Any) -> None:
     store = MemoryStore()
     one = runner(World(), store=store, approvals=ApprovalPolicy(expires_s=3_600.0))
-    await one.run(AGENT, "x", session_id="s", metadata={"parent_session": own})
+    await one.run(AGENT, "x", session_id="s", child_of={"parent_session": own})
     assert len(await store.scan(TIMER)) == 1
+
+
+_KEPT = ["attended", "begun_with", "looks", "parent_run", "parent_session", "started_by", "worker_deaths"]
+
+
+@given(
+    names=st.dictionaries(st.sampled_from(["mine", *_KEPT]), st.sampled_from([True, None, 10**9, ["mailer", "s"], {}]))
+)
+@settings(max_examples=examples(40))
+def test_a_clients_metadata_is_refused_by_name_or_changes_nothing(names: dict[str, Any]) -> None:
+    """What the runner reads there decides which worker takes a session up, and whether it is listed at all."""
+
+    async def run() -> None:
+        store, world = MemoryStore(), World()
+        one = runner(world, store=store)
+        taken = sorted(set(names) & set(_KEPT))
+        if taken:
+            with pytest.raises(ConfigurationError, match=taken[0]):
+                await one.run(AGENT, "x", session_id="s", metadata=names)
+            assert await store.scan("session") == []
+            return
+        (request,) = (await one.run(AGENT, "x", session_id="s", metadata=names)).pending
+        assert [asked.id for session in await one.ledger.pending() for asked in session.requests] == [request.id]
+        await one.ledger.decide(request.decide("approve", principal="ann"))
+        assert len(await take(store, ["mailer"], 9, 60.0, (WAKING,))) == 1
+
+    anyio.run(run)
+
+
+@pytest.mark.parametrize("odd", ["maybe", 1, [], None])
+async def test_a_session_with_an_odd_mark_of_attendance_is_listed_like_any_other(odd: Any) -> None:
+    store = MemoryStore()
+    one = runner(World(), store=store)
+    await one.run(AGENT, "x", session_id="s")
+    state, version = await one.ledger.known("mailer", "s")
+    state.metadata["attended"] = odd
+    await one.ledger.save(state, version)
+    assert len(await one.ledger.pending()) == 1
 
 
 async def test_a_decision_on_a_text_that_is_no_request_wakes_nobody() -> None:
