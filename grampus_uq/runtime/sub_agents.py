@@ -69,8 +69,10 @@ class SubAgent:
                 named = {name: state.metadata[name] for name in (PARENT, PARENT_RUN) if state.metadata.get(name)}
                 named = named or {PARENT: [state.agent_id, state.session_id], PARENT_RUN: state.run_id}
                 who = state.started_by or ""  # the child's run is of whoever started the parent's
+                gone = record.child_session is not None  # it may have acted before somebody deleted its session
+                vouched = state.vouched and self.runner.gate.believes(not gone)
                 result = await self.runner.run(
-                    self.agent, task, session_id=child_id, child_of=named, started_by=who, vouched=state.vouched
+                    self.agent, task, session_id=child_id, child_of=named, started_by=who, vouched=vouched
                 )
             elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
                 return self._finished(record, parent, loaded[0])

@@ -20,6 +20,7 @@ from grampus_uq import (
     Ed25519Signer,
     FunctionTools,
     PublicKeys,
+    Seal,
     SubAgent,
     ToolCall,
     UncertaintyMonitor,
@@ -41,12 +42,16 @@ pytestmark = pytest.mark.anyio
 ANN = Ed25519Signer.generate()
 
 
+@pytest.mark.parametrize("seal", [None, Seal(b"only the runners hold")], ids=["of each process", "shared"])
 @pytest.mark.parametrize("forged", ["the child is gone", "another task"])
-async def test_who_writes_the_store_starts_no_sub_agent_whose_calls_nobody_approves(forged: str) -> None:
+async def test_who_writes_the_store_starts_no_sub_agent_whose_calls_nobody_approves(
+    forged: str, seal: Seal | None
+) -> None:
+    """Under a shared seal the parent is believed, and a session of its sub-agent that is gone may have acted."""
     world, store, top = World(), MemoryStore(), AgentDefinition(name="boss", model="m")
 
     def boss(sure: float) -> AgentRunner:
-        approvals = ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key}))
+        approvals = ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key}), seal=seal)
         child = runner(world, store=store, approvals=approvals, p_true=sure, lease_s=0.01)
         turn = answer("I delegate.", tool_calls=[ToolCall(id="d", name="mailer", arguments={"task": "mail bob"})])
         return AgentRunner(
