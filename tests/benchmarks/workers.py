@@ -19,7 +19,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -34,6 +33,7 @@ from grampus_uq.runtime.run_state import SessionHead
 from grampus_uq.runtime.store import Append, Change, Put, SessionStore
 from tests.benchmarks._report import emit
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner
+from tests.servers import postgres
 
 ROOT = Path(__file__).parents[2]
 BATCH = 200
@@ -207,15 +207,10 @@ def main() -> None:
     parser.add_argument("--backlog", type=int, default=100)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    import pgserver
-
     rows: list[dict[str, Any]] = []
     for parked in options.parked:
-        server = pgserver.get_server(Path(tempfile.mkdtemp(prefix="grampus-workers-")), cleanup_mode="delete")
-        try:
+        with postgres() as server:
             rows += anyio.run(measure, server.get_uri(), parked, options)
-        finally:
-            server.cleanup()
     emit("workers", rows, options.json)
 
 

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.servers import free_port, listens, until_up
+from tests.servers import free_port, listens, postgres, until_up
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """A fresh PostgreSQL server; its own data folder, gone afterwards."""
-    pgserver = pytest.importorskip("pgserver", reason="the package pgserver is not installed (extra 'test' brings it)")
-    folder = Path(tempfile.mkdtemp(prefix="grampus-postgres-"))  # pytest's own is closed to the server's user
-    server = pgserver.get_server(folder, cleanup_mode="delete")
-    try:
+    """A fresh PostgreSQL server."""
+    with postgres() as server:
         yield server.get_uri()
-    finally:
-        server.cleanup()
 
 
 @pytest.fixture(scope="session")

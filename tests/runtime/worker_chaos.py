@@ -39,6 +39,7 @@ from grampus_uq.runtime.worker_jobs import DEAD
 from grampus_uq.testing import ScriptedModel, answer
 from tests.runtime.agents import AGENT, is_judgement
 from tests.runtime.kill_driver import _run_again
+from tests.servers import postgres, stop_at_once
 
 ROOT = Path(__file__).parents[2]
 LEASE_S = 2.0
@@ -85,11 +86,9 @@ def make(store: SessionStore) -> AgentRunner:
 class Campaign:
     """One client, its workers and their database."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        import pgserver
-
+    def __init__(self, options: argparse.Namespace, folder: Path, server: Any) -> None:
         self.options, self.rng, self.counts = options, random.Random(options.seed), Counter[str]()
-        self.server = pgserver.get_server(Path(tempfile.mkdtemp(prefix="grampus-chaos-")), cleanup_mode="delete")
+        self.server = server
         self.effects = folder / "effects"
         self.effects.touch()
         os.environ[EFFECTS] = str(self.effects)
@@ -116,9 +115,7 @@ class Campaign:
 
     def restart_database(self) -> None:
         """Stop the server as a power cut would, and start it again."""
-        from pgserver._commands import pg_ctl
-
-        pg_ctl(["-w", "-m", "immediate", "stop"], pgdata=self.server.pgdata, user=self.server.system_user)
+        stop_at_once(self.server)
         time.sleep(1.0)
         self.server.ensure_postgres_running()
         self.counts["database restarts"] += 1
@@ -230,7 +227,6 @@ class Campaign:
                 process.kill()
                 process.wait()
             await self.store.aclose()
-            self.server.cleanup()
 
 
 def main() -> None:
@@ -244,8 +240,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sabotage", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        campaign = Campaign(options, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, postgres("grampus-chaos-") as server:
+        campaign = Campaign(options, Path(folder), server)
         try:
             report = anyio.run(campaign.run)
         except BaseExceptionGroup as failures:
