@@ -265,6 +265,7 @@ def _read_turn(turn: Mapping[str, Any]) -> Turn:
     review, arrived = turn.get("review"), turn.get("arrived") or ()
     return {
         **turn,
+        **{name: [str(one) for one in turn[name]] for name in ("handed", "now") if name in turn},
         "step_id": str(turn["step_id"]),
         "calls": list(turn["calls"]),
         "review": None if review is None else ApprovalRequest.model_validate(review).model_dump(mode="json"),

@@ -24,7 +24,7 @@ from langgraph.types import Command, Send, interrupt
 
 from grampus_uq import ConfigurationError
 from grampus_uq.gate.call import CallPhase, CallRecord
-from grampus_uq.gate.gate import permitted
+from grampus_uq.gate.gate import runs_once
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
@@ -63,6 +63,8 @@ class GuardNodes:
     end: str
     commands: bool
     """Route by `Command`, else by conditional edges."""
+    one_by_one: Callable[[], bool]
+    """True for a graph with a key that takes one value in a superstep: the tools' node may write it for each call."""
     _noted: dict[tuple[str, str], None] = field(default_factory=dict)
     """Messages of the model as its node returned them, until `score` judges them."""
 
@@ -80,10 +82,12 @@ class GuardNodes:
             return _leading(await self.note(state, result, config), self.score_node)
         carried, message, beside = await self._judged([*before, *added], len(before) + len(added) - 1, state, config)
         messages = [*added[:-1], message]
+        state = {**state, key: [*before, *messages]}
+        carried = self._handing(state, beside, carried)
         kept = self._state(carried)
         given = update[key] if message is added[-1] and not beside else [*messages, *beside]
         update = {**update, key: given, KEY: kept}
-        goto = self._next({**state, key: [*before, *messages], KEY: kept}, beside, carried)
+        goto = self._next({**state, KEY: kept}, beside, carried)
         if isinstance(result, Command):
             return [replace(result, update=update), Command(goto=goto)]
         return Command(update=update, goto=goto)
@@ -150,7 +154,7 @@ class GuardNodes:
         judge, carried_state = self.judge, state.get(KEY) or {}
         before = read_state(judge, config, carried_state, to_judge=True)
         requests = requests_of(before)
-        if not requests:
+        if not requests or self._ready(state, (), before):
             return self._go_on(state, before, [])
         answer = interrupt({"type": REVIEW, "requests": requests, "refused": carried_state.get("refused", [])})
         after, refused = await judge.decide(before, answer)
@@ -178,6 +182,7 @@ class GuardNodes:
         return {**self.judge.states.write(carried), "refused": list(refused)}
 
     def _go_on(self, state: dict[str, Any], carried: Carried, beside: list[Any], refused: Sequence[str] = ()) -> Any:
+        carried = self._handing(state, beside, carried)
         update: dict[str, Any] = {KEY: self._state(carried, refused), **({self.messages_key: beside} if beside else {})}
         if not self.commands:
             return update
@@ -188,23 +193,42 @@ class GuardNodes:
         found = state.get(KEY)
         return self.end if found is None else self._next(state, (), read_state(self.judge, config, found))
 
+    def _ready(self, state: dict[str, Any], beside: Sequence[Any], carried: Carried) -> list[CallRecord]:
+        """The cleared calls that the tools' node was not handed yet."""
+        done = {*_answered(state[self.messages_key]), *(getattr(one, "tool_call_id", None) for one in beside)}
+        done.update((carried.turn or {}).get("handed", ()))
+        return [r for r in carried.records if r.phase is CallPhase.CLEARED and r.proposed.id not in done]
+
+    def _handing(self, state: dict[str, Any], beside: Sequence[Any], carried: Carried) -> Carried:
+        """The state with the calls that the tools' node is handed now, each once, whatever that answers to it.
+
+        Nothing is said of a turn whose calls all run at once, without a human: the model goes on after them.
+        """
+        turn = carried.turn or {}
+        ready = self._ready(state, beside, carried) if self.judge.acts else []
+        if ("handed" not in turn and not ready) or _all_at_once(carried, ready):
+            return carried
+        now = [record.proposed.id for record in (ready[:1] if self.one_by_one() else ready)]
+        return replace(carried, turn={**turn, "handed": [*turn.get("handed", ()), *now], "now": now})
+
     def _next(self, state: dict[str, Any], beside: Sequence[Any], carried: Carried) -> Any:
         """Return the next node: tools for cleared calls that have not run, else the human, else onward."""
-        turn, messages = carried.turn or {}, state[self.messages_key]
-        answered = {*_answered(messages), *(getattr(one, "tool_call_id", None) for one in beside)}
+        turn = carried.turn or {}
         if not self.judge.acts:  # as the transcript says, whatever is carried
+            messages = state[self.messages_key]
+            answered = {*_answered(messages), *(getattr(one, "tool_call_id", None) for one in beside)}
             index = last_answer(messages)
             calls = [] if index is None else messages[index].tool_calls
             open_calls = [call for call in calls if call["id"] not in answered]
             return self.tools if open_calls else self.end
         if turn.get("stopped") is not None:
             return self.end
-        ready = [r for r in carried.records if r.phase is CallPhase.CLEARED and r.proposed.id not in answered]
-        # A call that may run once only has a task of its own: no sibling's failure or interrupt makes it run again.
-        if ready and len(ready) == len(carried.records) and not any(r.decisions or permitted(r) for r in ready):
+        if _all_at_once(carried, self._ready(state, beside, carried)):
             return self.tools
-        if ready:
-            return [self._send(state, record) for record in ready]
+        # A call that may run once only has a task of its own: no sibling's failure or interrupt makes it run again.
+        now = turn.get("now", ())
+        if now:
+            return [self._send(state, record) for record in carried.records if record.proposed.id in now]
         if requests_of(carried):
             return self.gate_node
         return self.agent if carried.records or turn.get("back") else self.end
@@ -257,13 +281,26 @@ class GuardNodes:
         return answers if any(looks) else None
 
     async def behind_tools(self, state: Any, result: Any, config: RunnableConfig) -> Any:
-        """The result of the tools' node, and the next node."""
+        """The result of the tools' node, and the next node; where a tool leads to the model, the guard does."""
+        if self.judge.acts:
+            many = isinstance(result, list | tuple)
+            result = [self._unled(one) for one in result] if many else self._unled(result)
         return _leading(result, self.after_tools(state, config)) if self.commands else result
 
+    def _unled(self, one: Any) -> Any:
+        led = isinstance(one, Command) and one.graph is None and one.goto in (self.agent, [self.agent], (self.agent,))
+        return replace(one, goto=()) if led else one
+
     def after_tools(self, state: Any, config: RunnableConfig) -> str:
-        """The way from the tools' node: back to the gate while something waits, else to the model."""
+        """The way from the tools' node: back to the gate while something waits or is to run, else to the model."""
         found = state.get(KEY) if isinstance(state, dict) else None
-        return self.gate_node if found and requests_of(read_state(self.judge, config, found)) else self.agent
+        if not found:
+            return self.agent
+        carried = read_state(self.judge, config, found)
+        handed = (carried.turn or {}).get("handed")
+        cleared = [record.proposed.id for record in carried.records if record.phase is CallPhase.CLEARED]
+        more = handed is not None and not {*cleared} <= {*handed}
+        return self.gate_node if more or requests_of(carried) else self.agent
 
 
 class GuardedNode(RunnableLambda[Any, Any]):
@@ -405,6 +442,11 @@ def _calls(given: Any, key: str) -> list[Any]:
     messages: list[Any] = [one for one in entries if isinstance(one, BaseMessage)]
     index = last_answer(messages)
     return calls + ([] if index is None else list(messages[index].tool_calls))
+
+
+def _all_at_once(carried: Carried, ready: Sequence[CallRecord]) -> bool:
+    """Return True for a turn whose calls the tools' node may run in one visit: none of them may run once only."""
+    return bool(ready) and len(ready) == len(carried.records) and not any(runs_once(record) for record in ready)
 
 
 def _answered(messages: Sequence[AnyMessage]) -> set[str]:

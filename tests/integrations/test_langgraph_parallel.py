@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
@@ -73,6 +73,67 @@ def test_approved_calls_run_once_each_and_keep_their_results_whatever_their_sibl
     lost = [one.text for one in results if one.text != f"paid {one.tool_call_id.removeprefix('call-')}"]
     assert all("already started once" in text for text in lost)
     assert not lost or "fails" in ways
+
+
+class Sums(MessagesState):
+    spent: int
+
+
+@given(
+    amounts=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    at_once=st.integers(1, 4),
+    answers=st.booleans(),
+    leads=st.booleans(),
+    edges=st.booleans(),
+)
+@settings(max_examples=6)
+@example(amounts=[1, 2], at_once=2, answers=True, leads=False, edges=False)
+@example(amounts=[1, 2], at_once=1, answers=False, leads=False, edges=True)
+@example(amounts=[1, 2], at_once=1, answers=True, leads=True, edges=False)
+def test_approved_calls_run_once_each_whatever_their_node_writes_and_wherever_it_leads(
+    amounts: list[int], at_once: int, answers: bool, leads: bool, edges: bool
+) -> None:
+    """The tools' node sums in a key without a reducer, answers with messages or not, and may lead to the model."""
+    paid: list[int] = []
+
+    def tools(state: Sums) -> Any:
+        calls = last_calls(state)
+        paid.extend(call["args"]["amount"] for call in calls)
+        update: dict[str, Any] = {"spent": state["spent"] + sum(call["args"]["amount"] for call in calls)}
+        if answers:
+            update["messages"] = [ToolMessage("paid", tool_call_id=call["id"]) for call in calls]
+        return Command(update=update, goto="agent" if leads else ())
+
+    def agent(state: Sums) -> dict[str, Any]:
+        if paid:
+            return {"messages": [AIMessage("Done.")]}
+        calls: Any = [{"name": "pay", "args": {"amount": one}, "id": f"{n}"} for n, one in enumerate(amounts)]
+        return {"messages": [AIMessage("I pay.", tool_calls=calls)]}
+
+    saver, rounds = InMemorySaver(), 0
+    given: Any = {"messages": [HumanMessage("Pay.")], "spent": 0}
+    while True:
+        builder = StateGraph(Sums)  # in another process each time
+        builder.add_node("agent", agent)
+        builder.add_node("tools", tools)
+        builder.add_edge(START, "agent")
+        uncertainty_guard(MONITOR).attach(builder, conditional_edges=edges)
+        app = builder.compile(checkpointer=saver)
+        app.invoke(given, CONFIG)
+        state = app.get_state(CONFIG)
+        if not state.next:
+            break
+        given = resume(state, [one.decide("approve", principal="ann") for one in waiting(state)[:at_once]])
+        rounds += 1
+    assert sorted(paid) == sorted(amounts)
+    assert state.values["spent"] == sum(amounts)
+    assert rounds == -(-len(amounts) // at_once)
+
+
+def last_calls(state: Sums) -> list[Any]:
+    message = state["messages"][-1]
+    assert isinstance(message, AIMessage)
+    return list(message.tool_calls)
 
 
 @pytest.mark.parametrize("fan_out", [False, True])
