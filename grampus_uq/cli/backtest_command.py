@@ -16,7 +16,6 @@ from grampus_uq.learn.fit.backtest import BacktestRow, backtest
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.recording.artifacts import load
 from grampus_uq.stats.calibration_watch import detector_id
-from grampus_uq.stats.eprocess_thresholds import Threshold
 
 
 @click.command()
@@ -93,7 +92,9 @@ def _print(rows: Sequence[BacktestRow]) -> None:
     )
     print_table(columns, cells)
     deployed = next(row for row in rows if row.deployed)
-    say_beside(f"* deployed, on {deployed.runs} runs, 95 % intervals. {_promise(deployed.threshold)}")
+    set_by = deployed.threshold
+    promise = f"It never alarms: {set_by.shortage}" if set_by.shortage else set_by.guarantee
+    say_beside(f"* deployed, on {deployed.runs} runs, 95 % intervals. {promise}")
 
 
 def _judge_of(profile: Profile) -> Profile | None:
@@ -105,10 +106,6 @@ def _judge_of(profile: Profile) -> Profile | None:
     if profile.calibration is None and profile.trajectory_risk is None and not called:
         return None
     return profile.model_copy(update={"detector": None, "release": None})
-
-
-def _promise(threshold: Threshold) -> str:
-    return f"It never alarms: {threshold.shortage}" if threshold.shortage else threshold.guarantee
 
 
 def _interval(figure: Figure, *, unit: float = 1.0, digits: int = 3) -> str:

@@ -209,12 +209,8 @@ class UncertaintyEstimator(Configuration):
 
     def _context(self, messages: Sequence[Message], client: ModelClient, model: str) -> MeteredContext:
         budget = Budget(max_calls=max(2, self.max_samples))
-        return MeteredContext(messages=_as_messages(messages), client=client, model=model, budget=budget)
-
-
-def _as_messages(messages: Sequence[Message]) -> list[Message]:
-    """Accept plain strings among the messages."""
-    return [m if isinstance(m, Message) else Message(role=Role.USER, content=str(m)) for m in messages]
+        given = [m if isinstance(m, Message) else Message(role=Role.USER, content=str(m)) for m in messages]
+        return MeteredContext(messages=given, client=client, model=model, budget=budget)
 
 
 def worst_values(readings: Sequence[Reading], always: Collection[str] = ()) -> tuple[dict[str, float], list[str]]:

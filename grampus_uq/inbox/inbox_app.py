@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from typing import Final
@@ -169,37 +169,43 @@ class _Nothing(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+_Try = Callable[["_Entrance", Request], Awaitable[Response]]
+
+
+def _limited(page: _Try) -> _Try:
+    """Refuse further tries of one address, and answer a known error with its refusal."""
+
+    async def answer(self: _Entrance, request: Request) -> Response:
+        if not self._tries.take("" if request.client is None else request.client.host):
+            return refusal(request, 429, "Too many attempts. Wait a minute.")
+        try:
+            return await page(self, request)
+        except GrampusError as error:
+            return failed(request, error)
+
+    return answer
+
+
 class _Entrance:
     """Pages for whoever is not signed in: few tries a minute."""
 
     def __init__(self) -> None:
         self._tries = Allowance(_TRIES_A_MINUTE)
 
-    def _refused(self, request: Request) -> Response | None:
-        who = "" if request.client is None else request.client.host
-        return None if self._tries.take(who) else refusal(request, 429, "Too many attempts. Wait a minute.")
-
     async def sign_in_page(self, request: Request) -> Response:
         if await signed_in_as(request) is not None:
             return RedirectResponse("/", 303)
         return HTMLResponse(rendered("sign_in.html", person=None))
 
+    @_limited
     async def challenge(self, request: Request) -> Response:
-        refused = self._refused(request)
-        if refused is not None:
-            return refused
-        try:
-            await body_as(request, _Nothing)
-            inbox: Inbox = request.app.state.inbox
-            text = await sign_in_text(inbox.people, inbox.settings, await inbox.ledger.store.now())
-        except GrampusError as error:
-            return failed(request, error)
+        await body_as(request, _Nothing)
+        inbox: Inbox = request.app.state.inbox
+        text = await sign_in_text(inbox.people, inbox.settings, await inbox.ledger.store.now())
         return JSONResponse({"text": text, "rp": inbox.settings.rp_id})
 
+    @_limited
     async def sign_in(self, request: Request) -> Response:
-        refused = self._refused(request)
-        if refused is not None:
-            return refused
         inbox: Inbox = request.app.state.inbox
         try:
             said = await body_as(request, SignIn)
@@ -207,8 +213,6 @@ class _Entrance:
             cookie, _ = await inbox.people.begin(person, passkey, said.text, request.headers.get("user-agent", ""))
         except ApprovalError as error:
             return refusal(request, 403, str(error))
-        except GrampusError as error:
-            return failed(request, error)
         response = JSONResponse({"next": "/"})
         response.set_cookie(
             inbox.settings.cookie,
@@ -224,16 +228,11 @@ class _Entrance:
     async def invitation_page(self, request: Request) -> Response:
         return HTMLResponse(rendered("invitation.html", person=None))
 
+    @_limited
     async def invitation(self, request: Request) -> Response:
-        refused = self._refused(request)
-        if refused is not None:
-            return refused
         inbox: Inbox = request.app.state.inbox
-        try:
-            token = (await body_as(request, _Token)).token
-            invitation = await inbox.people.invitation(token)
-        except GrampusError as error:
-            return failed(request, error)
+        token = (await body_as(request, _Token)).token
+        invitation = await inbox.people.invitation(token)
         if invitation is None:
             return refusal(request, 404, "The invitation was used or has expired. Ask for a new one.")
         return JSONResponse(
@@ -245,17 +244,12 @@ class _Entrance:
             }
         )
 
+    @_limited
     async def register(self, request: Request) -> Response:
-        refused = self._refused(request)
-        if refused is not None:
-            return refused
         inbox: Inbox = request.app.state.inbox
-        try:
-            said = await body_as(request, NewPasskey)
-            passkey = new_passkey(said, inbox.settings, await inbox.ledger.store.now())
-            person = await inbox.people.register(said.token, passkey)
-        except GrampusError as error:
-            return failed(request, error)
+        said = await body_as(request, NewPasskey)
+        passkey = new_passkey(said, inbox.settings, await inbox.ledger.store.now())
+        person = await inbox.people.register(said.token, passkey)
         new = person.model_copy(update={"passkeys": (passkey,)})
         return JSONResponse({"name": person.name, "role": person.role.value, "keys": keys_of([new], person.role)})
 

@@ -113,7 +113,7 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresho
     u = np.asarray(draws, dtype=np.float64)
     if u.shape != batch.lengths.shape or not ((u >= 0.0) & (u <= 1.0)).all():
         raise ConfigurationError.of("draws", "hierarchical_entry", "one number in [0, 1] a trajectory", u)
-    leaf = _best_scored(batch)
+    leaf = np.argmax(np.where(batch.valid, batch.values, -np.inf), axis=1).astype(np.int64)
     nodes = _path_to_leaf(leaf, batch.lengths)
     g = _node_scores(batch, nodes)
     for depth in range(len(nodes) - 2, -1, -1):
@@ -138,10 +138,6 @@ def keep_first(entry: EntryThresholds) -> EntryThresholds:
     values = entry.values.copy()
     values[np.arange(len(values)), first] = -np.inf
     return EntryThresholds(values=values, lengths=entry.lengths, fallback=first)
-
-
-def _best_scored(batch: RaggedBatch) -> IntArray:
-    return np.asarray(np.argmax(np.where(batch.valid, batch.values, -np.inf), axis=1), dtype=np.int64)
 
 
 def _path_to_leaf(leaf: IntArray, lengths: IntArray) -> list[BoolArray]:

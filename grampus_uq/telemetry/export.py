@@ -125,7 +125,7 @@ def _send_file(
                 run.finish()
             seen.add(event.session_id)
             current = event.session_id
-            began_ns = _began_ns(event)
+            began_ns = (event.started_ns if isinstance(event, StepEvent) else 0) or time_ns_of(event)
             run = begin(event, began_ns) if began_ns > 0 else None
             report.runs += run is not None
             if run is None:
@@ -136,10 +136,6 @@ def _send_file(
             run.take(_timed(event, run.latest_ns))
     if run is not None:
         run.finish()
-
-
-def _began_ns(first: Event) -> int:
-    return (first.started_ns if isinstance(first, StepEvent) else 0) or time_ns_of(first)
 
 
 def _timed(event: Event, latest_ns: int) -> Event:

@@ -7,6 +7,7 @@ table of docs/telemetry.md against it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 METER_NAME: Final = "grampus_uq"
@@ -37,17 +38,13 @@ def _histogram(name: str, unit: str, description: str, buckets: tuple[float, ...
     return Instrument(name=name, kind="histogram", unit=unit, description=description, buckets=buckets)
 
 
-def _counter(name: str, unit: str, description: str, *labels: str) -> Instrument:
-    return Instrument(name=name, kind="counter", unit=unit, description=description, labels=labels)
+def _without_buckets(kind: str, name: str, unit: str, description: str, *labels: str) -> Instrument:
+    return Instrument(name=name, kind=kind, unit=unit, description=description, labels=labels)
 
 
-def _observed_counter(name: str, unit: str, description: str, *labels: str) -> Instrument:
-    return Instrument(name=name, kind="observable_counter", unit=unit, description=description, labels=labels)
-
-
-def _gauge(name: str, unit: str, description: str, *labels: str) -> Instrument:
-    return Instrument(name=name, kind="observable_gauge", unit=unit, description=description, labels=labels)
-
+_counter = partial(_without_buckets, "counter")
+_observed_counter = partial(_without_buckets, "observable_counter")
+_gauge = partial(_without_buckets, "observable_gauge")
 
 _ALL: Final = (
     _histogram(

@@ -37,7 +37,8 @@ class LogProcessor:
 def _described(event: Event) -> tuple[str, int, dict[str, Any]] | None:
     fields: dict[str, Any] = {"session_id": event.session_id, "agent_id": event.agent_id}
     if isinstance(event, StepEvent):
-        return "uncertainty.step", _severity(event), fields | _step_fields(event)
+        severity = logging.WARNING if escalates(event.assessment) else logging.DEBUG
+        return "uncertainty.step", severity, fields | _step_fields(event)
     if isinstance(event, SessionStarted):
         return "uncertainty.session", logging.INFO, fields | {"resumed": event.resumed, "advisory": event.advisory}
     if isinstance(event, DecisionEvent):
@@ -47,10 +48,6 @@ def _described(event: Event) -> tuple[str, int, dict[str, Any]] | None:
         ended = {"success": event.outcome.success, "stop_reason": event.outcome.stop_reason.value}
         return "uncertainty.outcome", logging.INFO, fields | ended
     return None
-
-
-def _severity(event: StepEvent) -> int:
-    return logging.WARNING if escalates(event.assessment) else logging.DEBUG
 
 
 def _step_fields(event: StepEvent) -> dict[str, Any]:

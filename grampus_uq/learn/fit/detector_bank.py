@@ -12,9 +12,10 @@ Pooled members see every step of a run with weight 1/length, so that long runs d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -209,15 +210,8 @@ def _columns(training: Training, names: Iterable[str]) -> tuple[int, ...]:
     return tuple(sorted(width * stream + STREAM_FEATURES.index(name) for stream in range(streams) for name in names))
 
 
-def _fit_ewma(training: Training) -> FeatureScorer:
-    return _pooled(training, _columns(training, ["ewma_50"]))
-
-
-def _fit_three(training: Training) -> FeatureScorer:
-    return _pooled(training, _columns(training, ["last", "ewma_50", "ewma_20"]))
-
-
-def _pooled(training: Training, columns: tuple[int, ...]) -> FeatureScorer:
+def _fit_pooled(names: Sequence[str], training: Training) -> FeatureScorer:
+    columns = _columns(training, names)
     intercept, weights = _logistic(training.features[list(columns)], training.success, training.weight)
     linear = LinearScore(columns=columns, intercepts=(intercept,), weights=(weights,))
     return replace(training.frame, linear=linear, longest=1)
@@ -251,8 +245,8 @@ def _monotone(training: Training) -> list[int]:
 
 
 _COMPONENTS: dict[str, _Component] = {
-    "ewma": _fit_ewma,
-    "three": _fit_three,
+    "ewma": partial(_fit_pooled, ["ewma_50"]),
+    "three": partial(_fit_pooled, ["last", "ewma_50", "ewma_20"]),
     "per_step": _fit_per_step,
     "boosted": _fit_boosted,
 }
