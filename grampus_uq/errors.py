@@ -50,7 +50,7 @@ class DataError(GrampusError, ValueError):
 
     def __init__(self, message: str, *, path: str = "", line: int | None = None, field: str = "") -> None:
         place = ":".join(part for part in (path, "" if line is None else str(line)) if part)
-        where = place + (f", field '{field}'" if field else "")
+        where = ", ".join(part for part in (place, f"field '{field}'" if field else "") if part)
         super().__init__(f"{where}: {message}" if where else message)
         self.path = path
         self.line = line

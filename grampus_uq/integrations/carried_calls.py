@@ -61,7 +61,7 @@ def take_up(
     a state that came with something else that does not hold. Raises DataError on state that is none; in advisory mode
     it begins anew.
     """
-    place, monitor = session_place(agent_id, session_id), settings.monitor
+    place, monitor = session_place(str(agent_id), str(session_id)), settings.monitor
     try:
         if snapshot is not None:
             check_version(snapshot)
@@ -82,7 +82,9 @@ def take_up(
         return held
     except (AttributeError, ConfigurationError, DataError, KeyError, TypeError, ValueError) as error:
         if settings.acts:
-            raise error if isinstance(error, DataError) else DataError(f"not a session's state: {error}") from error
+            if snapshot is None or isinstance(error, DataError):
+                raise
+            raise DataError(f"not a session's state: {error}") from error
         session = monitor.session(session_id, agent_id, model=model, advisory=settings.advisory)
         return HeldCalls(session, gate, place=place, vouched=False)
 

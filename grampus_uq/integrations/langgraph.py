@@ -88,10 +88,11 @@ class UncertaintyGuard:
                 the model's turn is judged in a node of its own then.
         """
         node = tools if isinstance(tools, str) else "tools"
-        taken = [start for start, _ in builder.edges if start in (after, node)]
-        if taken or builder.branches.get(after) or builder.branches.get(node):
+        taken = [f"add_edge({start!r}, {to!r})" for start, to in sorted(builder.edges) if start in (after, node)]
+        taken += [f"add_conditional_edges({start!r}, …)" for start in (after, node) if builder.branches.get(start)]
+        if taken:
             rule = f"a graph without edges from {after!r} and {node!r}: the guard leads on from there"
-            raise ConfigurationError.of("builder", "UncertaintyGuard.attach", rule, sorted(builder.edges))
+            raise ConfigurationError.of("builder", "UncertaintyGuard.attach", rule, taken, "Remove these lines.")
         spec = builder.nodes.get(node)
         if isinstance(tools, str) and self.judge.acts and (spec is None or spec.cache_policy):
             rule = f"a graph whose node {node!r} is there and is not cached: nothing could check its calls"

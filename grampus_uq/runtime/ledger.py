@@ -44,7 +44,7 @@ def session_key(agent_id: str, session_id: str) -> str:
     """The key of a session; ids may hold any character."""
     try:
         return session_place(agent_id, session_id, errors="strict")
-    except UnicodeEncodeError as error:
+    except (UnicodeEncodeError, TypeError) as error:
         rule = "text without lone surrogates"
         raise ConfigurationError.of(
             "agent_id and session_id", "session", rule, ascii((agent_id, session_id))

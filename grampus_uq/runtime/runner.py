@@ -108,6 +108,11 @@ class AgentRunner:
             raise ConfigurationError.of("lease_s", "AgentRunner", "above 0 seconds", lease_s)
         if changed_tools not in list(ChangedTools):
             raise ConfigurationError.of("changed_tools", "AgentRunner", "'ask', 'refuse' or 'run'", changed_tools)
+        if store is not None and not isinstance(store, SessionStore):
+            raise ConfigurationError.of("store", "AgentRunner", "a SessionStore", store, "open_store(URL) opens one.")
+        if not callable(getattr(tool_executor, "execute", None)):
+            way_out = "FunctionTools(*functions) is one."
+            raise ConfigurationError.of("tool_executor", "AgentRunner", "a tool executor", tool_executor, way_out)
         self.model_client = model_client
         self.tool_executor = tool_executor
         if uncertainty_monitor is None:

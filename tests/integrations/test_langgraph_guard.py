@@ -11,7 +11,7 @@ import pytest
 from langchain_core.messages import AIMessage, AnyMessage, convert_to_messages
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph, add_messages
+from langgraph.graph import END, START, MessagesState, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode
 from langgraph.types import CachePolicy, Command
 from pydantic import BaseModel
@@ -274,8 +274,17 @@ def test_edges_that_lead_around_the_guard_are_refused(start: str, end: str) -> N
     builder.add_node("agent", lambda state: state)
     builder.add_node("tools", ToolNode([world_tool([])]))
     builder.add_edge(start, end)
-    with pytest.raises(ConfigurationError, match="leads on from there"):
+    with pytest.raises(ConfigurationError, match=rf"leads on from there\. Got .*add_edge\('{start}', '{end}'\)"):
         uncertainty_guard(UncertaintyMonitor()).attach(builder, tools="tools")
+
+
+def test_a_conditional_edge_around_the_guard_is_named_and_no_other_edge() -> None:
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", lambda state: state)
+    builder.add_edge(START, "agent")
+    builder.add_conditional_edges("agent", lambda state: END)
+    with pytest.raises(ConfigurationError, match=r"Got \[\"add_conditional_edges\('agent', …\)\"\]"):
+        uncertainty_guard(UncertaintyMonitor()).attach(builder, tools=[])
 
 
 # -- time travel ----------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from agents.tool_context import ToolContext
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputItemDoneEvent
 
 from grampus_uq import ApprovalKind, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.gate.gate import Gate
 from grampus_uq.integrations.carried_calls import take_up, write_snapshot
 from grampus_uq.integrations.held_calls import HeldCalls
@@ -89,6 +90,17 @@ async def test_a_gated_tool_is_given_the_context_that_it_declares(invoke: Any) -
 def held(snapshot: Any = None, **rules: Any) -> HeldCalls:
     monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
     return take_up(AdapterSettings(monitor=monitor, advisory=False), Gate(**rules), "s", "a", snapshot)
+
+
+def test_a_number_in_place_of_a_sessions_name_is_refused_in_words() -> None:
+    settings = AdapterSettings(monitor=UncertaintyMonitor(), advisory=False)
+    with pytest.raises(ConfigurationError, match=r"Pass str\(session_id\)"):
+        take_up(settings, Gate(), 17, "a")  # type: ignore[arg-type]
+
+
+def test_a_text_that_is_no_paused_run_is_refused_by_its_field() -> None:
+    with pytest.raises(DataError, match=r"^field 'v': not a paused run"):
+        UncertaintyGuard(UncertaintyMonitor()).waiting("{}")
 
 
 async def test_the_frameworks_own_approval_lets_a_waiting_call_through_once() -> None:

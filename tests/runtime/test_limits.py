@@ -218,17 +218,25 @@ async def test_an_error_that_cannot_even_be_printed_is_a_result() -> None:
     "given",
     [
         {"session_id": "s\ud83d"},
+        {"session_id": 17},
         {"session_id": "s", "metadata": {"deep": nested(250)}},
         {"session_id": "s", "metadata": {"x": object()}},
         {"session_id": "s", "messages": [Message(role=Role.USER, content="half \ud83d")]},
     ],
-    ids=["id", "deep metadata", "object", "half a character"],
+    ids=["id", "number", "deep metadata", "object", "half a character"],
 )
 async def test_what_a_caller_gives_that_no_store_holds_is_refused_before_anything_runs(given: dict[str, Any]) -> None:
     store = MemoryStore()
     with pytest.raises(ConfigurationError, match="lone surrogates"):
         await AgentRunner(scripted(["Done."]), Pays(), store=store).run(AGENT, "x", **given)
     assert await store.scan("session") == []
+
+
+def test_a_url_in_place_of_a_store_and_functions_in_place_of_an_executor_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigurationError, match=r"open_store\(URL\) opens one"):
+        AgentRunner(scripted([]), Pays(), store="sqlite:///s.db")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"FunctionTools\(\*functions\) is one"):
+        AgentRunner(scripted([]), [print])
 
 
 async def test_a_human_cannot_edit_arguments_into_what_no_store_holds(tmp_path: Path) -> None:
