@@ -103,7 +103,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def print_list(
     as_json: bool, values: Iterable[Any], columns: Sequence[str], rows: Iterable[Sequence[Any]], none: str
 ) -> None:
-    """What a command found, as a JSON array or a table; `none` says in words that it found nothing."""
+    """The values that a command found, as a JSON array or a table; `none` says in words that there are none."""
     shown = [*values]
     if as_json:
         print_json(shown)

@@ -1,4 +1,4 @@
-"""What every chat client shares: parameters, one deadline, and refused parameters, which are left out and learnt."""
+"""The common part of chat clients: parameters, one deadline, and refused parameters, which are left out and learnt."""
 
 from __future__ import annotations
 
