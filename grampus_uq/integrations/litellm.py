@@ -124,7 +124,8 @@ class UncertaintyCallback(CustomLogger):
     def _take(self, given: Any, response: Any) -> None:
         """Put an answer into the queue, once; whatever goes wrong here is counted and goes no further."""
         try:
-            named = ((given.get("litellm_params") or {}).get("metadata") or {}).get(self.key)
+            kept = (given.get("litellm_params") or {}).get("metadata"), given.get("metadata")  # a router's: the latter
+            named = next((found[self.key] for found in kept if found and found.get(self.key) is not None), None)
             if named is None:
                 return
             if getattr(response, "output", None) is None:

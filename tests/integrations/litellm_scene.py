@@ -19,6 +19,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-up of prices on the network
 
 import litellm
+from litellm.router import Router
 
 from grampus_uq import ConfigurationError, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.litellm import UncertaintyCallback
@@ -31,6 +32,8 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "pay", "arguments":
 
 
 def behave(request: Request, server: Loopback) -> Reply:
+    if "input" in request.body:
+        return respond(request)
     if request.body["messages"][0]["content"] == "Fail.":
         return as_json({"error": {"message": "no"}}, status=400)
     if not request.body.get("stream"):
@@ -42,6 +45,18 @@ def behave(request: Request, server: Loopback) -> Reply:
         chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "tiny", "choices": [choice]}
         lines.append(b"data: " + json.dumps(chunk).encode() + b"\n\n")
     return Reply(200, iter([*lines, b"data: [DONE]\n\n"]), {"content-type": "text/event-stream"})
+
+
+def respond(request: Request) -> Reply:
+    """An answer of the responses interface."""
+    part = {"type": "output_text", "text": "Paris", "annotations": []}
+    said = {"type": "message", "id": "m", "status": "completed", "role": "assistant", "content": [part]}
+    answer = {"id": "r", "object": "response", "created_at": 1, "status": "completed", "model": "tiny"}
+    answer |= {"output": [said], "tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
+    if not request.body.get("stream"):
+        return as_json(answer)
+    event = {"type": "response.completed", "sequence_number": 0, "response": answer}
+    return Reply(200, iter([b"data: " + json.dumps(event).encode() + b"\n\n"]), {"content-type": "text/event-stream"})
 
 
 class Seen:
@@ -200,7 +215,18 @@ class Scene:
         answer = litellm.responses(
             input="Capital of France?", metadata={"session_id": "r"}, mock_response="Paris", **where
         )
-        judged = callback.wait_for(answer)
+        judged = [callback.wait_for(answer)]
+        router = Router(model_list=[{"model_name": "routed", "litellm_params": where}])
+        routed = {"model": "routed", "input": "Capital of France?", "metadata": {"session_id": "r"}}
+        judged.append(callback.wait_for(router.responses(**routed)))
+        stream = router.responses(**routed, stream=True)
+        list(stream)
+        judged.append(callback.wait_for(stream))
+
+        async def asynchronously() -> None:
+            judged.append(await callback.wait_for_async(await router.aresponses(**routed)))
+
+        asyncio.run(asynchronously())
         for _ in range(2):
             callback.log_success_event({"litellm_params": {"metadata": {"session_id": "r"}}}, object(), 0, 0)
         package.removeHandler(listener)

@@ -85,6 +85,7 @@ def test_waiting_for_what_was_not_judged_says_no(found: dict[str, Any]) -> None:
 
 
 def test_an_answer_of_the_responses_interface_is_a_step_and_other_kinds_are_named_once(found: dict[str, Any]) -> None:
+    """Asked directly, and by a router: synchronously, streamed and asynchronously."""
     seen = found["other_kinds"]
-    assert (seen["judged"], seen["texts"]) == (True, ["Paris"])
+    assert (seen["judged"], seen["texts"]) == ([True] * 4, ["Paris"] * 4)
     assert seen["logged"] == "answers of the kind object are not watched, although they name a session\n"
