@@ -36,6 +36,8 @@ def restored(
     if believed:
         cleared = record.phase in (CallPhase.CLEARED, CallPhase.STARTED)
         by_monitor = cleared and not record.decisions and record.grant is None
+        if by_monitor and record.requests and record.phase is CallPhase.CLEARED:  # a look let it go, in that process
+            return record.change(phase=CallPhase.WAITING, cleared_by=None)
         return record.clear_here() if by_monitor else record.change()
     if record.phase is CallPhase.SETTLED:
         return record

@@ -24,7 +24,7 @@ from grampus_uq.gate.call import (
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import record_answer
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
-from grampus_uq.records.values import Message
+from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.begun_with import BegunWith, broken, contracts
 from grampus_uq.runtime.cards import card
@@ -218,8 +218,32 @@ async def _carry_out(
     turn: Turn, request: ApprovalRequest, record: CallRecord | None, deciding: tuple[ApprovalDecision, ...]
 ) -> None:
     """Take the decisions that settle a request into the belief, the audit and the state."""
+    await _tell(turn, request, None if record is None else record.proposed, deciding)
+    if record is not None:
+        await _decide_call(turn, record, deciding)
+    elif request.rule == ROLLBACK:
+        _after_rollback(turn, deciding[0])
+    else:
+        _review(turn, deciding)
+
+
+async def hear_replaced(turn: Turn, ledger: Ledger, held: CallRecord) -> None:
+    """Remember a human's rejection of a call that another look was replacing meanwhile. Raises StoreError."""
+    (request,) = held.requests
+    arrived = (await ledger.decisions([request.id]))[request.id]
+    standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
+    deciding, _ = turn.gate.approvals.holding(request, arrived, turn.gate.problem, standing)
+    if deciding and deciding[0].kind is ApprovalKind.REJECT:
+        await _tell(turn, request, held.proposed, deciding)
+        await turn.gate.answered(decided(held, deciding).change(requests=held.requests), turn.terms())
+        _remember_rejection(turn.lease.state, held.proposed)
+
+
+async def _tell(
+    turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding: tuple[ApprovalDecision, ...]
+) -> None:
+    """Take decisions into the belief and the audit."""
     lease = turn.lease
-    call = None if record is None else record.proposed
     lease.state.touched = True
     for decision in deciding:
         if lease.session is not None:
@@ -236,12 +260,6 @@ async def _carry_out(
                 "signed": turn.gate.approvals.signer is not None,
             },
         )
-    if record is not None:
-        await _decide_call(turn, record, deciding)
-    elif request.rule == ROLLBACK:
-        _after_rollback(turn, deciding[0])
-    else:
-        _review(turn, deciding)
 
 
 async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecision, ...]) -> None:
@@ -254,8 +272,12 @@ async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalD
         state.keep(new)
         return
     if deciding[0].kind is ApprovalKind.REJECT:
-        state.rejected = [*state.rejected, record.proposed.likeness()][-MAX_REJECTED:]
+        _remember_rejection(state, record.proposed)
     state.settle(new, new.text or "", is_error=new.is_error)
+
+
+def _remember_rejection(state: AgentState, call: ToolCall) -> None:
+    state.rejected = [*state.rejected, call.likeness()][-MAX_REJECTED:]
 
 
 def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:

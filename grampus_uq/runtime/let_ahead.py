@@ -69,15 +69,14 @@ class LetAhead:
             self._instead_of[record.proposed.id] = let_go.held
         if record.grant is not None:
             return record
-        liftable = len(record.requests) == 1 and record.requests[0].rule in LOOKED_AT
-        if let_go is not None and self._lease.state.vouched and (record.cleared_by == "monitor" or liftable):
-            return self.by_chain(record, let_go)
-        if record.phase is not CallPhase.CLEARED:
-            return record
-        return asked(record, self._terms(), self._gate.approvals, _LOOKED, self._lease.now_s())
+        liftable = record.waiting and len(record.requests) == 1 and record.requests[0].rule in LOOKED_AT
+        liftable |= record.cleared_by == "monitor"
+        if record.phase is CallPhase.CLEARED:
+            record = asked(record, self._terms(), self._gate.approvals, _LOOKED, self._lease.now_s())
+        return self.by_chain(record, let_go) if liftable and let_go and self._lease.state.vouched else record
 
     def by_chain(self, record: CallRecord, let_go: LetGo) -> CallRecord:
-        """Clear a call by a chain, and say so in the recording."""
+        """Clear a waiting call by a chain, and say so in the recording; its request stays, for the next process."""
         by = f"{CHAINED}{let_go.by}"
         self._instead_of[record.proposed.id] = let_go.held
         if self._lease.session is not None:
@@ -89,7 +88,7 @@ class LetAhead:
                 message=let_go.why,
                 acknowledges=False,
             )
-        return self._lease.state.keep(cleared(record, by))
+        return self._lease.state.keep(cleared(record, by, requests=record.requests))
 
     async def decided_meanwhile(self, announced: Sequence[CallRecord]) -> list[CallRecord]:
         """Those that were let ahead while a human decided about the call that waited. Raises StoreError."""

@@ -6,11 +6,11 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grampus_uq.errors import StoreError, UncertaintyError
-from grampus_uq.gate.call import CallPhase, doubt_of
+from grampus_uq.gate.call import CallPhase, CallRecord, doubt_of
 from grampus_uq.monitor.arguments import tool_names
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import (
@@ -23,7 +23,7 @@ from grampus_uq.records.values import (
     ToolResult,
 )
 from grampus_uq.records.vocabulary import AgentStatus, Role, StopReason, UncertaintyAction, UncertaintyLevel
-from grampus_uq.runtime.apply_decisions import ROLLBACK
+from grampus_uq.runtime.apply_decisions import ROLLBACK, hear_replaced
 from grampus_uq.runtime.begun_with import BegunWith
 from grampus_uq.runtime.checkpoints import write_checkpoint
 from grampus_uq.runtime.endings import Endings
@@ -81,6 +81,7 @@ class Loop:
     looking: LookingAgain | None = None
     logprobs: bool = True
     elicit_confidence: bool = False
+    _replaced: list[CallRecord] = field(default_factory=list)
 
     @property
     def _state(self) -> AgentState:
@@ -212,6 +213,10 @@ class Loop:
                 return
         async for record, result in self.turn.execute_cleared():
             yield RunEvent(kind="tool_result", calls=(record.call,), tool_result=result)
+        with contextlib.suppress(StoreError):  # asked again after the next turn
+            while self._replaced and self.looking is not None:
+                await hear_replaced(self.turn, self.looking.ledger, self._replaced[0])
+                self._replaced.pop(0)
 
     async def _propose(self, proposal: Proposal) -> RunEvent | None:
         """Propose the call of another look in the place of the held one, as a turn of its own; None where it may not.
@@ -242,6 +247,7 @@ class Loop:
         if action.stops or not await self.looking.still_waits(held):
             return None
         state.settle(held, _REPLACED, is_error=True)
+        self._replaced.append(held)
         state.current_step += 1
         state.propose(content, calls, step_id)
         if (begun := BegunWith.read(state)) is not None:

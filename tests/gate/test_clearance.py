@@ -98,6 +98,21 @@ def test_the_monitors_clearance_is_good_only_in_the_process_that_gave_it() -> No
     assert runs(restored(stored(record), TERMS, SIGNED, NOW, believed=True))
 
 
+@pytest.mark.parametrize("believed", [True, False])
+def test_a_clearance_that_keeps_its_request_waits_under_it_in_the_next_process(believed: bool) -> None:
+    """As another look clears a call: the humans who were asked are heard there."""
+    held = waiting().change(effect=Effect.IRREVERSIBLE)
+    let_go = cleared(held, "chain big", requests=held.requests)
+    assert runs(let_go)
+    back = restored(stored(let_go), TERMS, SIGNED, NOW, believed=believed)
+    assert (back.phase, back.requests, back.cleared_by) == (CallPhase.WAITING, held.requests, None)
+    started = stored(let_go.change(phase=CallPhase.STARTED))
+    (asked_about,) = recovered(
+        restored(started, TERMS, SIGNED, NOW, believed=believed), TERMS, SIGNED, Effect.IRREVERSIBLE, NOW
+    ).requests
+    assert asked_about.unknown_outcome
+
+
 @pytest.mark.parametrize("effect", list(Effect))
 def test_a_belief_that_nobody_vouches_for_releases_only_what_is_known_to_be_harmless(effect: Effect) -> None:
     record = cleared(CallRecord(proposed=PAY, step_id="llm_1"))

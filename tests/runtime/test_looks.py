@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from grampus_uq import (
     Looks,
     Profile,
     TokenLogprob,
+    ToolEffects,
     UncertaintyEstimator,
     UncertaintyMonitor,
     UncertaintyPolicy,
@@ -72,10 +74,10 @@ def profile(*names: str, **policy: Any) -> Profile:
     )
 
 
-def mailing(to: str, odds: float, *, read: bool = True) -> ModelResponse:
+def mailing(to: str, odds: float, *, read: bool = True, tool: str = "send_email") -> ModelResponse:
     """A turn that mails somebody, whose name was written with these odds."""
-    call = ToolCall(id=f"m-{to}", name="send_email", arguments={"to": to, "body": "hi"})
-    pieces = (('{"name": "send_email", "arguments": {"to": "', 1.0), (to, odds), ('", "body": "hi"}}', 1.0))
+    call = ToolCall(id=f"m-{to}", name=tool, arguments={"to": to, "body": "hi"})
+    pieces = ((f'{{"name": "{tool}", "arguments": {{"to": "', 1.0), (to, odds), ('", "body": "hi"}}', 1.0))
     tokens = tuple(TokenLogprob(token=text, logprob=math.log(p)) for text, p in pieces)
     return answer("", tool_calls=[call]).model_copy(update={"logprobs": tokens if read else None})
 
@@ -599,6 +601,87 @@ async def test_a_decision_that_arrives_while_the_look_is_settled_holds_what_the_
     if to == "ann":
         (request,) = result.pending
         assert "a human decided about the one that it replaces" in request.reason
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("odds", [0.5, 0.95])
+@pytest.mark.parametrize("policy", [{}, {"always_ask_tool_names": ["wire"]}], ids=["it goes out", "it waits, too"])
+async def test_a_call_that_a_human_rejected_while_a_look_replaced_it_is_refused_when_it_comes_again(
+    policy: dict[str, Any], odds: float
+) -> None:
+    told: list[str] = []
+
+    class Deciding(MemoryStore):
+        async def write(self, *changes: Any) -> float:
+            loaded = await case.runner.ledger.load("mailer", "s") if not told else None
+            waiting = [] if loaded is None else loaded[0].pending()
+            if waiting and any("m-ann" in body for change in changes for body in getattr(change, "bodies", ())):
+                told.append(waiting[0].id)
+                await case.runner.ledger.decide(waiting[0].decide("reject", principal="eva"), wake=False)
+            return await super().write(*changes)
+
+    def own(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse:
+        return mailing("bob", odds if any(one.role is Role.ASSISTANT for one in messages) else 0.5)
+
+    looked = mailing("ann", 0.95, tool="wire" if policy else "send_email")
+    effects = ToolEffects({"wire": "irreversible"})
+    case = Case(
+        looked, model=ScriptedModel(own), store=Deciding(), profile=profile("tier 1", **policy), effects=effects
+    )
+    result = await case.run()
+    while result.status is AgentStatus.WAITING_FOR_HUMAN:
+        assert all(request.call is not None and "ann" in request.call.canonical() for request in result.pending)
+        answers = [request.decide("reject", principal="eva") for request in result.pending]
+        result = await case.runner.resume("mailer", "s", answers)
+    assert told
+    assert case.world.sent == []
+    entries = await AuditLog(case.store, "mailer", "s").entries()
+    said = [one["data"] for one in entries if one["what"] == "decision"]
+    assert any((one["request"], one["kind"]) == (told[0], "reject") for one in said)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("when", ["the precondition is asked", "the start is written"])
+@pytest.mark.parametrize("kind", ["reject", "approve", None])
+@pytest.mark.parametrize("to", ["bob", "ann"])
+async def test_what_a_look_let_go_in_a_process_that_was_cancelled_is_asked_about_in_the_next_one(
+    to: str, kind: Any, when: str
+) -> None:
+    """Its request is the one that humans saw: who answered it at that moment is heard."""
+    came = anyio.CancelScope()
+
+    async def decides(now: str) -> None:
+        if now != when or came.cancel_called:
+            return
+        loaded = await case.runner.ledger.load("mailer", "s")
+        assert loaded is not None
+        for request in loaded[0].pending() if kind else ():
+            await case.runner.ledger.decide(request.decide(kind, principal="eva"), wake=False)
+        came.cancel()
+        await anyio.lowlevel.checkpoint()
+
+    async def precondition(call: ToolCall) -> None:
+        await decides("the precondition is asked")
+
+    class Deciding(MemoryStore):
+        async def write(self, *changes: Any) -> float:
+            if any('"execution_started"' in body for change in changes for body in getattr(change, "bodies", ())):
+                await decides("the start is written")
+            return await super().write(*changes)
+
+    case = Case(mailing(to, 0.95), store=Deciding(), precondition=precondition)
+    with came:
+        await case.run()
+    assert came.cancel_called
+    assert case.world.sent == []
+    other = Case(mailing(to, 0.95), store=case.store)
+    result = await other.runner.resume("mailer", "s")
+    if kind == "approve" and (to, when) == ("bob", "the precondition is asked"):
+        assert other.world.sent == [("bob", "hi")]
+        return
+    assert other.world.sent == []
+    heard = kind == "reject" and (to, when) == ("bob", "the precondition is asked")
+    assert result.status is (AgentStatus.COMPLETED if heard else AgentStatus.WAITING_FOR_HUMAN)
 
 
 def test_a_worker_that_dies_in_its_looks_has_used_them() -> None:
