@@ -28,6 +28,17 @@ def text_or_none(value: Any, field: str, refuse: Refuse) -> str | None:
     raise refuse(field, f"must be text or null. Got {type(value).__name__}.")
 
 
+def task_and_trial(record: Mapping[str, Any], default: int | None, refuse: Refuse) -> tuple[str, int]:
+    """The name of a task, and the number of the trial; `default` where that is null."""
+    task_id, trial = record.get("task_id"), record.get("trial")
+    if isinstance(task_id, bool) or not isinstance(task_id, int | str):
+        raise refuse("task_id", f"must be a number or a name. Got {task_id!r:.50}.")
+    trial = default if trial is None else trial
+    if type(trial) is not int or trial < 0:
+        raise refuse("trial", f"must be a number from 0. Got {trial!r:.50}.")
+    return str(task_id), trial
+
+
 def object_of(value: Any, field: str, refuse: Refuse) -> dict[str, Any]:
     """An object."""
     if not isinstance(value, dict):

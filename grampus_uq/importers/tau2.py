@@ -21,6 +21,7 @@ from grampus_uq.importers.record_fields import (
     number_or_none,
     object_of,
     object_or_none,
+    task_and_trial,
     text_or_none,
     token_count,
 )
@@ -56,12 +57,7 @@ def read_tau2(path: str | os.PathLike[str], *, on_refused: Refused | None = None
 
 def _run(element: Element) -> ImportedRun:
     value = element.value
-    task_id, trial = value.get("task_id"), value.get("trial")
-    if isinstance(task_id, bool) or not isinstance(task_id, int | str):
-        raise element.error("task_id", f"must be a number or a name. Got {task_id!r:.50}.")
-    trial = 0 if trial is None else trial
-    if type(trial) is not int or trial < 0:
-        raise element.error("trial", f"must be a number from 0. Got {trial!r:.50}.")
+    task_id, trial = task_and_trial(value, 0, element.error)
     reason = value.get("termination_reason")
     if not isinstance(reason, str) or reason not in _STOPS:
         raise element.error("termination_reason", f"must be one of {', '.join(_STOPS)}. Got {reason!r:.50}.")
@@ -75,7 +71,7 @@ def _run(element: Element) -> ImportedRun:
         line=element.line,
         messages=messages,
         outcome=Outcome(success=success, stop_reason=stop),
-        task_id=str(task_id),
+        task_id=task_id,
         trial=trial,
         reward=reward,
         facts=facts,

@@ -14,6 +14,7 @@ from grampus_uq.importers.foreign_messages import messages_of
 from grampus_uq.importers.imported_records import Refused, each_run, records
 from grampus_uq.importers.imported_run import ImportedRun
 from grampus_uq.importers.json_stream import Element
+from grampus_uq.importers.record_fields import task_and_trial
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
 
@@ -45,11 +46,8 @@ def read_tau_bench(
 
 def _run(element: Element, at_max_turns: Literal["unknown", "reward"]) -> ImportedRun:
     value = element.value
-    task_id, trial, reward = value.get("task_id"), value.get("trial"), value.get("reward")
-    if isinstance(task_id, bool) or not isinstance(task_id, int | str):
-        raise element.error("task_id", f"must be a number or a name. Got {task_id!r:.50}.")
-    if type(trial) is not int or trial < 0:
-        raise element.error("trial", f"must be a number from 0. Got {trial!r:.50}.")
+    task_id, trial = task_and_trial(value, None, element.error)
+    reward = value.get("reward")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not -_TOLERANCE <= reward <= 1 + _TOLERANCE:
         raise element.error("reward", f"must be a number in [0, 1]. Got {reward!r:.50}.")
     if "traj" not in value:
@@ -63,7 +61,7 @@ def _run(element: Element, at_max_turns: Literal["unknown", "reward"]) -> Import
         line=element.line,
         messages=messages,
         outcome=Outcome(success=reward >= 1 - _TOLERANCE if known else None, stop_reason=stop_reason),
-        task_id=str(task_id),
+        task_id=task_id,
         trial=trial,
         reward=float(reward),
     )
