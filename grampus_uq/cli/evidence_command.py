@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
@@ -16,6 +14,7 @@ from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import DataError
 from grampus_uq.gate.signatures import PublicKeys
+from grampus_uq.recording.whole_file import whole_file
 from grampus_uq.runtime.evidence import evidence, verified
 from grampus_uq.runtime.store import SessionStore
 
@@ -46,13 +45,8 @@ def export(url: str, as_json: bool, output: str) -> None:
             count += 1
         return count - 1, str(json.loads(line)["hash"])
 
-    part = Path(f"{output}.{os.getpid()}.part")
-    try:
-        with part.open("x", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-            entries, digest = with_store(url, work)
-        part.replace(output)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(output) as part, part.open("x", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+        entries, digest = with_store(url, work)
     lines = [f"{entries} entries written to {one_line(output)}.", f"digest     {digest}"]
     print_result(as_json, {"output": output, "entries": entries, "digest": digest}, lines)
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +30,7 @@ from pydantic import (
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.recording.whole_file import whole_file
 from grampus_uq.records.strict_json import check_version, json_object, validated
 from grampus_uq.records.values import canonical_json
 from grampus_uq.stats.stored_values import FROZEN
@@ -226,17 +226,11 @@ def save(artifact: ProfileArtifact, path: str | os.PathLike[str]) -> str:
     content = _content(artifact)
     fingerprint = _digest(content)
     document = {"format": _FORMAT, "v": VERSION, "fingerprint": fingerprint, **content}
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        with draft.open("x", encoding="utf-8") as stream:
-            json.dump(document, stream, indent=1, ensure_ascii=False, allow_nan=False)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
+    with whole_file(path) as draft, draft.open("x", encoding="utf-8") as stream:
+        json.dump(document, stream, indent=1, ensure_ascii=False, allow_nan=False)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
     return fingerprint
 
 

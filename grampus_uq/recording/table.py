@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TextIO
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.recording.packed import pyarrow_for
 from grampus_uq.recording.runs import Paths, Refused, Run, runs
+from grampus_uq.recording.whole_file import whole_file
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction
 
@@ -112,17 +113,12 @@ def export(
     if form not in ("csv", "parquet"):
         raise ConfigurationError.of("form", "export", "'csv' or 'parquet'", form)
     columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=on_run, on_refused=on_refused))
-    draft = Path(f"{os.fspath(target)}.{os.getpid()}.part")
-    try:
+    rows = step_rows(paths, on_run=on_run, on_refused=on_refused)
+    with whole_file(target) as draft:
         if form == "parquet":
-            count = _write_parquet(step_rows(paths, on_run=on_run, on_refused=on_refused), columns, draft)
-        else:
-            with draft.open("w", encoding="utf-8", newline="") as stream:
-                count = write_rows(step_rows(paths, on_run=on_run, on_refused=on_refused), columns, stream)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-    return count
+            return _write_parquet(rows, columns, draft)
+        with draft.open("w", encoding="utf-8", newline="") as stream:
+            return write_rows(rows, columns, stream)
 
 
 def write_rows(rows: Iterable[dict[str, Any]], columns: Sequence[str], stream: TextIO) -> int:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
-from pathlib import Path
 from typing import Any
 
 from jinja2 import BaseLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from grampus_uq.errors import DataError
+from grampus_uq.recording.whole_file import whole_file
 from grampus_uq.records.visible_text import visible, without_controls
 
 
@@ -30,15 +29,11 @@ def render_page(template: str, **values: Any) -> str:
 
 def write_page(path: str | os.PathLike[str], page: str) -> None:
     """Write a page; the file appears when it is complete. An existing one is replaced. Raises DataError."""
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(target)
+        with whole_file(path) as draft:
+            draft.write_text(page, encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot be written: {error.strerror}.", path=os.fspath(path)) from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def printable(name: str, most: int = 40) -> str:
