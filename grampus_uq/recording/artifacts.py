@@ -95,14 +95,14 @@ class Provenance(BaseModel):
 class FittedFor(BaseModel):
     """Common properties of the runs a profile was fitted on; None: not known, `ANY` ("*"): irrelevant.
 
-    The hashes are those of `prompt_hash` and `tools_hash`.
+    The hashes are those of `prompt_hash` and `tools_hash`, or any other text with which a host names its versions.
     """
 
     model_config = FROZEN
 
     model: str | None = None
-    prompt_hash: _Sha256 | Literal["*"] | None = None
-    tools_hash: _Sha256 | Literal["*"] | None = None
+    prompt_hash: str | None = None
+    tools_hash: str | None = None
 
 
 class ProfileArtifact(BaseModel):

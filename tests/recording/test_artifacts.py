@@ -158,7 +158,7 @@ def at(*places: Any, value: Any = ...) -> Any:
             "profile.policy.irreversible_tool_names",
             "empty",
         ),
-        (at("fitted_for", "prompt_hash", value="abc"), "fitted_for.prompt_hash", "pattern"),
+        (at("fitted_for", "prompt_hash", value=5), "fitted_for.prompt_hash", "valid string"),
         (at("provenance", "created_at", value="2026-01-01T00:00:00"), "provenance.created_at", "timezone"),
         (at("provenance", "counts", value={"used": -1}), "provenance.counts.used", "greater than or equal to 0"),
         (at("unheard_of", value=1), "unheard_of", "not permitted"),

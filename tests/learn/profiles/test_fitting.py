@@ -23,7 +23,7 @@ from grampus_uq.learn.profiles import FitOptions, ProfileFit, counterfactual, fi
 from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.learn.profiles.p_success import MOST_STEPS, _enough
 from grampus_uq.recording import RecordingProcessor, runs
-from grampus_uq.recording.artifacts import load, save
+from grampus_uq.recording.artifacts import FittedFor, load, save
 from grampus_uq.recording.replay import replay
 from tests.binomial import binomial_ceiling
 from tests.learn.profiles.recorded import HASH, POLICY, record
@@ -190,7 +190,11 @@ def test_where_runs_were_watched_with_tracer_its_parameters_and_its_stream_are_f
 
 def test_with_too_few_labels_nothing_is_fitted_by_force(tmp_path: Path) -> None:
     record(tmp_path, 14, 5)
+    for file in tmp_path.glob("*.jsonl"):  # versions named by other texts than hashes
+        named = file.read_text().replace(f'"prompt_hash":"{HASH}"', '"prompt_hash":"v12"')
+        file.write_text(named.replace(f'"tools_hash":"{HASH}"', '"tools_hash":"2026-11"'))
     fit = fit_profile(tmp_path, base=BASE, options=FitOptions(accuracy=0.9))
+    assert fit.artifact.fitted_for == FittedFor(model="m", prompt_hash="v12", tools_hash="2026-11")
     assert part(fit, "p_success").status == "not fitted"
     assert "more labelled" in part(fit, "p_success").needs
     assert part(fit, "release").status == part(fit, "detector").status == "not fitted"
