@@ -22,8 +22,14 @@ class World:
         self.sent: list[tuple[str, str]] = []
         self.keys: list[str] = []
         self.searched: list[str] = []
+        self._tools: FunctionTools | None = None
 
     def tools(self) -> FunctionTools:
+        if self._tools is None:  # a test makes many runners, and these were a quarter of its time
+            self._tools = self._made()
+        return self._tools
+
+    def _made(self) -> FunctionTools:
         @tool(effect=Effect.IRREVERSIBLE)
         def send_email(to: str, body: str, idempotency_key: str = "") -> str:
             """Send a mail."""
