@@ -70,6 +70,7 @@ def test_every_member_of_the_bank_is_timed_at_every_depth() -> None:
     assert all(row["state_bytes"] <= 1024 for row in one_stream)
 
 
+@pytest.mark.slow
 def test_the_watch_prints_false_alarms_and_delays_for_three_sizes_of_change() -> None:
     found = list(exchangeability_watch.rows(30, 60, 60, 0.1))
     assert sum("median_delay" in row for row in found) == 6

@@ -13,6 +13,7 @@ from tests.benchmarks.test_tool_agent import record
 from tests.sampling import sampled
 
 
+@pytest.mark.slow
 @pytest.mark.one_loop
 @pytest.mark.anyio
 @sampled("splits", [5], full=[20])

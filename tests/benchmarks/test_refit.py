@@ -33,6 +33,7 @@ def test_sabotage_the_same_released_runs_without_their_weights_lift_them_too() -
     assert mean_false_alarms("unweighted") > SETTING.alpha + 0.05
 
 
+@pytest.mark.slow
 def test_the_counts_say_what_became_of_every_run() -> None:
     for row in refit.history("repaired", SETTING, 0)[1:]:
         assert row["untouched"] + row["let_through"] + row["stopped"] == SETTING.runs

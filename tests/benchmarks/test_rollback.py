@@ -11,6 +11,7 @@ from tests.benchmarks.rollback import rows
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_every_way_back_is_measured_on_the_same_failures() -> None:
     options = argparse.Namespace(failures=8, calibration=12, steps=3, slip=0.0, seed=0)

@@ -15,6 +15,7 @@ from tests.benchmarks.test_tool_agent import record
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 
 
+@pytest.mark.slow
 @pytest.mark.one_loop
 @pytest.mark.anyio
 async def test_wrong_calls_that_look_doubtful_are_ranked_and_held_and_noise_is_not(

@@ -74,10 +74,8 @@ def test_what_evaluate_and_fit_read_is_the_same_to_the_bit(places: tuple[Path, P
         assert again.success.tolist() == scores.success.tolist()
 
 
-@sampled("some", [slice(1)], full=[slice(None)])
-def test_the_commands_print_the_same_wherever_the_work_is_done(
-    places: tuple[Path, Path], tmp_path: Path, some: slice
-) -> None:
+@pytest.mark.slow
+def test_the_commands_print_the_same_wherever_the_work_is_done(places: tuple[Path, Path], tmp_path: Path) -> None:
     lines, packed = places
     data = read_detector_runs([str(lines)], ("fused",))
     detector = fit_detector(data, rng=np.random.default_rng(0), members=["running_minimum"]).detector
@@ -88,7 +86,7 @@ def test_the_commands_print_the_same_wherever_the_work_is_done(
         (evaluate, ["--draws", 20, "--json"]),
         (runs_command, ["replay", "--profile", profile, "--json"]),
     ]
-    for command, arguments in commands[some]:
+    for command, arguments in commands:
         first, rest = (arguments[:1], arguments[1:]) if command is not evaluate else ([], arguments)
         one = json.loads(invoke(command, *first, lines, *rest).stdout)
         other = json.loads(invoke(command, *first, packed, *rest, "--workers", 2).stdout)

@@ -50,6 +50,7 @@ def started(*urls: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.one_loop
 async def test_a_worker_process_serves_the_stores_of_several_tenants(tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("acme", "globex")]

@@ -176,7 +176,7 @@ def test_the_memory_of_a_run_stays_a_few_numbers_however_long_the_run_is():
         state, sizes = SessionState(session_id="s"), []
         for number in range(3000):
             state, _ = advance(plain(rule), state, *taken_step(number, 0.3 + number % 7 / 10, "llm_call"))
-            sizes.append(len(state_to_json(state)))
+            sizes.append(len(state_to_json(state)) if number >= 1020 and number % 10 == 0 else 0)
         assert max(sizes[2000:]) <= max(sizes[1020:1100]) + 80  # more digits, and nothing else
 
 

@@ -99,7 +99,7 @@ def test_the_recordings_of_an_advisory_demo_can_be_fitted_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(knows_half) as server:
-        arguments = ["--model", "tiny", "--api-base", server.api_base, "--n", "120", "--advisory", "--json"]
+        arguments = ["--model", "tiny", "--api-base", server.api_base, "--n", "80", "--advisory", "--json"]
         assert run(*arguments, "--parallel", "16", "--runs-folder", str(tmp_path)) == 0
     value = json.loads(capsys.readouterr().out)
     command = shlex.split(value["next_command"])
@@ -109,11 +109,11 @@ def test_the_recordings_of_an_advisory_demo_can_be_fitted_on(
     assert end.value.code == 0
     fitted = json.loads(capsys.readouterr().out)
     assert fitted["counts"]["success"] == value["right"]
-    assert fitted["counts"]["failure"] == 120 - value["right"]
+    assert fitted["counts"]["failure"] == 80 - value["right"]
     found = match(load(tmp_path / "p.json"), **AGENT_OF_THE_DEMO)
     assert found.status == "active", found.reasons
     with serving(knows_half) as server:
-        arguments = ["--model", "tiny", "--api-base", server.api_base, "--n", "120", "--json"]
+        arguments = ["--model", "tiny", "--api-base", server.api_base, "--n", "80", "--json"]
         profile = ["--profile", str(tmp_path / "p.json")]
         assert run(*arguments, *profile, "--parallel", "16", "--runs-folder", str(tmp_path / "again")) == 0
     again = json.loads(capsys.readouterr().out)

@@ -338,7 +338,7 @@ def test_a_state_does_not_outlive_a_change_of_its_permit() -> None:
         PermitState.read(wider, json.loads(EARNED.model_dump_json()))
 
 
-@sampled("runs", [8], full=[30])
+@sampled("runs", [4], full=[30])
 def test_the_promise_holds_with_late_answers_and_breaks_if_they_count_as_they_come(runs: int) -> None:
     """Right answers come at once and wrong ones never: in order nothing is ever earned; as they arrive it would be."""
     rng = np.random.default_rng(1)
@@ -563,7 +563,7 @@ def test_a_refused_call_of_a_threshold_that_was_in_force_counts_also_after_a_str
     assert (taken[1].in_force, taken[1].asked) == (1, True)
 
 
-@sampled("n", [40], full=[150])
+@sampled("n", [20], full=[150])
 def test_an_open_question_at_the_front_lets_no_more_out_of_an_agent_that_turns(n: int) -> None:
     """Wrong from when a question is left that nobody answers: geometric, up to the first audit that was answered."""
     permit = Permit(**PERMIT.model_dump() | {"thresholds": (0.5,)})

@@ -307,6 +307,7 @@ def test_a_record_that_is_too_deep_for_its_reader_is_refused_alone(tmp_path: Pat
     assert (refused[0].line, refused[0].field) == ((3, "[1]") if head else (2, ""))
 
 
+@pytest.mark.slow
 def test_a_small_gzip_of_endless_zeros_is_refused_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     with gzip.open(path, "wb", compresslevel=9) as stream:

@@ -71,7 +71,7 @@ async def answers(world: World, browser: Browser, who: str, place: Delegation | 
 
 @sampled(
     "role,stands",
-    [(Role.DECIDE, False), (Role.DEPUTY, True)],
+    [(Role.DECIDE, False)],
     full=[(Role.DECIDE, False), (Role.DEPUTY, False), (Role.DEPUTY, True), (Role.LABEL, False)],
 )
 async def test_no_address_and_no_unsigned_body_tells_a_drill_from_a_request(

@@ -51,7 +51,7 @@ class World:
         self.ann = await someone(self.desk.app, self.store)
         if permit:
             self.desk.policy["seal"] = Seal("k" * 32)  # of one host, which believes its permits' state
-            self.permit = await granted(self.ann, tool="send_email", at_most=0.1, days=1)
+            self.permit = await granted(self.ann, tool="send_email", at_most=0.5, days=1)
         for number, to in enumerate(("bob", "zoe")):
             request = await self.desk.pause(mail("c", to), session=f"case-10{number}")
             assert (await decide(self.ann, request.id)).status_code == 200

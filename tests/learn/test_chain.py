@@ -38,11 +38,13 @@ def wrong_out(seed: int, *, sabotaged: bool) -> float:
     return followed(chain, world(rng, 4_000)).wrong
 
 
+@pytest.mark.slow
 def test_the_share_that_goes_out_wrong_is_kept_in_all_but_delta_of_the_calibrations() -> None:
     broken = sum(wrong_out(seed, sabotaged=False) > BUDGET for seed in range(FEW))
     assert broken <= binomial_ceiling(FEW, 0.1)
 
 
+@pytest.mark.slow
 def test_a_laxer_threshold_than_the_certified_one_breaks_the_promise() -> None:
     broken = sum(wrong_out(seed, sabotaged=True) > BUDGET for seed in range(FEW))
     assert broken > binomial_ceiling(FEW, 0.1)

@@ -128,6 +128,7 @@ def test_held_out_scores_come_from_parameters_of_the_other_folds_and_tasks_stay_
     assert cv.auroc == pytest.approx(wins / pairs, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_real_signal_survives_cross_validation_and_noise_does_not() -> None:
     real = made_up_runs(np.random.default_rng(6), 160, signal="agent_gap")
     cv = cross_validate_tracer(*real, rng=np.random.default_rng(0))

@@ -122,6 +122,7 @@ def test_simulated_is_what_a_permit_does_on_the_same_calls_draws_and_answers(
     assert (found.threshold, found.withdrawn) == (state.threshold(permit), state.withdrawn)
 
 
+@pytest.mark.slow
 def test_a_promise_that_no_longer_holds_is_withdrawn_and_everything_asked_about_again() -> None:
     wrong = np.arange(350) >= 200
     target = replace(TARGET, epsilon=0.05, delta=0.05)

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import numpy as np
+import pytest
 from click.testing import CliRunner
 
 from grampus_uq import Outcome, Profile, TokenLogprob, ToolCall, UncertaintyMonitor
@@ -91,7 +92,8 @@ def test_a_trajectory_holds_every_step_of_the_run(tmp_path: Path) -> None:
     assert all(step.agent_gap is not None for step in got.steps[1:])  # the last one's answer came before the end
 
 
-@sampled("n", [60], full=[120])
+@pytest.mark.slow
+@sampled("n", [40], full=[120])
 def test_a_detector_on_the_risk_brings_tracer_so_that_live_sessions_have_the_stream_too(tmp_path: Path, n: int) -> None:
     folder = recorded(tmp_path / "runs", n)
     out = tmp_path / "profile.json"

@@ -386,6 +386,7 @@ def test_what_a_slow_embedder_has_left_is_read_by_settle_and_else_said_to_be_mis
 # -- bounded --
 
 
+@pytest.mark.slow
 def test_neither_state_nor_memory_grows_with_the_run() -> None:
     session = UncertaintyMonitor(trajectory_risk=TRACER).session("s")
 

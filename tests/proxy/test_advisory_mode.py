@@ -100,6 +100,7 @@ async def test_a_store_that_hangs_delays_nothing_and_what_is_not_looked_at_is_bo
         group.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 def test_the_command_passes_the_same_bytes_in_both_modes(tmp_path: Path) -> None:
     echo = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line); sys.stdout.buffer.flush()"
     sent = b"\n".join(line for line in _CLIENT + _SERVER if isinstance(line, bytes)) + b"\n"

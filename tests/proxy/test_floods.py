@@ -78,7 +78,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 @pytest.mark.parametrize(
     "count",
     [
-        5_000,
+        2_000,
         pytest.param(20_000, marks=pytest.mark.slow),
         pytest.param(1_000_000, marks=[pytest.mark.kills, pytest.mark.timeout(1_200)]),
     ],
@@ -114,6 +114,7 @@ def _deep(levels: int) -> bytes:
     return head + b'{"a":' * levels + b"1" + b"}" * levels + b"}}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "limit"), [("", 60), pytest.param("max_message_bytes = 1000000\n", 20, marks=pytest.mark.slow)]
 )
@@ -122,7 +123,7 @@ def test_a_call_of_ten_megabytes_or_ten_thousand_levels_is_refused_and_the_next_
 ) -> None:
     with flooded(tmp_path, more + '[effects]\nread_note = "read"\n') as one:
         before = one.peak_kb()
-        for _ in range(5):
+        for _ in range(3):
             large = {"name": "read_note", "arguments": {"text": "x" * 10_000_000}}
             refused = one.ask("tools/call", **large)["error"]["message"]
             assert "refused" in refused or "too long" in refused  # by its arguments, or by its bytes

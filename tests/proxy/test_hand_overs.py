@@ -954,6 +954,7 @@ async def test_who_decides_on_an_unknown_outcome_is_told_of_the_same_call_and_of
         assert "was started in" in again.reason
 
 
+@pytest.mark.one_loop
 async def test_a_rejection_is_not_forgotten_while_the_same_call_is_proposed() -> None:
     async with bench(hold_s=0.1) as one:
         await one.call(1, "pay", n=1)

@@ -315,6 +315,7 @@ async def test_a_stream_that_goes_on_in_another_one_brings_its_result_there() ->
         assert await one.bench.ledger.pending() == []
 
 
+@pytest.mark.slow
 async def test_streams_that_their_clients_left_are_closed_however_many() -> None:
     async with web() as one:
 

@@ -143,6 +143,7 @@ def test_evaluate_names_a_copy_counts_its_run_once_and_exits_1(tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_the_forecast_of_a_fit_counts_a_copied_folder_once(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
     for number, made in enumerate(many(24, np.random.default_rng(1))):

@@ -74,6 +74,7 @@ def test_a_writer_killed_two_hundred_times_loses_nothing(tmp_path: Path, kind: s
     assert missing == 0
 
 
+@pytest.mark.slow
 def test_the_kills_would_show_a_writer_that_keeps_lines_in_memory(tmp_path: Path) -> None:
     told = run("kill", tmp_path, "s1", "buffered", 10, 1)
     data = (tmp_path / "s1.jsonl").read_bytes() if (tmp_path / "s1.jsonl").exists() else b""

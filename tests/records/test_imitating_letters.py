@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from grampus_uq.records.tool_names import looks_like
 from grampus_uq.records.visible_text import legend, visible
 from tests.records.confusables import CONFUSABLES
+from tests.sampling import sampled
 
 DOTLESS = "\u0131"  # raw in words of letters: a Turkish text has it in every other sentence
 ACCENTED = "éüøłßëñÅþ"
@@ -31,7 +32,7 @@ def alike() -> list[str]:
     return [c for c in map(chr, range(0x80, sys.maxunicode + 1)) if c.isalnum() and looks_like(c) and c != DOTLESS]
 
 
-@pytest.mark.parametrize("accented", ACCENTED)
+@sampled("accented", ACCENTED[::4], full=ACCENTED)
 def test_a_letter_that_is_an_escape_in_an_ascii_word_is_one_beside_an_accent_and_named(accented: str) -> None:
     for letter in alike():
         for word in (f"p{accented}{letter}y", f"{letter}{accented}", f"{accented}x{letter}", f"{accented}ж{letter}"):

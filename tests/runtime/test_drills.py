@@ -300,6 +300,7 @@ def test_a_number_is_found_and_replaced_however_it_is_written() -> None:
 # -- mixed in ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.one_loop
 @pytest.mark.anyio
 @sampled("n", [100], full=[300])

@@ -132,7 +132,7 @@ def checks(seen: Sequence[Seen]) -> dict[str, list[float]]:
 
 
 @pytest.mark.one_loop
-@sampled("form", list(NAMES)[::3], full=list(NAMES))
+@sampled("form", list(NAMES)[::7], full=list(NAMES))
 async def test_no_check_of_the_sessions_name_tells_a_drill(form: str) -> None:
     told: dict[str, list[float]] = {}
     for seed in range(2):
@@ -143,6 +143,7 @@ async def test_no_check_of_the_sessions_name_tells_a_drill(form: str) -> None:
     assert {check: found for check, found in told.items() if statistics.mean(found) > 0.55} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.one_loop
 async def test_the_checks_would_tell_drills_by_the_names_of_their_sources() -> None:
     """The sabotage: names as they are stored are told apart at once."""

@@ -178,6 +178,7 @@ anyio.run(main, *sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_stop_all_by_command_line_reaches_workers_in_other_processes(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'sessions.db'}"
     workers = [

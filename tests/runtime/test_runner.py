@@ -554,6 +554,7 @@ async def test_many_sessions_on_one_runner_and_monitor_do_not_see_each_other() -
         assert mine.metadata["uncertainty"] == solo.metadata["uncertainty"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 @sampled("many", [250], full=[1_000])
 async def test_a_thousand_concurrent_sessions_in_one_process_all_complete(many: int) -> None:

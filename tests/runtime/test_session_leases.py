@@ -557,6 +557,7 @@ async def test_a_transcript_that_somebody_changed_is_not_taken_for_the_sessions_
     await store.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.one_loop
 @pytest.mark.jumping_clocks
 async def test_a_thousand_sessions_that_wait_for_orders_ask_the_store_as_often_as_one_and_all_hear_of_an_order() -> (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import uuid
@@ -38,7 +39,7 @@ from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner
-from tests.sampling import crossed
+from tests.sampling import crossed, sampled
 from tests.scripted_runs import Captured
 
 pytestmark = pytest.mark.anyio
@@ -334,7 +335,12 @@ DAMAGES += ['{"hash":"' + "A" * 64 + '"}', '{"v":2,"seq":1}', '{"v":2,"seq":1,"x
 
 
 @pytest.mark.one_loop
-@crossed("any_store,last", STORES, DAMAGES, indirect=["any_store"])
+@sampled(
+    "any_store,last",
+    list(zip(STORES, ["garbage", '{"hash":5}', "[" * 100_000, DAMAGES[10]], strict=True)),
+    full=list(itertools.product(STORES, DAMAGES)),
+    indirect=["any_store"],
+)
 async def test_a_log_whose_last_entry_is_broken_lets_nothing_ahead_and_ends_no_run(
     any_store: SessionStore, last: str
 ) -> None:

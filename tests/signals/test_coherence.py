@@ -314,6 +314,7 @@ def test_a_failing_embedder_loses_one_steps_components_and_never_the_state() -> 
     assert sense_steps([moved.pending], HASHING)[0].repetition == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_the_state_stays_small_however_long_and_hostile_the_run_is() -> None:
     adapter = TypeAdapter(ComponentState)
     state = ComponentState()

@@ -242,6 +242,7 @@ def holds(world: permits.World, populations: int = 200) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @sampled("place", [0], full=[0, 9])
 def test_the_promise_is_kept_and_questions_are_saved(place: int) -> None:
     assert holds(permits.WORLDS[place])["asked_last_200"] < 0.6
@@ -267,9 +268,9 @@ def test_rules_of_thumb_break_it_in_the_same_world() -> None:
         assert permits.row(permits.WORLDS[2], rule, 50)["exceeded"] > 0.5
 
 
-@sampled("populations", [40], full=[100])
-def test_a_rise_to_five_times_epsilon_is_withdrawn_within_a_hundred_answers(populations: int) -> None:
-    found = permits.row(permits.CHANGES[1], "earned", populations)
+@pytest.mark.slow
+def test_a_rise_to_five_times_epsilon_is_withdrawn_within_a_hundred_answers() -> None:
+    found = permits.row(permits.CHANGES[1], "earned", 100)
     assert found["revoked_within_100"] > 0.9
 
 

@@ -169,10 +169,9 @@ def kept(wrong_out: Any, bound: float) -> bool:
     return bool((wrong_out > bound).sum() <= binomial_ceiling(len(wrong_out), 0.05))
 
 
-@sampled("calls", [1_500], full=[2_500])
-def test_an_agent_that_goes_back_and_forth_is_withdrawn_for_good_and_the_rule_without_it_lets_a_quarter_out(
-    calls: int,
-) -> None:
+@pytest.mark.slow
+def test_an_agent_that_goes_back_and_forth_is_withdrawn_for_good_and_the_rule_without_it_lets_a_quarter_out() -> None:
+    calls = 2_500
     out, spent, bound = back_and_forth(permits.Earned, 40, calls)
     assert spent.all()
     assert kept(out, bound)

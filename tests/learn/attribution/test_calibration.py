@@ -58,7 +58,7 @@ TRIED = [
 
 
 @pytest.mark.parametrize("method", TRIED, ids=lambda m: m.name)
-@sampled("worlds", [40], full=[150])
+@sampled("worlds", [20], full=[150])
 def test_misses_stay_within_the_binomial_ceiling_from_end_to_end(method: AttributionMethod, worlds: int) -> None:
     """Worlds of 9 calibration failures and 4 new ones each, through the public functions only."""
     misses, trials = 0, 0
@@ -145,15 +145,16 @@ def test_the_sentence_names_level_rank_size_and_what_breaks_it() -> None:
         assert part in sentence
 
 
-def test_several_errors_are_promised_by_their_recall() -> None:
+@sampled("worlds", [50], full=[150])
+def test_several_errors_are_promised_by_their_recall(worlds: int) -> None:
     plan = Plan(method=METHODS["envelope"], level=0.8, recall=0.5)
     enough = 0
-    for world in range(150):
+    for world in range(worlds):
         runs = failures(10, 3000 + world, several=True)
         found = locate(runs[9].trajectory, calibrate(runs[:9], ASSUMING, replace(plan, seed=world)))
         held = len(set(found.set_steps) & set(runs[9].error_steps)) / len(runs[9].error_steps)
         enough += held >= 0.5
-    assert 150 - enough <= binomial_ceiling(150, 0.2, 0.9999)
+    assert worlds - enough <= binomial_ceiling(worlds, 0.2, 0.9999)
     assert "at least 50% of the run's errors" in found.coverage
 
 

@@ -20,6 +20,7 @@ from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
 from tests.learn.profiles.recorded import POLICY, record
 from tests.learn.profiles.test_refitting import live
+from tests.sampling import sampled
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 
@@ -44,6 +45,7 @@ def compared(path: Path, first: Profile, second: Profile, draws: int = 300) -> C
     return compare_profiles(path, first, second, rng=np.random.default_rng(0), draws=draws)
 
 
+@pytest.mark.slow
 def test_a_profile_does_not_differ_from_itself(fitted: ProfileArtifact, fresh: Path) -> None:
     for row in compared(fresh, fitted.profile, fitted.profile).rows:
         assert row.first == row.second
@@ -80,9 +82,10 @@ def test_a_profile_that_is_better_is_told_from_the_guide_and_the_interval_holds_
         assert row.low <= row.delta <= row.high
 
 
-def test_runs_that_were_let_through_at_random_count_by_their_weight(tmp_path: Path) -> None:
-    live(tmp_path / "acting", 600, seed=4)
-    live(tmp_path / "advisory", 600, seed=4, let_through=0.0, advisory=True)
+@sampled("n", [200], full=[600])
+def test_runs_that_were_let_through_at_random_count_by_their_weight(tmp_path: Path, n: int) -> None:
+    live(tmp_path / "acting", n, seed=4)
+    live(tmp_path / "advisory", n, seed=4, let_through=0.0, advisory=True)
     truth = {row.measure: row.first for row in compared(tmp_path / "advisory", GUIDE, GUIDE, 2).rows}
     seen = {row.measure: row.first for row in compared(tmp_path / "acting", GUIDE, GUIDE, 2).rows}
     assert seen["share paused"] == pytest.approx(truth["share paused"], abs=0.08)

@@ -135,6 +135,7 @@ def test_a_run_that_taught_an_older_p_success_sets_no_threshold_though_its_file_
     assert fit_profile([old], base=again, options=options).splits["learn"] >= learned
 
 
+@pytest.mark.slow
 def test_labels_given_to_the_best_are_noticed_and_the_rest_counts_as_wrong(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     runs = World().draw(rng, 200)

@@ -71,6 +71,7 @@ def test_everything_that_the_labels_allow_is_fitted_and_the_rest_says_why(fitted
     assert fitted.counts["max_steps"] > 10
 
 
+@pytest.mark.slow
 def test_the_promises_hold_on_fresh_runs(fitted: ProfileFit, tmp_path: Path) -> None:
     record(tmp_path, 500, 2)
     fresh = [run for run in runs(tmp_path) if run.outcome.success is not None]

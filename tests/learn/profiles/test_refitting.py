@@ -51,6 +51,7 @@ def live(folder: Path, n: int, *, let_through: float = RHO, seed: int = 0, **mon
     return good / n
 
 
+@pytest.mark.slow
 def test_weighted_by_their_draw_the_runs_that_remain_stand_for_all_and_unweighted_they_flatter(tmp_path: Path) -> None:
     truth = live(tmp_path, 1500)
     read = labelled_runs(tmp_path, Profile(policy=POLICY))

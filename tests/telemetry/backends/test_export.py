@@ -370,6 +370,7 @@ class Counting(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
+@pytest.mark.slow
 def test_a_long_run_leaves_in_batches_and_none_is_dropped(tmp_path: Path) -> None:
     path = write(tmp_path / "long.jsonl", session("s1", steps=1500))
     exporter, told = Counting(), list[int]()
