@@ -62,6 +62,29 @@ async def test_a_call_that_may_have_run_is_asked_about_on_where_its_next_start_d
         assert "may have taken effect" in told
 
 
+@pytest.mark.parametrize("began", [True, False])
+async def test_an_edit_that_fits_no_call_forgets_nothing_of_a_call_that_may_have_run(began: bool) -> None:
+    params = {"name": "delete_note", "arguments": {"path": "a"}, "more": 1}  # an edit has to say what of it is which
+    async with bench() as one:
+
+        async def edited(identity: int) -> str:
+            await one.say(id=identity, method="tools/call", params=params)
+            await one.waiting()
+            await one.decide("edit", arguments={"path": "b"})
+            return (await one.answered(identity))["result"]["content"][0]["text"]
+
+        if began:
+            await one.say(id=1, method="tools/call", params=params)
+            await one.decide()
+            await one.asked()
+            await one.exchange.lost(one.guard._answers.running.pop(1))
+        told = await edited(2)
+        assert ("may have taken effect" in told, told.startswith("Not executed: the edited")) == (began, not began)
+        await one.say(id=3, method="tools/call", params=params)
+        assert (await one.waiting()).unknown_outcome is began
+        assert len(one.ran()) == began
+
+
 @pytest.mark.parametrize("gone", [anyio.BrokenResourceError, anyio.ClosedResourceError])
 async def test_a_result_that_could_not_be_written_is_kept_for_the_same_call(gone: type[Exception]) -> None:
     async with bench() as one:

@@ -248,9 +248,10 @@ class CallExchange:
         line = with_arguments(message, record.call.arguments) if record.edited else message.line
         if line is not None:
             return Passed(line=line, record=record)
-        text = "Not executed: the edited arguments do not fit what else this call carries."
-        await self.calls.finish(record, text=text, is_error=True)
-        return _refused(message, text)
+        why = "the edited arguments do not fit what else this call carries"
+        await self.not_sent(record, why)
+        before = " It was started before and may have taken effect." if record.began_before else ""
+        return _refused(message, f"Not {'sent again' if before else 'executed'}: {why}.{before}")
 
     async def returned(self, record: CallRecord, line: bytes, values: Mapping[str, Any]) -> bytes:
         """Store the server's answer to a call: the line for the client, with a note where a human changed the call."""
