@@ -127,7 +127,7 @@ class LookEvent:
     own: _Unit | None = None
     probability: _Unit | None = None
     missing: str = ""
-    tokens: int = 0
+    tokens: Annotated[int, Field(ge=0, le=2**54)] = 0
     seconds: float = 0.0
     time_s: float = 0.0
 

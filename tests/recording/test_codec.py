@@ -138,6 +138,13 @@ def look(**fields: Any) -> LookEvent:
     return LookEvent(session_id="s", agent_id="a", tier="big", **fields)
 
 
+@pytest.mark.parametrize("number", [-1, 10**400], ids=["negative", "huge"])
+def test_tokens_of_a_look_that_are_no_count_are_refused(number: int) -> None:
+    with pytest.raises(DataError) as caught:
+        decode(changed(look(), tokens=number))
+    assert caught.value.field == "tokens"
+
+
 @pytest.mark.parametrize(
     ("event", "field"),
     [
