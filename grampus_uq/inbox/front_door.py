@@ -13,16 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import anyio
+from starlette.datastructures import MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from grampus_uq.errors import MissingDependencyError
 from grampus_uq.inbox.inbox_settings import InboxSettings
-
-try:
-    from starlette.datastructures import MutableHeaders
-    from starlette.responses import PlainTextResponse
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-except ImportError as error:
-    raise MissingDependencyError.of("starlette", "inbox", "The inbox") from error
 
 MAX_BODY: Final = 262_144
 _MAX_QUERY, _BODY_S = 1_024, 10.0

@@ -11,12 +11,17 @@ from typing import Final
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from grampus_uq.errors import ApprovalError, GrampusError
+from grampus_uq.errors import ApprovalError, GrampusError, MissingDependencyError
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingDependencyError.of("starlette", "inbox", "The inbox") from error
+
 from grampus_uq.inbox import batch_pages, decision_pages, request_pages
 from grampus_uq.inbox.delegation_pages import DELEGATIONS
 from grampus_uq.inbox.front_door import Allowance, FrontDoor

@@ -41,6 +41,7 @@ _TO_THE_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\U00010800-\U
 _IN_A_PHRASE = re.compile(r"[\"'\u2019-]?|\)?[,.;:!?]? +\(?")  # what may stand between two words that are read together
 _IN_A_NUMBER = ("", ",", ".", "\u066b", "\u066c")
 _MAX_ARGUMENTS, _MAX_WIDTH = 12, 40
+_CUT = re.compile(r"…\(\+(\d{1,9}) characters\)\Z", re.ASCII)
 _MOST_MARKS, _MOST_OF_ALL_KINDS = 3, 5
 _ASTRAY = "stands alone, or on a letter of another script"
 
@@ -276,8 +277,12 @@ def legend(text: str) -> list[str]:
 
 
 def short(text: str, width: int) -> str:
-    """The beginning of a text, and how much of it is left out."""
-    return text if len(text) <= width else f"{text[:width]}…(+{len(text) - width} characters)"
+    """The beginning of a text, and how much of it is left out, by an earlier cut too."""
+    if len(text) <= width:
+        return text
+    earlier = _CUT.search(text, max(0, len(text) - 40))
+    whole, more = (text, 0) if earlier is None else (text[: earlier.start()], int(earlier[1]))
+    return f"{whole[:width]}…(+{max(0, len(whole) - width) + more} characters)"
 
 
 def arguments_in_short(arguments: Mapping[str, Any]) -> str:

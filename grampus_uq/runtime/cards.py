@@ -15,6 +15,7 @@ from grampus_uq.gate.requests import ApprovalRequest, without_starter
 from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.records.call_parts import CallDoubt
 from grampus_uq.records.values import Message, StepUncertainty
+from grampus_uq.records.visible_text import short
 from grampus_uq.records.vocabulary import UncertaintyLevel, UncertaintySource
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.stats.stored_values import FROZEN
@@ -120,8 +121,7 @@ def _end_of(messages: Sequence[Message]) -> tuple[Message, ...]:
     for message in reversed(messages[-_MOST_MESSAGES:]):
         content = message.content or ""
         if len(content) > _MOST_CHARACTERS:
-            more = len(content) - _MOST_CHARACTERS
-            message = message.model_copy(update={"content": f"{content[:_MOST_CHARACTERS]}…(+{more} characters)"})
+            message = message.model_copy(update={"content": short(content, _MOST_CHARACTERS)})
         size += len(message.model_dump_json())
         if size > _MOST_IN_ALL and kept:
             break

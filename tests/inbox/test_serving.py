@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
+from grampus_uq.cli import main
 from grampus_uq.inbox import front_door, inbox_serving
 from grampus_uq.inbox.inbox_app import inbox_app
 from grampus_uq.inbox.inbox_serving import inbox_server, listening
@@ -44,6 +45,17 @@ def serving(folder: Path) -> Iterator[tuple[int, Any]]:
     yield number, server
     server.should_exit = True
     thread.join(10)
+
+
+def test_without_its_extra_the_command_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    monkeypatch.delitem(sys.modules, "grampus_uq.inbox.inbox_app")
+    with pytest.raises(SystemExit) as ended:
+        main(["inbox", "--store", "memory:"])
+    assert ended.value.code == 1
+    assert 'pip install "grampus-uq[inbox]"' in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

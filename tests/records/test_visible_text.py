@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.learn.pages.page import _environment
-from grampus_uq.records.visible_text import is_hidden, legend, legend_of, name_form, visible, whole_arguments
+from grampus_uq.records.visible_text import is_hidden, legend, legend_of, name_form, short, visible, whole_arguments
 from tests.sampling import sampled
 
 HIDDEN = ["\u200b", "\u202e", "\u2066", "\ufeff", "\u034f", "\u3164", "\u2800", "\ufe0f", "\U000e0101", "\U000e0041"]
@@ -202,3 +202,11 @@ def test_what_a_page_shows_as_an_escape_is_named_over_one_line_and_over_several(
     named = " ".join(legend_of({"body": [text]}))
     known = {"\\u0000": "\\x00", "\\u001b": "\\x1b"}  # JSON writes these itself
     assert all(known.get(one, one) in named for one in escapes)
+
+
+def test_a_text_that_is_cut_twice_says_how_much_of_all_of_it_is_left_out() -> None:
+    assert short("x" * 9, 9) == "x" * 9
+    whole = "x" * 9_000
+    assert short(short(whole, 2_000), 400) == short(whole, 400) == "x" * 400 + "…(+8600 characters)"
+    nearly = short("x" * 9_000, 2_000)
+    assert short(nearly, 2_005) == nearly  # longer with its note than the width, and nothing more to cut
