@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from grampus_uq import ApprovalPolicy, ToolEffects, UncertaintyMonitor
+from grampus_uq import ApprovalPolicy, ConfigurationError, ToolEffects, UncertaintyMonitor
 from grampus_uq.gate.clearance import Precondition
 from grampus_uq.gate.gate import Gate, Permits
 
@@ -41,7 +41,10 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """A monitor and the settings of `Settings`, each with its default."""
+    """A monitor and the settings of `Settings`, each with its default.
+
+    Raises ConfigurationError for another object in the place of the monitor or of the model client.
+    """
 
     monitor: UncertaintyMonitor
     model_client: ModelClient | None = None
@@ -53,6 +56,15 @@ class AdapterSettings:
     permits: Permits | None = None
     started_by: Callable[[str], str | None] = lambda session_id: None
     advisory: bool | None = None
+
+    def __post_init__(self) -> None:
+        monitor: Any = self.monitor
+        if not isinstance(monitor, UncertaintyMonitor):
+            way_out = "Pass UncertaintyMonitor(policy=…)."
+            raise ConfigurationError.of("monitor", "AdapterSettings", "an UncertaintyMonitor", monitor, way_out)
+        if self.model_client is not None and not callable(getattr(self.model_client, "complete", None)):
+            way_out = "open_model(NAME) makes one."
+            raise ConfigurationError.of("model_client", "AdapterSettings", "a ModelClient", self.model_client, way_out)
 
     @property
     def acts(self) -> bool:

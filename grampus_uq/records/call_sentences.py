@@ -38,7 +38,8 @@ def read_sentences(path: str | Path) -> dict[str, str]:
     try:
         content = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError("is no TOML file that can be read.", path=str(path)) from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise DataError(f"is no TOML file that can be read: {why}.", path=str(path)) from error
     if not all(isinstance(template, str) for template in content.values()):
         raise DataError('is not one line `tool = "sentence"` for each tool.', path=str(path))
     return content

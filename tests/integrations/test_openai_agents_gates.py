@@ -98,6 +98,13 @@ def test_a_number_in_place_of_a_sessions_name_is_refused_in_words() -> None:
         take_up(settings, Gate(), 17, "a")  # type: ignore[arg-type]
 
 
+def test_a_policy_for_a_monitor_and_a_name_for_a_model_client_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigurationError, match=r"Pass UncertaintyMonitor\(policy=…\)"):
+        UncertaintyGuard(UncertaintyPolicy())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"open_model\(NAME\) makes one"):
+        UncertaintyGuard(UncertaintyMonitor(), model_client="gpt-4o-mini")  # type: ignore[typeddict-item]
+
+
 def test_a_text_that_is_no_paused_run_is_refused_by_its_field() -> None:
     with pytest.raises(DataError, match=r"^field 'v': not a paused run"):
         UncertaintyGuard(UncertaintyMonitor()).waiting("{}")
