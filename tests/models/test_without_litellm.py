@@ -20,15 +20,18 @@ sys.meta_path.insert(0, Blocked())
 """
 AGENT = """
 import anyio
-from grampus_uq import AgentRunner, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import AgentRunner, FunctionTools, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.recording import RecordingProcessor, replay_file
 from grampus_uq.records.values import AgentDefinition, ToolCall
 from grampus_uq.testing import ScriptedModel, answer
 
+def send_mail(to: str) -> str:
+    return "sent"
+
 async def run(monitor):
     calls = [ToolCall(id="c", name="send_mail", arguments={"to": "bob"})]
     model = ScriptedModel([answer('I mail. {"confidence": 0.5}', tool_calls=calls), answer("0.5"), answer("Done.")])
-    runner = AgentRunner(model, {"send_mail": lambda to: "sent"}, uncertainty_monitor=monitor)
+    runner = AgentRunner(model, FunctionTools(send_mail), uncertainty_monitor=monitor)
     return await runner.run(AgentDefinition(name="a"), "mail bob", session_id="s")
 
 with RecordingProcessor("runs") as recorder:
