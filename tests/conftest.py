@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(
         Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
     )
+
+# Every HTTP client read the certificates of all authorities, which takes longer than most tests.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # How slowly examples are drawn says how busy the machine is, not whether the code is right.
 RELAXED = [HealthCheck.too_slow]
