@@ -104,9 +104,9 @@ async def test_who_started_it_is_asked_for_and_outlives_the_process() -> None:
     world, store = World(), MemoryStore()
     with pytest.raises(ConfigurationError, match="started_by"):
         await one_of(world, store).run(AGENT, "mail zoe", session_id="s")
-    result = await one_of(world, store).run(
-        AGENT, "mail zoe", session_id="s", started_by="ann", metadata={"started_by": "bob"}
-    )
+    with pytest.raises(ConfigurationError, match="metadata"):
+        await one_of(world, store).run(AGENT, "m", session_id="s", started_by="ann", metadata={"started_by": "bob"})
+    result = await one_of(world, store).run(AGENT, "mail zoe", session_id="s", started_by="ann")
     assert result.pending[0].started_by == "ann"
     assert "'ann' started this run" in await decided(one_of(world, store), "ann", ANN)
     assert world.sent == []
@@ -251,11 +251,11 @@ def test_a_name_in_another_spelling_is_the_same_person(name: str, spelt: list[st
 
 
 @pytest.mark.anyio
-async def test_what_a_client_wrote_into_the_metadata_says_nothing_of_who_started_the_run() -> None:
+async def test_a_run_that_began_before_the_rule_has_an_unknown_starter_and_nobody_decides() -> None:
     world, store = World(), MemoryStore()
     before = one_of(world, store)
     before.approvals.others_decide = False
-    await before.run(AGENT, "mail zoe", session_id="s", metadata={"started_by": "nobody in particular"})
+    await before.run(AGENT, "mail zoe", session_id="s")
     one = one_of(world, store)
     await one.resume("mailer", "s")
     assert "the starter is unknown" in await decided(one, "ann", ANN)
