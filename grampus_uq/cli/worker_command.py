@@ -113,10 +113,13 @@ def _imported(factory: str) -> Callable[[SessionStore], Any]:
 
 async def _until_signalled(workers: Sequence[Worker], say: Callable[[dict[str, Any]], None]) -> None:
     """Run the workers beside the receiver of signals and the health line; a second signal cancels what is at work."""
+    agents = list(workers[0].agents)
+    missing: dict[str, Any] = {}
     with contextlib.suppress(StoreError):  # a store that is down does not end a worker
-        for worker in workers:
-            await worker.runner.ledger.store.now()
-    say({"event": "started", "agents": list(workers[0].agents), "at_once": workers[0].at_once})
+        stores = [worker.runner.ledger.store for worker in workers]
+        empty = [agent for agent in agents if not await _has_sessions(stores, agent)]
+        missing = {"no_sessions_yet": empty} if empty else {}
+    say({"event": "started", "agents": agents, "at_once": workers[0].at_once, **missing})
 
     async def receive(scope: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -141,6 +144,12 @@ async def _until_signalled(workers: Sequence[Worker], say: Callable[[dict[str, A
                     working.start_soon(worker.run)
         group.cancel_scope.cancel()
     say({"event": "stopped", **_state(workers)})
+
+
+async def _has_sessions(stores: Sequence[SessionStore], agent: str) -> bool:
+    """Return True if any of the stores holds a session of the agent; else its name or the URL may be mistyped."""
+    key = session_key(agent, "")
+    return any([await store.scan("session", prefix=key, limit=1) for store in stores])
 
 
 def _state(workers: Sequence[Worker]) -> dict[str, Any]:

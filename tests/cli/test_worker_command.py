@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,11 @@ def lines(process: subprocess.Popen[str]) -> dict[str, object]:
     return found
 
 
-def started(*urls: str) -> subprocess.Popen[str]:
+def started(*urls: str, agents: Sequence[str] = ("mailer",)) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "grampus_uq.cli", "worker", "tests.cli.test_worker_command:make", "--json"]
+    command += [part for url in urls for part in ("--store", url)]
     return subprocess.Popen(
-        [*command, *(part for url in urls for part in ("--store", url)), "--agent", "mailer"],
+        [*command, *(part for agent in agents for part in ("--agent", agent))],
         cwd=ROOT,
         env=os.environ,
         stdout=subprocess.PIPE,
@@ -83,9 +85,10 @@ async def test_a_worker_process_resumes_what_was_decided_and_ends_on_sigterm(tmp
     store = open_store(url)
     asked = (await make(store).run(AGENT, "mail bob", session_id="s")).pending[0]
     await Ledger(store).decide(asked.decide("approve", principal="ann"))
-    process = started(url)
+    process = started(url, agents=["mailer", "clark"])
     try:
-        assert lines(process)["event"] == "started"
+        begun = lines(process)
+        assert (begun["event"], begun["no_sessions_yet"]) == ("started", ["clark"])  # "mailer" has one
         done = lines(process)
         assert (done["event"], done["agent"], done["session"]) == ("resumed", "mailer", "s")
         process.send_signal(signal.SIGTERM)
