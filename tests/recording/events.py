@@ -157,7 +157,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         own=maybe_unit,
         probability=maybe_unit,
         missing=texts,
-        tokens=counts,
+        tokens=st.integers(0, 2**54),
         seconds=finite,
         time_s=finite,
     ),
