@@ -172,9 +172,16 @@ class Phoenix:
                 return found
             cursor = f"&cursor={page['next_cursor']}"
 
-    def wait_for(self, project: str, count: int) -> list[dict[str, Any]]:
-        wait_until(lambda: len(self.spans(project)) >= count, f"{count} spans in {project}")
-        return self.spans(project)
+    def wait_for(self, project: str, count: int, name: str = "") -> list[dict[str, Any]]:
+        """All spans, once there are so many of this name, or of any."""
+        found: list[dict[str, Any]] = []
+
+        def came() -> bool:
+            found[:] = self.spans(project)
+            return sum(name in ("", span["name"]) for span in found) >= count
+
+        wait_until(came, f"{count} spans {name} in {project}")
+        return found
 
 
 @contextmanager

@@ -185,7 +185,8 @@ def test_the_demos_command_sends_the_same_spans(
         with pytest.raises(SystemExit, match="0"):
             main([*arguments, "--runs-folder", str(tmp_path), "--otlp", backend.grpc])
     steps = sum(len(run.steps) for run in runs(tmp_path))
-    came = backend.wait_for("demo-command", steps + 9)
+    backend.wait_for("demo-command", steps, "uncertainty.estimate")
+    came = backend.wait_for("demo-command", 9, "invoke_agent grampus-uq-demo")
     assert sum(span["name"] == "uncertainty.estimate" for span in came) == steps == 18
     assert sum(span["name"] == "invoke_agent grampus-uq-demo" for span in came) == 9
 
