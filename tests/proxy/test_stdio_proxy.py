@@ -116,7 +116,8 @@ def test_a_client_that_does_not_read_holds_the_server_back_and_not_the_memory() 
     process.kill()
     _, err = process.communicate()
     written = len(err)
-    assert written < 500  # pipes and buffers of a few megabytes, not a second of writing
+    most = 200 if sys.version_info < (3, 13) else 400  # 297 after one second there, 295 after four
+    assert written < most  # pipes and buffers of some megabytes at most, not a second of writing
 
 
 def test_what_a_server_left_behind_reaches_a_client_that_takes_its_time() -> None:
