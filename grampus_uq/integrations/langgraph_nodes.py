@@ -195,8 +195,7 @@ class GuardNodes:
 
     def _ready(self, state: dict[str, Any], beside: Sequence[Any], carried: Carried) -> list[CallRecord]:
         """The cleared calls that the tools' node was not handed yet."""
-        done = {*_answered(state[self.messages_key]), *(getattr(one, "tool_call_id", None) for one in beside)}
-        done.update((carried.turn or {}).get("handed", ()))
+        done = {*_answered(state[self.messages_key], beside), *(carried.turn or {}).get("handed", ())}
         return [r for r in carried.records if r.phase is CallPhase.CLEARED and r.proposed.id not in done]
 
     def _handing(self, state: dict[str, Any], beside: Sequence[Any], carried: Carried) -> Carried:
@@ -216,7 +215,7 @@ class GuardNodes:
         turn = carried.turn or {}
         if not self.judge.acts:  # as the transcript says, whatever is carried
             messages = state[self.messages_key]
-            answered = {*_answered(messages), *(getattr(one, "tool_call_id", None) for one in beside)}
+            answered = _answered(messages, beside)
             index = last_answer(messages)
             calls = [] if index is None else messages[index].tool_calls
             open_calls = [call for call in calls if call["id"] not in answered]
@@ -449,8 +448,8 @@ def _all_at_once(carried: Carried, ready: Sequence[CallRecord]) -> bool:
     return bool(ready) and len(ready) == len(carried.records) and not any(runs_once(record) for record in ready)
 
 
-def _answered(messages: Sequence[AnyMessage]) -> set[str]:
-    """The ids of the latest turn's calls that have a result."""
+def _answered(messages: Sequence[AnyMessage], beside: Sequence[Any]) -> set[str]:
+    """The ids of the latest turn's calls that have a result, in the transcript or beside it."""
     index = last_answer(messages)
-    later = messages[0 if index is None else index :]
+    later = [*messages[0 if index is None else index :], *beside]
     return {message.tool_call_id for message in later if isinstance(message, ToolMessage)}

@@ -165,6 +165,19 @@ class Case:
         return anyio.run(AuditLog(self.store, "mailer", "s").entries)
 
 
+class DecidingAtStart(MemoryStore):
+    """Calls a function just before the start of a call is written."""
+
+    def __init__(self, decides: Callable[[str], Awaitable[None]]) -> None:
+        super().__init__()
+        self._decides = decides
+
+    async def write(self, *changes: Any) -> float:
+        if any('"execution_started"' in body for change in changes for body in getattr(change, "bodies", ())):
+            await self._decides("the start is written")
+        return await super().write(*changes)
+
+
 def test_a_doubtful_call_goes_out_where_another_look_makes_the_same_and_is_sure_enough() -> None:
     case = Case(mailing("bob", 0.95))
     result = case.ran()
@@ -544,19 +557,15 @@ async def test_a_human_who_decides_at_any_moment_before_a_call_starts_is_heard(t
     async def precondition(call: ToolCall) -> None:
         await decides("the precondition is asked")
 
-    class Deciding(MemoryStore):
-        async def write(self, *changes: Any) -> float:
-            if any('"execution_started"' in body for change in changes for body in getattr(change, "bodies", ())):
-                await decides("the start is written")
-            return await super().write(*changes)
-
     def own(messages: Sequence[Message], options: Mapping[str, Any]) -> Any:
         if is_judgement(messages):
             return answer('{"p_true": 0.9}')
         return answer("Done.") if any(one.role is Role.ASSISTANT for one in messages) else mailing("bob", 0.5)
 
     reads = Profile(policy=UncertaintyPolicy(), estimator=UncertaintyEstimator(), chain=chain_of("tier 1"))
-    case = Case(HANG, model=ScriptedModel(own), profile=reads, store=Deciding(), precondition=precondition)
+    case = Case(
+        HANG, model=ScriptedModel(own), profile=reads, store=DecidingAtStart(decides), precondition=precondition
+    )
     reading = Reading(to, lambda: decides("the turn of the look is read"))
     case.runner.looks = Looks(tiers=[Look(name="tier 1", client=reading)])
     result = await case.run()
@@ -663,13 +672,7 @@ async def test_what_a_look_let_go_in_a_process_that_was_cancelled_is_asked_about
     async def precondition(call: ToolCall) -> None:
         await decides("the precondition is asked")
 
-    class Deciding(MemoryStore):
-        async def write(self, *changes: Any) -> float:
-            if any('"execution_started"' in body for change in changes for body in getattr(change, "bodies", ())):
-                await decides("the start is written")
-            return await super().write(*changes)
-
-    case = Case(mailing(to, 0.95), store=Deciding(), precondition=precondition)
+    case = Case(mailing(to, 0.95), store=DecidingAtStart(decides), precondition=precondition)
     with came:
         await case.run()
     assert came.cancel_called
