@@ -25,13 +25,11 @@ from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.dead_letters import dead_letters
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.stored_decisions import check_shown, open_request, standing_on, store_decision
+from grampus_uq.runtime.stored_decisions import Decided, check_shown, decisions_on, open_request, store_decision
 from grampus_uq.runtime.stored_delegations import standing_for
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 _Result = TypeVar("_Result")
-_Decided = tuple[Card, Sequence[ApprovalDecision], Sequence[ApprovalDecision]]
-"""What is shown of a request, its decisions, and those that the runner has not refused."""
 _LETTERS = 100
 _TAIL = 6
 _BESIDE = {"call_id", "tool", "arguments", "readings", "thresholds", "unread", "messages"}
@@ -85,23 +83,20 @@ def keygen(file: str, principal: str) -> None:
 def list_(url: str, as_json: bool, agent: str | None) -> None:
     """List pending requests, and decisions that no runner has processed."""
 
-    async def work(ledger: Ledger) -> tuple[float, list[_Decided], int]:
+    async def work(ledger: Ledger) -> tuple[float, list[tuple[Card, Decided]], int]:
         sessions = await ledger.pending(agent)
         now_s = ledger.now_s()
         asked = [request for session in sessions for request in session.requests if request.child_session is None]
         requests = [request for request in asked if not request.expired(now_s)]
-        arrived = await ledger.decisions([request.id for request in requests])
-        standing = await standing_on(ledger, requests)
+        decided = await decisions_on(ledger, requests)
         drills = StoredDrills(ledger.store)
         cards = await drills.as_shown(*await drills.mixed([card(request) for request in requests], now_s, agent))
-        shown: list[_Decided] = [
-            (one, [decision for decision, _ in arrived.get(one.id, [])], standing.get(one.id, [])) for one in cards
-        ]
+        shown = [(one, decided.get(one.id, ([], []))) for one in cards]
         return now_s, shown, len(await dead_letters(ledger.store, agent, limit=_LETTERS))
 
     now_s, found, letters = _with_ledger(url, work)
     if as_json:
-        print_json([_shown(shown, decisions) for shown, decisions, _ in found])
+        print_json([_shown(shown, decisions) for shown, (decisions, _) in found])
         return
     if letters:
         count = f"{letters} or more" if letters == _LETTERS else str(letters)
@@ -110,12 +105,10 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
         say_beside("No pending approvals.")
         return
     columns = ("request", "agent", "session", "call", "level", "reason", "waiting", "expires", "status")
-    print_table(columns, (_list_row(*one, now_s) for one in found))
+    print_table(columns, (_list_row(shown, decided, now_s) for shown, decided in found))
 
 
-def _list_row(
-    shown: Card, decisions: Sequence[ApprovalDecision], standing: Sequence[ApprovalDecision], now_s: float
-) -> list[str]:
+def _list_row(shown: Card, decided: Decided, now_s: float) -> list[str]:
     return [
         visible(shown.id[:8]),
         visible(shown.agent_id),
@@ -125,7 +118,7 @@ def _list_row(
         visible(short(shown.reason, 200)),
         f"{now_s - shown.created_s:.0f} s",
         "never" if shown.expires_s is None else f"in {shown.expires_s - now_s:.0f} s",
-        _status(decisions, standing),
+        _status(*decided),
     ]
 
 
@@ -146,16 +139,15 @@ def _status(decisions: Sequence[ApprovalDecision], standing: Sequence[ApprovalDe
 def show(request_id: str, url: str, as_json: bool) -> None:
     """Show one request: the whole call, its digest, its reason, and the end of the transcript."""
 
-    async def work(ledger: Ledger) -> tuple[_Decided, list[str]]:
+    async def work(ledger: Ledger) -> tuple[Card, Decided, list[str]]:
         found = await _drill(ledger, request_id) or await open_request(ledger, request_id)
         (shown,) = await StoredDrills(ledger.store).as_shown(found.card)
         if isinstance(found, Drill):
-            return (shown, [], []), []
-        return (shown, found.decisions, found.standing), [
-            f"{principal} {why}".strip() for principal, why in found.refused
-        ]
+            return shown, ([], []), []
+        refused = [f"{principal} {why}".strip() for principal, why in found.refused]
+        return shown, (found.decisions, found.standing), refused
 
-    (shown, decisions, standing), refusals = _with_ledger(url, work)
+    shown, (decisions, standing), refusals = _with_ledger(url, work)
     if as_json:
         tail = [message.model_dump(mode="json") for message in shown.messages[-_TAIL:]]
         print_json(_shown(shown, decisions) | {"refused": refusals, "transcript_tail": tail})

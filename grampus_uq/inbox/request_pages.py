@@ -30,7 +30,7 @@ from grampus_uq.runtime.asked_rows import ASKED, asked_in, row_key
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.pending_approvals import count_pending, oldest_pending
-from grampus_uq.runtime.stored_decisions import OpenRequest, open_request, standing_on
+from grampus_uq.runtime.stored_decisions import OpenRequest, decisions_on, open_request
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 _PAGE: Final = 25
@@ -77,13 +77,14 @@ async def listed(inbox: Inbox, after: str | None = None) -> tuple[list[ListedRow
     """
     ledger = inbox.ledger
     requests, _ = await oldest_pending(ledger, after=after, limit=_PAGE + 1)  # one more says whether a page follows
-    standing = await ledger.store.at_once(partial(standing_on, ledger, requests))
+    decided = await ledger.store.at_once(partial(decisions_on, ledger, requests))
     mixed = await StoredDrills(ledger.store).mixed([card(one) for one in requests], await ledger.store.now())
     placed = sorted(((row_key(one.id, one.created_s), one) for one in mixed), key=lambda one: one[0])
     behind = [one for one in placed if after is None or one[0] > after]
     following = behind[_PAGE - 1][0] if len(behind) > _PAGE else None
     shown = [one for _, one in behind[:_PAGE]]
-    return [ListedRow(card=one, sentence=said(inbox, one), stands=standing.get(one.id, [])) for one in shown], following
+    rows = [ListedRow(card=one, sentence=said(inbox, one), stands=decided.get(one.id, ([], []))[1]) for one in shown]
+    return rows, following
 
 
 async def how_many(inbox: Inbox) -> int:

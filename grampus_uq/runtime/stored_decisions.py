@@ -70,13 +70,17 @@ async def store_decision(ledger: Ledger, found: OpenRequest, decision: ApprovalD
     await ledger.decide(decision, shown=found.card, parameters=found.parameters)
 
 
-async def standing_on(ledger: Ledger, requests: Sequence[ApprovalRequest]) -> dict[str, list[ApprovalDecision]]:
-    """The decisions on each of these requests that the runner may still take up; the ledger's own are all of them."""
+Decided = tuple[Sequence[ApprovalDecision], Sequence[ApprovalDecision]]
+"""The decisions on a request, and those of them that the runner may still take up."""
+
+
+async def decisions_on(ledger: Ledger, requests: Sequence[ApprovalRequest]) -> dict[str, Decided]:
+    """The decisions on each of these requests that has any."""
     arrived = await ledger.decisions([request.id for request in requests])
     return {
-        request.id: _not_refused([decision for decision, _ in found], await _refusals(ledger, request))
+        request.id: (found, _not_refused(found, await _refusals(ledger, request)))
         for request in requests
-        if (found := arrived[request.id])
+        if (found := [decision for decision, _ in arrived[request.id]])
     }
 
 
