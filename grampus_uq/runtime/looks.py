@@ -32,7 +32,8 @@ from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.protocols import ModelClient
-from grampus_uq.records.values import Message, ModelResponse, ToolCall
+from grampus_uq.records.values import Message, ModelResponse, ToolCall, canonical_json
+from grampus_uq.records.visible_text import arguments_in_short, short, visible
 from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.let_ahead import LOOKED, LetGo
@@ -47,6 +48,7 @@ from grampus_uq.wire.usage import read_usage
 log = logging.getLogger("grampus_uq.runtime.looks")
 
 _ALTERNATIVES: Final = 5
+_MOST_SAID: Final = 500
 LOOKS_USED: Final = "looks"
 """In the metadata of a session: how many looks there were, their tokens and seconds."""
 
@@ -158,7 +160,7 @@ class LookingAgain:
         if not self._held_for_a_look(record):
             return None
         prompt, (request,) = self._before(record), record.requests
-        answer, number = _Answer(), 0
+        answer, number, said = _Answer(), 0, list[str]()
         step: str
         step, chance = chain.after(0, _own_probability(session, record))
         if step != "next":
@@ -168,14 +170,16 @@ class LookingAgain:
                 number += 1
                 answer = await self._ask(record, chain.tiers[number].name, prompt)
                 step, chance = _after(chain, number, answer, record.proposed)
+                said.append(
+                    f"{chain.tiers[number].name} ({in_its_place(record.proposed, answer.call, answer.missing)})"
+                )
                 await self._note_look(record, chain.tiers[number].name, answer, chance=chance, then=step)
         except StoreError:
             return None
         if session.profile is not profile or not await self.still_waits(record):
             return None
         if step != "release":
-            asked = ", ".join(tier.name for tier in chain.tiers[1 : number + 1])
-            told = f"{request.reason}; looked at again by {asked}: not sure enough"
+            told = f"{request.reason}; looked at again by {', '.join(said)}: not sure enough"
             state.keep(record.change(requests=(request.model_copy(update={"reason": told}),)))
             return None
         name = chain.tiers[number].name
@@ -321,6 +325,26 @@ def _after(chain: Chain, number: int, answer: _Answer, proposed: ToolCall) -> tu
     if answer.call is None or answer.reply is None:
         return ("ask" if number + 1 == len(chain.tiers) else "next"), None
     return chain.after(number, answer.probability, _equal(answer.call, proposed))
+
+
+def in_its_place(proposed: ToolCall, call: ToolCall | None, missing: str) -> str:
+    """The difference between a tier's call and the proposed one, for whoever decides: nothing hidden, what is long cut.
+
+    Where the two differ is the first place to look for what is wrong. `missing` says why there is no call.
+    """
+    if call is None:
+        return f"no call: {missing}"
+    own, theirs = proposed.arguments, call.arguments
+    gone = {name: value for name, value in own.items() if name not in theirs}
+    other = {n: v for n, v in theirs.items() if n not in own or canonical_json(v) != canonical_json(own[n])}
+    if call.name != proposed.name:
+        said = f"{visible(call.name)} with {arguments_in_short(theirs)}"
+    elif other or gone:
+        told = {"with": other, "without": gone}
+        said = ", ".join([f"{word} {arguments_in_short(values)}" for word, values in told.items() if values])
+    else:
+        said = "the same call"
+    return short(said, _MOST_SAID)
 
 
 def _own_probability(session: Session, record: CallRecord) -> float | None:

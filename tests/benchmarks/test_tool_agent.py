@@ -30,8 +30,8 @@ def written(name: str, arguments: dict[str, Any], odds: dict[str, float]) -> lis
     return [*tokens, TokenLogprob(token="}}", logprob=0.0)]
 
 
-async def record(folder: Path, runs: list[tuple[bool, float]]) -> Path:
-    """A set of runs that refund 5 or, wrongly, 50, each with the probability of its amount."""
+async def record(folder: Path, runs: list[tuple[bool, float]], look: ToolCall | None = None) -> Path:
+    """A set of runs that refund 5 or, wrongly, 50, each with the probability of its amount; `look`: of another."""
     outcomes = []
     with RecordingProcessor(folder / "recordings", content="full") as recorder:
         monitor = UncertaintyMonitor(processors=[recorder], advisory=True)
@@ -41,6 +41,8 @@ async def record(folder: Path, runs: list[tuple[bool, float]]) -> Path:
             tokens = written(call.name, call.arguments, {"amount": odds})
             await session.observe_llm_response("", "llm_0", tool_calls=[call], logprobs=tokens)
             await session.observe_tool_call(call, "llm_0", effect=Effect.IRREVERSIBLE)
+            if look is not None:
+                session.record_look("big", step_id="llm_0", call=look)
             session.finish(Outcome(success=None))
             truth = ["refund", {"order": "A1", "amount": 5}]
             outcomes.append({"id": f"t{number}", "kind": f"k{number % 2}", "truth": truth, "ok": not wrong})
@@ -72,6 +74,24 @@ async def test_a_folder_and_its_archive_give_the_figures_that_were_put_in(
     assert "auroc" not in folder["set by argument: order", "argument"], "no order was wrong"
     assert folder["set by argument: wrong calls", "argument"]["first"] == 1.0
     assert folder["set by argument: wrong calls", "argument"]["chance"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.anyio
+async def test_the_part_that_a_look_would_have_written_otherwise_is_ranked_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent is surest of the amounts that are wrong; the look writes the right one."""
+    runs = [(True, 0.9)] * 10 + [(False, 0.3)] * 10
+    right = ToolCall(id="l", name="refund", arguments={"order": "A1", "amount": 5})
+    rows = shown([str(await record(tmp_path / "right", runs, right))], capsys)
+    assert rows["right by argument: amount", "argument"]["auroc"] == 0.0
+    assert rows["right by argument: amount", "argument, look"]["auroc"] == 1.0
+    assert rows["right by argument: wrong calls", "argument, look"]["first"] == 1.0
+    for name, arguments in (("cancel", {"order": "A1"}), ("refund", {"order": "B2", "amount": 50})):
+        misled = ToolCall(id="l", name=name, arguments=arguments)
+        rows = shown([str(await record(tmp_path / name, runs, misled))], capsys)
+        assert rows[f"{name} by argument: wrong calls", "argument"]["first"] == 1.0
+        assert rows[f"{name} by argument: wrong calls", "argument, look"]["first"] == 0.0, "a look may be wrong, too"
 
 
 @pytest.mark.anyio

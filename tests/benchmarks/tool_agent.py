@@ -19,10 +19,10 @@ cost a call beyond the agent's own work; `times_agent`: the agent's tokens up to
 agent's, each prompt counted whole although a server's prefix cache may have most of it. Sets "within kinds" compare
 calls of one kind of task only. "By argument" the cases are arguments of calls to the right tool, wrong where their
 value is, each scored by its own value's probability and by the call's; `first` is the share of wrong calls whose least
-probable part (`weakest_part`) is a wrong one, `chance` that of a guess. `held_wrong` and `held_right` are what is
-really held by the default, the guide's policy (`call_floor=None`), and the default without P(True) at calls
-(`unasked`: `Sensing(ask_of_calls=False)`).
-Nothing here is fitted.
+probable part (`weakest_part`) is a wrong one, `chance` that of a guess. Where another model looked at the calls, the
+score `argument, look` ranks the parts that it would have written otherwise before the others. `held_wrong` and
+`held_right` are what is really held by the default, the guide's policy (`call_floor=None`), and the default without
+P(True) at calls (`unasked`: `Sensing(ask_of_calls=False)`). Nothing here is fitted.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording.kept_content import HASHED_ARGUMENTS
 from grampus_uq.recording.replay import ReplayedStep, replay
 from grampus_uq.recording.runs import Run, runs
-from grampus_uq.records.call_parts import WHOLE_CALL, CallPart, sureness, weakest_part
-from grampus_uq.records.events import StepEvent
+from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart, sureness, weakest_part
+from grampus_uq.records.events import LookEvent, StepEvent
 from grampus_uq.records.values import Reading, ToolCall
 from grampus_uq.records.vocabulary import Effect, MissingReason
 from grampus_uq.signals.call_tokens import call_reading
@@ -81,6 +81,26 @@ class Asked:
     own_tokens: int = 0
     scores: dict[str, Score] = field(default_factory=dict)
     redraw: ToolCall | None = None
+    looked: LookEvent | None = None
+
+    @property
+    def disputed(self) -> frozenset[str]:
+        """The parts that the model that looked at the call would have written otherwise."""
+        other = None if self.looked is None else self.looked.call
+        if other is None or other.name != self.call.name:
+            return frozenset(set() if other is None else {TOOL_NAME})
+        theirs = other.arguments
+        return frozenset(k for k, v in self.call.arguments.items() if k not in theirs or theirs[k] != v)
+
+    @property
+    def first(self) -> dict[str, str]:
+        """The name of the part to look at first, by each score that ranks parts."""
+        weakest = weakest_part(self.parts, self.parts[0].call)
+        first = {"argument": "no part" if weakest is None else weakest.name}
+        if self.looked is not None:
+            rest = [part for part in self.parts if part.name in self.disputed]
+            first["argument, look"] = min(rest, key=sureness).name if rest else first["argument"]
+        return first
 
     @property
     def wrong_parts(self) -> frozenset[str]:
@@ -162,6 +182,7 @@ def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> A
         held={side: steps[-1].assessment.action.stops for side, steps in judged.items()},
         scores=_scores(turn, judged) | ({} if probe is None else probe_scores(call, probe)),
         redraw=None if probe is None else next(drawn_calls(probe), None),
+        looked=next((event for event in run.events if isinstance(event, LookEvent)), None),
     )
 
 
@@ -342,17 +363,26 @@ def _argument_rows(name: str, model: str, asked: Sequence[Asked], options: Any) 
         chosen = [(one, part) for one, part in cases if part.name in wanted]
         if len(wanted) == 1 and len(chosen) < _FEWEST:
             continue
-        for score in ("argument", "call_probability"):
-            values = [sureness(part) if score == "argument" else one.scores[score].value or 0.0 for one, part in chosen]
+        own = [sureness(part) for _, part in chosen]
+        scores = {
+            "argument": own,
+            "call_probability": [one.scores["call_probability"].value or 0.0 for one, _ in chosen],
+        }
+        if any(one.looked for one in asked):
+            undisputed = [part.name not in one.disputed for one, part in chosen]
+            scores["argument, look"] = [value + 1.0 * agreed for value, agreed in zip(own, undisputed, strict=True)]
+        for score, values in scores.items():
             wrong = [part.name in one.wrong_parts for one, part in chosen]
             found = figures(values, wrong, [one.task for one, _ in chosen], [""] * len(chosen), options)
             yield {"set": f"{name} by argument: {label}", "model": model, "score": score} | found
     bad = [one for one in asked if one.wrong and one.wrong_parts and one.parts]
-    if bad:
-        firsts = [getattr(weakest_part(one.parts, one.parts[0].call), "name", None) in one.wrong_parts for one in bad]
-        chances = [len(one.wrong_parts) / len(one.parts) for one in bad]
-        share = {"n": len(bad), "first": float(np.mean(firsts)), "chance": float(np.mean(chances))}
-        yield {"set": f"{name} by argument: wrong calls", "model": model, "score": "argument"} | share
+    for score in ("argument", "argument, look"):
+        ranked = [one for one in bad if score in one.first]
+        if ranked:
+            firsts = [one.first[score] in one.wrong_parts for one in ranked]
+            chances = [len(one.wrong_parts) / len(one.parts) for one in ranked]
+            share = {"n": len(ranked), "first": float(np.mean(firsts)), "chance": float(np.mean(chances))}
+            yield {"set": f"{name} by argument: wrong calls", "model": model, "score": score} | share
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -115,7 +115,8 @@ def part_table(rows: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     yield "| set | arguments, by their own probability | by the call's | a wrong part is least probable | by a guess |"
     yield "|---|---|---|---|---|"
     for name, of in rows.items():
-        own, whole = [_cell(row) for row in of if row["set"] == f"{name} by argument: all arguments"]
+        cells = {row["score"]: _cell(row) for row in of if row["set"] == f"{name} by argument: all arguments"}
+        own, whole = cells["argument"], cells["call_probability"]
         first = next((row for row in of if "first" in row), None)
         told = "- | -" if first is None else f"{first['first']:.0%} of {first['n']} wrong calls | {first['chance']:.0%}"
         yield f"| {name} | {own} | {whole} | {told} |"

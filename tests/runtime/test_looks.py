@@ -34,10 +34,12 @@ from grampus_uq.recording import ProfileArtifact
 from grampus_uq.recording.artifacts import FittedFor
 from grampus_uq.records.events import DecisionEvent, Event, LookEvent
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
+from grampus_uq.records.visible_text import visible
 from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.looks import in_its_place
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.sub_agents import SubAgent
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
@@ -199,23 +201,33 @@ def test_another_call_is_a_new_call_and_goes_out_as_a_turn_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tier", "why"),
+    ("tier", "why", "told"),
     [
-        (mailing("bob", 0.89), "not sure enough"),
-        (mailing("ann", 0.89), "not sure enough"),
-        (mailing("bob", 0.95, read=False), "no log-probabilities"),
-        (mailing("ann", 0.95, read=False), "no log-probabilities"),
-        (answer("Bob it is. Confidence: 100%"), "no call"),
-        (answer("", tool_calls=[*mailing("bob", 1.0).tool_calls, *mailing("ann", 1.0).tool_calls]), "two calls"),
-        (answer("", tool_calls=[ToolCall(id="s", name="search", arguments={"query": "x"})]), "can be undone"),
-        (RuntimeError("down"), "fails"),
-        (Leaking(), "cancels itself"),
-        *((broken(**fields), f"is broken: {fields}") for fields in BROKEN),
-        (HANG, "is late"),
+        (mailing("bob", 0.89), "not sure enough", "the same call"),
+        (mailing("ann", 0.89), "another, not sure enough", 'with to="ann"'),
+        (mailing("bob", 0.95, read=False), "no log-probabilities", "the same call"),
+        (mailing("ann", 0.95, read=False), "another, no log-probabilities", 'with to="ann"'),
+        (answer("Bob it is. Confidence: 100%"), "no call", "no call: it did not answer with one call"),
+        (
+            answer("", tool_calls=[*mailing("bob", 1.0).tool_calls, *mailing("ann", 1.0).tool_calls]),
+            "two calls",
+            "no call: it did not answer with one call",
+        ),
+        (
+            answer("", tool_calls=[ToolCall(id="s", name="search", arguments={"query": "x"})]),
+            "can be undone",
+            "no call: its call can be undone",
+        ),
+        (RuntimeError("down"), "fails", "no call: it failed (RuntimeError)"),
+        (Leaking(), "cancels itself", "no call: it cancelled its own call"),
+        *((broken(**fields), f"is broken: {fields}", None) for fields in BROKEN),
+        (HANG, "is late", "no call: it was late"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_look_that_is_unsure_or_missing_leaves_the_call_to_the_next_tier_or_a_human(tier: Any, why: str) -> None:
+def test_a_look_that_is_unsure_or_missing_leaves_the_call_to_the_next_tier_or_a_human(
+    tier: Any, why: str, told: str | None
+) -> None:
     case = Case(tier, timeout_s=0.3)
     result = case.ran()
     assert result.status is AgentStatus.WAITING_FOR_HUMAN, why
@@ -223,10 +235,39 @@ def test_a_look_that_is_unsure_or_missing_leaves_the_call_to_the_next_tier_or_a_
     (request,) = result.pending
     assert request.call is not None
     assert request.call.arguments["to"] == "bob"
-    assert "looked at again by tier 1: not sure enough" in request.reason
+    assert "; looked at again by tier 1 (" in request.reason
+    assert request.reason.endswith("): not sure enough" if told is None else f"({told}): not sure enough")
     after = Case(tier, mailing("bob", 0.95), timeout_s=0.3)
     assert after.ran().status is AgentStatus.COMPLETED, "the next tier is sure"
     assert after.world.sent == [("bob", "hi")]
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "told"),
+    [
+        ("send_email", {"to": "ann", "body": "hi"}, 'with to="ann"'),
+        ("send_email", {"to": "bob", "body": "hi", "cc": None}, "with cc=null"),
+        ("send_email", {"to": "bob", "body": True}, "with body=true"),
+        ("send_email", {"to": "bob"}, 'without body="hi"'),
+        ("send_email", {"to": "b\u200bob", "copy": 1}, 'with copy=1 to="b\\u200bob", without body="hi"'),
+        ("send\u200b_email", {"to": "bob"}, 'send\\u200b_email with to="bob"'),
+    ],
+)
+def test_whoever_decides_reads_what_a_look_would_have_written_instead(
+    name: str, theirs: dict[str, Any], told: str
+) -> None:
+    own = ToolCall(id="1", name="send_email", arguments={"to": "bob", "body": "hi"})
+    reply = answer("", tool_calls=[ToolCall(id="2", name=name, arguments=theirs)])
+    assert in_its_place(own, reply.tool_calls[0], "") == told
+
+
+@given(long=st.text(min_size=1_000, max_size=3_000))
+def test_no_look_says_more_than_a_person_can_read_at_a_glance(long: str) -> None:
+    own = ToolCall(id="1", name="send_email", arguments={"to": "bob"})
+    for theirs in (ToolCall(id="2", name="send_email", arguments={"to": long, long: 1}), own):
+        said = in_its_place(own, theirs, "")
+        assert len(said) < 600
+        assert visible(said) == said
 
 
 def test_a_sure_call_goes_out_without_a_look_and_without_looks_a_human_is_asked() -> None:
