@@ -36,6 +36,7 @@ class Notices:
     link: str
     secret: str | None = None
     first_wait_s: float = 1.0
+    patience_s: float = 10.0
     _arrivals: Arrivals = field(default_factory=Arrivals)
 
     def __post_init__(self) -> None:
@@ -67,11 +68,12 @@ class Notices:
         wait_s, why = self.first_wait_s, ""
         for _ in range(_TRIES):
             try:
-                answered = await client.post(self.url, content=body, headers=headers)
+                with anyio.fail_after(self.patience_s):  # httpx's own limit begins anew with each byte
+                    answered = await client.post(self.url, content=body, headers=headers)
                 if answered.is_success:
                     return
                 why = f"status {answered.status_code}"
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError) as error:
                 why = type(error).__name__
             await anyio.sleep(wait_s)
             wait_s *= 2

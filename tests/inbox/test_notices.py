@@ -7,11 +7,13 @@ import hmac
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import anyio
+import anyio.abc
+import httpx
 import pytest
 
 from grampus_uq.errors import ConfigurationError
@@ -122,3 +124,27 @@ async def test_a_webhook_that_is_away_ends_nothing(
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="notify"):
         Notices(url=url, link="x")
+
+
+async def test_a_webhook_that_never_comes_to_an_end_holds_no_later_notice() -> None:
+    """Each byte of an answer comes in time, and the answer never ends."""
+    told = list[bytes]()
+
+    async def dripping(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            told.append(await stream.receive())
+            with suppress(anyio.BrokenResourceError):
+                await stream.send(b"HTTP/1.1 200 OK\r\n")
+                while True:
+                    await stream.send(b"x: y\r\n")
+                    await anyio.sleep(0.05)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    notices = Notices(url=f"http://127.0.0.1:{port}/", link="x", first_wait_s=0.01, patience_s=0.2)
+    with anyio.fail_after(60):
+        async with listener, anyio.create_task_group() as group, httpx.AsyncClient() as client:
+            group.start_soon(listener.serve, dripping)
+            await notices._tell(client, 1, 0.0)
+            group.cancel_scope.cancel()
+    assert len(told) == 5
