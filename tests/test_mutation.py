@@ -43,7 +43,7 @@ def test_each_test_that_judges_a_change_can_be_named() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
 def test_of_the_changes_of_the_code_that_decides_those_of_a_sample_survive_only_where_listed() -> None:
-    _nothing_survives_unknown("--sample", "100")
+    _nothing_survives_unknown("--sample", "50")
 
 
 @pytest.mark.mutation
