@@ -26,7 +26,7 @@ from grampus_uq.runtime.standing_grants import stored_grant
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.stored_permits import closing_words, closings
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
-from grampus_uq.runtime.worker_jobs import PARENT, WAKES, Job, looked_after, read_job, within_parent
+from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, WAKES, Job, looked_after, read_job, within_parent
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _SHORTEST_ID = 8
@@ -217,11 +217,33 @@ class Ledger:
                     waiting.append(found)
         return waiting
 
-    async def parent_status(self, parent: Any, run: Any) -> str | None:
+    async def _above(self, parents: Any) -> list[tuple[Document, SessionHead, Any]]:
+        """The stored sessions above a sub-agent's, as far as they can be read, each with the run that it was."""
+        found = list[tuple[Document, SessionHead, Any]]()
+        for one in parents if isinstance(parents, list) else ():
+            job = _named(one[:2] if isinstance(one, list) and len(one) == 3 else None)
+            place = None if job is None else session_key(job.agent_id, job.session_id)
+            document = None if place is None else await self.store.get("session", place)
+            with contextlib.suppress(StoreError):  # what it is cannot be read
+                found += [] if document is None else [(document, self.head(document)[0], one[2])]
+        return found
+
+    async def ordered_above(self, state: AgentState) -> bool:
+        """True if a session above this sub-agent's was ordered to stop, and has not heard it yet."""
+        for document, head, _ in await self._above(state.metadata.get(ABOVE)):
+            own = await self.store.get("stop", document.key)
+            if own is not None and head.stops_seen is not None and own.version > head.stops_seen[1]:
+                return True
+        return False
+
+    async def parent_status(self, parent: Any, run: Any, parents: Any = None) -> str | None:
         """The status of the parent that a sub-agent's session names; None without one in this store.
 
-        Nothing of a session runs any more whose parent has ended; so has one whose `run` is another one by now.
+        Nothing of a session runs any more if a session above it has ended; so has one that is another run by now.
         """
+        for document, head, theirs in await self._above(parents):
+            if document.label in _ENDED or head.run_id != theirs:
+                return AgentStatus.FAILED.value
         job = _named(parent)
         found = None if job is None else await self.store.get("session", session_key(job.agent_id, job.session_id))
         if found is not None and isinstance(run, str):
@@ -242,7 +264,10 @@ class Ledger:
         if state.status is not AgentStatus.WAITING_FOR_HUMAN and not asks:
             return None
         parent = state.metadata.parent_session
-        if parent is not None and await self.parent_status(parent, state.metadata.parent_run) in _ENDED:
+        if (
+            parent is not None
+            and await self.parent_status(parent, state.metadata.parent_run, state.metadata.parents) in _ENDED
+        ):
             return None
         since_s = min((request.created_s for request in requests), default=state.claimed_s)
         return PendingSession(

@@ -106,7 +106,8 @@ async def _rests(ledger: Ledger, document: Document) -> bool:
         head, left = ledger.head(document)
     except StoreError:
         return ended
-    parent = await ledger.parent_status(head.metadata.parent_session, head.metadata.parent_run)
+    named = head.metadata
+    parent = await ledger.parent_status(named.parent_session, named.parent_run, named.parents)
     return (ended and parent is None) or (parent in _ENDED and not left)
 
 

@@ -252,6 +252,7 @@ class _HeadMetadata(BaseModel):
     worker_deaths: Any = 0
     parent_session: Any = None
     parent_run: Any = None
+    parents: Any = None
 
 
 class SessionHead(BaseModel):
@@ -270,6 +271,7 @@ class SessionHead(BaseModel):
     lease_s: float = 0.0
     lease_until_s: float = 0.0
     claimed_s: float = 0.0
+    stops_seen: tuple[int, int] | None = None
     metadata: _HeadMetadata = _HeadMetadata()
 
     @property

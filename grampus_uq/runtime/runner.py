@@ -39,12 +39,12 @@ from grampus_uq.runtime.stored_permits import StoredPermits
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Delegate, Turn
-from grampus_uq.runtime.worker_jobs import PARENT, PARENT_RUN
+from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 from grampus_uq.wire.lone_surrogates import bounded_text
 from grampus_uq.wire.model_call import recorded_model
 
 _RELEASE_POLLS = 10
-_RESERVED = frozenset({ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, STARTED_BY})
+_RESERVED = frozenset({ABOVE, ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, STARTED_BY})
 _LONGEST_KEY = 2_000  # what every store can index, with what is put before and behind it
 
 

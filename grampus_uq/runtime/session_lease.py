@@ -23,7 +23,7 @@ from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.run_state import DEATHS, AgentState
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, stops_to_heed
-from grampus_uq.runtime.worker_jobs import PARENT, PARENT_RUN
+from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 
 Result = TypeVar("Result")
 
@@ -77,7 +77,8 @@ class SessionLease:
                 f"Session {state.session_id!r} is run by another worker; its lease ends in {left:.1f} s unless it is "
                 "renewed."
             )
-        if await ledger.parent_status(state.metadata.get(PARENT), state.metadata.get(PARENT_RUN)) in _ENDED:
+        named = (state.metadata.get(name) for name in (PARENT, PARENT_RUN, ABOVE))
+        if await ledger.parent_status(*named) in _ENDED:
             raise SessionError(
                 f"Session {state.session_id!r:.80} belongs to a parent that has ended or was rolled back: it runs no "
                 "more."

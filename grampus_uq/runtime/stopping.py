@@ -65,12 +65,13 @@ class StopOrders:
             if number == looked_at:
                 return False, looked_at
             own = await self._ledger.store.get("stop", session_key(state.agent_id, state.session_id))
+            above = await self._ledger.ordered_above(state)
         except StoreError:
             if since is not None:
                 raise
             return False, looked_at
         seen_all, seen_own = state.stops_seen or (0, 0)
-        stopped = to_all > seen_all or _version(own) > seen_own
+        stopped = above or to_all > seen_all or _version(own) > seen_own
         return stopped, looked_at if stopped else number  # who was stopped stays stopped, however often it asks
 
     async def news(self, looked_at: int, at_most_s: float) -> None:

@@ -16,7 +16,7 @@ from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stored_delegations import standing_in
-from grampus_uq.runtime.worker_jobs import PARENT, PARENT_RUN, within_parent
+from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN, within_parent
 
 SUB_AGENT = "sub_agent"
 _DEEPEST = 32
@@ -68,6 +68,9 @@ class SubAgent:
             if loaded is None:
                 named = {name: state.metadata[name] for name in (PARENT, PARENT_RUN) if state.metadata.get(name)}
                 named = named or {PARENT: [state.agent_id, state.session_id], PARENT_RUN: state.run_id}
+                before = state.metadata.get(ABOVE)
+                above = before if isinstance(before, list) else []
+                named[ABOVE] = [[state.agent_id, state.session_id, state.run_id], *above]
                 who = state.started_by or ""  # the child's run is of whoever started the parent's
                 gone = record.child_session is not None  # it may have acted before somebody deleted its session
                 vouched = state.vouched and self.runner.gate.believes(not gone)

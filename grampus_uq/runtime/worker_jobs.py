@@ -30,6 +30,8 @@ PARENT: Final = "parent_session"
 """Under this name a sub-agent's session holds agent and session of its parent in its metadata."""
 PARENT_RUN: Final = "parent_run"
 """Under this name it holds the run id that the parent had: a parent rolled back or begun anew is another run."""
+ABOVE: Final = "parents"
+"""Under this name it holds agent, session and run id of each session above it, the nearest first."""
 within_parent: ContextVar[bool] = ContextVar("grampus_within_parent", default=False)
 """True while a parent itself waits for its sub-agent: then nobody needs to wake it."""
 looked_after: ContextVar[bool] = ContextVar("grampus_looked_after", default=False)

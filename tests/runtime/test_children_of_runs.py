@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from grampus_uq import (
     ToolCall,
     UncertaintyMonitor,
 )
-from grampus_uq.errors import SessionError
+from grampus_uq.errors import ApprovalError, SessionError
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.pending_approvals import oldest_pending
@@ -191,3 +192,39 @@ def test_a_parent_is_resumed_as_often_as_one_likes_while_its_sub_agents_wait(
         assert result.status is AgentStatus.COMPLETED
 
     anyio.run(run)
+
+
+@pytest.mark.parametrize("what", ["ordered to stop", "stopped", "rolled back"])
+@pytest.mark.parametrize("whose", ["boss", "lead", "mailer"])
+async def test_nothing_below_a_session_that_was_stopped_or_rolled_back_runs(whose: str, what: str) -> None:
+    """Of three sessions in a row, whichever it was, an approval given to the last one sends nothing."""
+    world, store = World(), MemoryStore()
+    mailer = runner(world, store=store, p_true=0.62, checkpoints=True)
+
+    def above(of: AgentRunner, agent: AgentDefinition) -> AgentRunner:
+        call = ToolCall(id="d", name=agent.name, arguments={"task": "mail bob"})
+        return AgentRunner(
+            scripted([answer("I delegate.", tool_calls=[call]), "Done."], 0.62),
+            FunctionTools(),
+            uncertainty_monitor=UncertaintyMonitor(),
+            store=store,
+            sub_agents=[SubAgent(of, agent)],
+            checkpoints=True,
+        )
+
+    lead = AgentDefinition(name="lead", model="m")
+    leads = above(mailer, AGENT)
+    runners = {"mailer": mailer, "lead": leads, "boss": above(leads, lead)}
+    await runners["boss"].run(AgentDefinition(name="boss", model="m"), "mail bob", session_id="s")
+    ids = {one.agent_id: one.session_id for one in await runners["boss"].ledger.pending()}
+    state, _ = await mailer.ledger.known("mailer", ids["mailer"])
+    (request,) = state.pending()
+    if what == "rolled back":
+        await rollback(runners[whose], whose, ids[whose], 0)
+    else:
+        await order_stop(mailer.ledger, whose, ids[whose])
+    if what == "stopped":
+        await runners[whose].resume(whose, ids[whose])
+    with contextlib.suppress(SessionError, ApprovalError):
+        await mailer.resume("mailer", ids["mailer"], request.decide("approve", principal="ann"))
+    assert world.sent == []
