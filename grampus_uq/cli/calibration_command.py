@@ -56,7 +56,8 @@ def feed(
 ) -> None:
     """Add the finished runs in PATHS, recordings or folders of them, to the watch on PROFILE's detector.
 
-    Each run counts once. New labels on runs added before are taken too, so this can run on a schedule.
+    Each run counts once, and of the trials of a task (metadata `task_id`) the first. New labels on runs added before
+    are taken too, so this can run on a schedule.
     """
     loaded = load(profile).profile
     detector = loaded.detector
@@ -72,9 +73,7 @@ def feed(
         watch = CalibrationWatch(store, detector, level=level, acting=not advisory)
         for run in finished_in_recordings(list(paths), loaded):
             n_runs += 1
-            await watch.finished(
-                FinishedRun(run_id=run.run_id, log_peak=run.log_peak, touched=run.touched, success=run.success)
-            )
+            await watch.finished(FinishedRun(**asdict(run)))
         return await watch.statuses()
 
     statuses = with_store(url, work, create=True)
@@ -93,7 +92,8 @@ def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> No
     found = with_store(url, lambda store: label_run(store, run_id, outcome == "success"))
     if not found:
         raise DataError(
-            f"no calibration watch in this store has counted a run {run_id!r:.100}; a run counts once it has finished."
+            f"no calibration watch in this store has counted a run {run_id!r:.100}; a run counts once it has finished, "
+            "of the trials of a task the first alone."
         )
     _report(found, as_json, check)
 

@@ -1,8 +1,10 @@
 """The watch on a detector's calibration, kept in a session store that any number of workers share.
 
 Every finished run counts once, whoever reports it, in whatever order, however often; its label may come days later,
-from another process, or never. Two kinds of documents hold that together:
+from another process, or never. Of the trials of a task only the first that is reported counts. Three kinds of documents
+hold that together:
 
+- `watch-task`, one a task: the run that counts for it;
 - `watch-run`, one a run: its evidence, its label, and in which variants it is counted;
 - `watch`, one a detector: the martingales, and the runs that the newest version counted.
 
@@ -39,7 +41,7 @@ from grampus_uq.stats.calibration_watch import (
 )
 from grampus_uq.stats.eprocess import Detector
 
-_WATCH, _RUN = "watch", "watch-run"
+_WATCH, _RUN, _TASK = "watch", "watch-run", "watch-task"
 _TRIES = 100
 Read = TypeVar("Read", bound=BaseModel)
 
@@ -54,19 +56,24 @@ class FinishedRun:
         touched: True when a human or the monitor changed or stopped it: its outcome is then selected, and only the
             variant without labels takes it.
         success: its outcome; None while nobody knows.
+        task: of which it is a trial: trials resemble each other, so the watch counts the first one reported, whatever
+            became of it. None: a task of its own.
     """
 
     run_id: str
     log_peak: float
     touched: bool = False
     success: bool | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
         if math.isnan(self.log_peak):
             raise ConfigurationError.of("log_peak", "FinishedRun", "a number", self.log_peak)
 
 
-def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -> FinishedRun | None:
+def finished_run(
+    session: Session, outcome: Outcome, *, touched: bool = False, task: str | None = None
+) -> FinishedRun | None:
     """The run of a session that has ended, for the watch; also of one that was resumed in another process.
 
     None for a run that is none of those the detector was calibrated on: it looks at irreversible calls, and there was
@@ -77,6 +84,7 @@ def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -
         outcome: how it ended. Only one that ended by itself (`clean`) has an outcome of its own.
         touched: True when a human changed the run in a way that the session does not know of. An alarm that somebody
             answered, or that was re-armed, it knows by itself.
+        task: as `FinishedRun`.
 
     Raises:
         ConfigurationError: the session's profile has no detector.
@@ -96,6 +104,7 @@ def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -
         log_peak=peak,
         touched=touched or answered or not clean,
         success=outcome.success if clean else None,
+        task=task,
     )
 
 
@@ -147,7 +156,8 @@ class CalibrationWatch:
         return self._seen(self._fresh if found is None else _read(_Stored, found).state)
 
     async def finished(self, run: FinishedRun | None) -> tuple[WatchStatus, ...]:
-        """Count a finished run, once; a repeated report changes nothing but a missing label. None counts nothing.
+        """Count a finished run, once; a repeated report changes nothing but a missing label. None counts nothing, nor
+        does a further trial of a task.
 
         Raises StoreError when the store cannot be reached: the run may then be reported again.
         """
@@ -181,7 +191,7 @@ async def label_run(store: SessionStore, run_id: str, success: bool) -> list[Wat
     found: list[WatchStatus] = []
     for document in await store.scan(_WATCH):
         state = _read(_Stored, document).state
-        known = await store.get(_RUN, _run_key(state, run_id))
+        known = await store.get(_RUN, _key(state.detector, run_id))
         if known is not None:
             run = _read(_Known, known)
             report = FinishedRun(run_id=run_id, log_peak=run.log_peak, touched=run.touched, success=success)
@@ -235,6 +245,9 @@ async def _take(
         try:
             found = await store.get(_WATCH, fresh.detector)
             stored = _Stored(state=fresh) if found is None else _read(_Stored, found)
+            mine = _key(fresh.detector, run.run_id)
+            if run.task is not None and await _first_of(store, fresh.detector, run.task, mine) != mine:
+                return watch_statuses(stored.state), False
             for counted_id, variants in stored.counted.items():
                 if await _remember(store, stored.state, counted_id, counted=variants) is None:
                     raise StoreError(f"The watch counted run {counted_id!r:.80}, whose document is gone.")
@@ -256,6 +269,16 @@ async def _take(
     raise StoreError(f"The watch could not take run {run.run_id!r:.80}: another worker was first {_TRIES} times.")
 
 
+async def _first_of(store: SessionStore, detector: str, task: str, run_key: str) -> str:
+    """The key of the run that counts for a task: this one, where the task has none yet."""
+    key = _key(detector, task)
+    found = await store.get(_TASK, key)
+    if found is not None:
+        return found.body
+    await store.put(_TASK, key, run_key, expected=0)
+    return run_key
+
+
 async def _remember(
     store: SessionStore,
     state: CalibrationWatchState,
@@ -265,7 +288,7 @@ async def _remember(
     counted: Sequence[Variant] = (),
 ) -> _Known | None:
     """Store a report on a run and the variants that count it; returns what is known of it, or None."""
-    key = _run_key(state, run_id)
+    key = _key(state.detector, run_id)
     found = await store.get(_RUN, key)
     known = report if found is None else _read(_Known, found)
     if known is None:
@@ -282,8 +305,8 @@ async def _remember(
     return merged
 
 
-def _run_key(state: CalibrationWatchState, run_id: str) -> str:
-    return f"{state.detector}/{quote(run_id, safe='', errors='surrogatepass')}"
+def _key(detector: str, name: str) -> str:
+    return f"{detector}/{quote(name, safe='', errors='surrogatepass')}"
 
 
 def _read(model: type[Read], document: Document) -> Read:

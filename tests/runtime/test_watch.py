@@ -28,6 +28,7 @@ from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.stats.calibration_watch import REFERENCE_RUNS, Variant, WatchStatus
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_thresholds import Mode, conformal_threshold
+from tests.binomial import binomial_ceiling
 from tests.clocks import sleepless
 from tests.detector_rows import detector_runs, threshold_for
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner
@@ -413,3 +414,40 @@ async def test_a_watch_whose_store_is_down_does_not_take_the_agent_down() -> Non
     other = runner(World(), ["Done."], p_true=0.9, monitor=monitor, calibration_watch=elsewhere)
     await other.run(AGENT, "x")
     assert of(await elsewhere.statuses(), Variant.ALL_RUNS).gathering == REFERENCE_RUNS  # another detector's runs
+
+
+async def _alarms(rng: np.random.Generator, trials: int, *, named: bool) -> bool:
+    """Whether the watch alarms on 240 runs of an unchanged agent, so many equal trials of a task in a row."""
+    watch = CalibrationWatch(MemoryStore(), detector(seed=int(rng.integers(2**31))), level=0.2)
+    for task, peak in enumerate(rng.normal(size=240 // trials)):
+        for trial in range(trials):
+            name = f"t{task}" if named else None
+            statuses = await watch.finished(FinishedRun(run_id=f"{task}-{trial}", log_peak=peak, task=name))
+    return any(status.alarmed for status in statuses)
+
+
+async def test_trials_of_a_task_raise_no_alarm_where_the_task_is_named_and_do_where_it_is_not() -> None:
+    rng = np.random.default_rng(7)
+    named = [await _alarms(rng, 4, named=True) for _ in range(30)]
+    assert sum(named) <= binomial_ceiling(30, 0.2)
+    unnamed = [await _alarms(rng, 4, named=False) for _ in range(10)]
+    assert sum(unnamed) > binomial_ceiling(10, 0.2), "or the simulation could not fail"
+
+
+async def test_the_first_trial_of_a_task_counts_whoever_reports_it_and_whatever_its_label(
+    opened: Callable[[], SessionStore],
+) -> None:
+    watched, store, another = detector(), opened(), opened()
+    first = FinishedRun(run_id="a\x00/é", log_peak=0.1, success=False, task="t/\x00 1")
+    second = replace(first, run_id="b", success=True)
+    await CalibrationWatch(store, watched).finished(first)
+    for run in (second, first):  # a later trial, and the first one again
+        await CalibrationWatch(another, watched).finished(run)
+    other = await CalibrationWatch(store, watched).finished(replace(second, run_id="c", task="u"))
+    [successes, all_runs] = [of(other, variant) for variant in (Variant.SUCCESSES, Variant.ALL_RUNS)]
+    assert (successes.n_runs, REFERENCE_RUNS - all_runs.gathering) == (1, 2)
+    assert not await label_run(store, "b", True), "it is no run of this watch"
+    labelled = await label_run(another, "a\x00/é", True)
+    assert of(labelled, Variant.SUCCESSES).n_runs == 2
+    await store.aclose()
+    await another.aclose()

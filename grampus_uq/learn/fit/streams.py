@@ -25,6 +25,7 @@ from grampus_uq.learn.columns import (
     other_trials,
     read_columns,
     recorded_rows,
+    task_of,
 )
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.runs import Paths, Refused, Run, runs
@@ -92,12 +93,14 @@ def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool, at_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run that ended: its id, its largest log M_t (-inf without a score), whether it was touched, its outcome."""
+    """A run that ended: its id, its largest log M_t (-inf without a score), whether it was touched, its outcome, and
+    the task of which it is a trial."""
 
     run_id: str
     log_peak: float
     touched: bool
     success: bool | None
+    task: str | None
 
 
 def finished_in_recordings(paths: Paths, profile: Profile) -> Iterator[RecordedRun]:
@@ -135,4 +138,5 @@ def _finished(run: Run, profile: Profile) -> RecordedRun | None:
         log_peak=-math.inf if math.isnan(peak) else peak,
         touched=run.touched or not clean,
         success=outcome.success if clean else None,
+        task=task_of(run),
     )
