@@ -243,7 +243,8 @@ def _rule(threshold: float | None, budget: float, delta: float | None, cases: in
     sure = "on average over draws of" if delta is None else f"with probability at least {1.0 - delta:g} over"
     promise = (
         f"At most {budget:.1%} of all calls that the chain sees go out wrong, whichever tier answers, {sure} the "
-        f"{cases} cases that set the threshold, if these and new ones are independent draws of one population."
+        f"{cases} cases that set the threshold, if these and new ones are independent draws of one population, and "
+        "labels were given without regard to how a run went or scored."
     )
     return rule.model_copy(update={"guarantee": promise})
 

@@ -8,6 +8,7 @@ draw.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,7 @@ from grampus_uq.records.values import StepUncertainty
 from grampus_uq.records.vocabulary import Effect, StopReason
 
 NO_OUTCOME: Final = "no_outcome"
+NO_STEP: Final = "no_step_of_the_model"
 SUPERSEDED: Final = "superseded"
 SELECTED: Final = ("human_decided", "stopped_at_call", "stopped_by_monitor")
 """Reasons by which the remaining runs are selected: somebody chose the excluded ones by how they looked."""
@@ -70,6 +72,21 @@ def eligibility(run: Run) -> Eligibility:
     if start is None or not start.let_through or not start.release_probability:
         return Eligibility(reason="no_beginning")
     return Eligibility(reason="", weight=1.0 / start.release_probability)
+
+
+def about_the_others(left_out: Mapping[str, int]) -> str:
+    """The sentence of a promise on runs that are left out for how they ended, by reason; nothing where there are none.
+
+    Their labels do not bring them back, and they may have failed more often than the rest.
+    """
+    ends = {name: n for name, n in sorted(left_out.items()) if n and name not in ("", NO_OUTCOME, NO_STEP, SUPERSEDED)}
+    if not ends:
+        return ""
+    reasons = ", ".join(f"{name} {n}" for name, n in ends.items())
+    return (
+        f" Runs that were stopped or decided on, or did not end by themselves, are left out ({reasons}): the promise "
+        "is about the others."
+    )
 
 
 def traffic_weight(run: Run) -> float:

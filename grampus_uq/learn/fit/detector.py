@@ -157,7 +157,7 @@ def fit_budget(
     bare = _bare(runs.streams, scorer, salt)
     peaks = log_peaks(bare, runs.blocks)
     wanted = sorted({share, *shares})
-    thresholds = _about([budget_threshold(peaks, ties, b) for b in wanted], runs)
+    thresholds = _about([budget_threshold(peaks, ties, b) for b in wanted], fitted)
     return DetectorFit(
         detector=Detector(
             streams=runs.streams,
@@ -240,10 +240,13 @@ def set_thresholds(
 
 def _about(thresholds: Sequence[Threshold], runs: DetectorRuns) -> tuple[Threshold, ...]:
     """The thresholds, saying where they look and which runs they are about."""
-    if not runs.at_calls:
-        return tuple(thresholds)
-    where = " It looks at irreversible calls alone, and of runs without one it says nothing."
-    return tuple(replace(one, guarantee=one.guarantee + where) for one in thresholds)
+    more = " It looks at irreversible calls alone, and of runs without one it says nothing." if runs.at_calls else ""
+    if runs.cut:
+        more += (
+            f" Of the recorded runs {runs.cut} were stopped before their end and count as far as they went: if new "
+            "ones go further, more are interrupted."
+        )
+    return tuple(replace(one, guarantee=one.guarantee + more) for one in thresholds)
 
 
 def _bare(streams: tuple[str, ...], scorer: FeatureScorer | PaperScorer, salt: str) -> Detector:

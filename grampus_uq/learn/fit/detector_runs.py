@@ -32,6 +32,7 @@ class DetectorRuns:
         tasks: one a run: trials of one task share a name, and set a threshold together with one run; None: every run is
             a task of its own.
         others: by task, runs that were left out and take part in the draw of that one run.
+        cut: how many of these runs were stopped, so that their steps end too soon.
         at_calls: the rows of a run are its irreversible calls, and runs without one are left out.
     """
 
@@ -44,6 +45,7 @@ class DetectorRuns:
     weights: FloatArray | None = None
     tasks: tuple[str, ...] | None = None
     others: Mapping[str, int] = field(default_factory=dict)
+    cut: int = 0
     at_calls: bool = False
 
     def __len__(self) -> int:

@@ -27,6 +27,7 @@ from grampus_uq.learn.columns import (
     recorded_rows,
     task_of,
 )
+from grampus_uq.learn.eligibility import SELECTED
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.runs import Paths, Refused, Run, runs
 from grampus_uq.records.vocabulary import StopReason
@@ -88,7 +89,8 @@ def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool, at_
     left = [run.task for run, there, taken in zip(columns.runs, kept, chosen, strict=True) if there and not taken]
     others.update(task for task in left if task is not None)
     excluded = Counter(run.eligibility.reason for run in every if labelled and not run.eligibility.usable)
-    return replace(found, excluded=dict(sorted(excluded.items())), others=others, at_calls=at_calls)
+    cut = sum(run.eligibility.reason in SELECTED for run in runs)
+    return replace(found, excluded=dict(sorted(excluded.items())), others=others, cut=cut, at_calls=at_calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

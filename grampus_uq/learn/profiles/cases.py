@@ -29,7 +29,7 @@ class Cases:
     the others count as wrong. learnt: p_success and outcomes of the labelled cases that were learned
     on, for the choice of candidates; empty where these are too few, or nothing was learned. kept: p_success comes from
     another profile. praised: every label is a success, so that labels may come from praise alone: the rest counts as
-    wrong. without_task, stopped: runs that name no task; runs that somebody stopped, which are not among these.
+    wrong. without_task: runs that name no task. about_the_others: the sentence on runs that are left out.
     """
 
     p_success: FloatArray
@@ -41,7 +41,7 @@ class Cases:
     kept: bool = False
     praised: bool = False
     without_task: int = 0
-    stopped: int = 0
+    about_the_others: str = ""
     learnt: tuple[FloatArray, BoolArray] = field(default_factory=lambda: (np.empty(0), np.empty(0, dtype=np.bool_)))
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ def cases_of(
         kept=fitted.kept,
         praised=praised,
         without_task=runs.without_task,
-        stopped=runs.stopped,
+        about_the_others=runs.about_the_others,
         **({"learnt": (mine[learn], runs.success[learn])} if int(learn.sum()) >= _FEW else {}),
     )
 

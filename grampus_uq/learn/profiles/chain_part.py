@@ -8,6 +8,7 @@ succeeded otherwise: the promise then holds, and the chain looks worse than it i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from pydantic import JsonValue
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.chain import Chain, TierCases, fit_chain
 from grampus_uq.learn.columns import TASK, Columns, RunRows, other_trials, read_columns
-from grampus_uq.learn.eligibility import Eligibility
+from grampus_uq.learn.eligibility import Eligibility, about_the_others
 from grampus_uq.learn.fit.task_draws import one_a_task
 from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.profile_parts import Part
@@ -40,11 +41,13 @@ _FIGURES = ("score", "agrees", "right", "tokens", "seconds", "place")
 class RecordedLooks:
     """The agent and the tiers that were asked about its calls, in that order, on one run a task; empty without looks.
 
-    `share`: of all runs, those in which somebody looked, with a label or without.
+    `share`: of all runs, those in which somebody looked, with a label or without. `about_the_others`: the sentence on
+    those of them that are left out.
     """
 
     tiers: tuple[TierCases, ...]
     share: float
+    about_the_others: str
 
 
 def recorded_looks(
@@ -84,16 +87,20 @@ def recorded_looks(
             seconds=spent,
         )
         tiers.append(tier)
-    return RecordedLooks(tiers=tuple(tiers), share=columns.rows / max(1, len(columns.runs)))
+    unknown = np.isnan(columns.stream("right")) if columns.rows else ()
+    looked = (run for run in columns.runs if run.length)  # one row each
+    out = Counter(run.eligibility.reason for run, lacks in zip(looked, unknown, strict=True) if lacks)
+    return RecordedLooks(
+        tiers=tuple(tiers), share=columns.rows / max(1, len(columns.runs)), about_the_others=about_the_others(out)
+    )
 
 
-def fit_chain_part(
-    tiers: Sequence[TierCases], options: FitOptions, calls_per_day: float | None
-) -> tuple[Chain | None, Part]:
+def fit_chain_part(looks: RecordedLooks, options: FitOptions, calls_per_day: float | None) -> tuple[Chain | None, Part]:
     """Fit the chain within `options.wrong_releases`, and say what it costs beside a human alone.
 
     `calls_per_day`: first irreversible calls, for the forecast; None: not known.
     """
+    tiers = looks.tiers
     if options.question is None or not tiers:
         return _not_fitted("No labelled run has a look.")
     if np.isnan(tiers[0].score).all():
@@ -112,7 +119,8 @@ def fit_chain_part(
         more = math.ceil(1.5 * budget_needed(budget, options.delta))
         return _not_fitted(chain.release.shortage, f"at least {more} runs of a task each, where {cases} are now: ")
     figures = _figures(chain, alone, calls_per_day)
-    why, promise = _in_words(figures), chain.release.guarantee or ""
+    why, promise = _in_words(figures), f"{chain.release.guarantee}{looks.about_the_others}"
+    chain = chain.model_copy(update={"release": chain.release.model_copy(update={"guarantee": promise})})
     return chain, Part(name=NAME, status="fitted", why=why, promise=promise, figures=figures)
 
 

@@ -66,8 +66,8 @@ def rates(replayed: Iterable[Counterfactual], *, runs_per_day: float | None = No
     """Shares with 95 % intervals: pauses of all runs, and what became of those whose outcome is known.
 
     These are precision, false alarms, failures caught, and what is right of the rest, without pauses and with. Runs
-    count by their weight. The intervals are exact (binomial), of the effective number of runs where weights differ.
-    `pauses_per_day` is None when nobody knows how many runs a day there are.
+    count by their weight. The intervals are exact (binomial); where weights differ they are approximate, by the
+    effective number of runs. `pauses_per_day` is None when nobody knows how many runs a day there are.
     """
     every = list(replayed)
     paused = np.array([one.paused for one in every], dtype=np.bool_)

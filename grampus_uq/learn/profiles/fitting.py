@@ -26,7 +26,7 @@ from pydantic import JsonValue
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.columns import looks_at_calls
-from grampus_uq.learn.eligibility import eligibility, traffic_weight
+from grampus_uq.learn.eligibility import NO_STEP, eligibility, traffic_weight
 from grampus_uq.learn.fit.detector import DetectorFit, fit_detector
 from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.guarded import guarding_as_recorded
@@ -34,7 +34,7 @@ from grampus_uq.learn.profiles.attribution_part import fit_attribution
 from grampus_uq.learn.profiles.cases import worth_labelling
 from grampus_uq.learn.profiles.chain_part import fit_chain_part, recorded_looks
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual, rates
-from grampus_uq.learn.profiles.labelled import NO_STEP, LabelledRuns, labelled_runs
+from grampus_uq.learn.profiles.labelled import LabelledRuns, labelled_runs
 from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.p_success import (
     FittedPSuccess,
@@ -203,7 +203,7 @@ def _chain_alone(
     rng = np.random.default_rng(options.seed)
     looks = recorded_looks(paths, rng, costs=options.look_costs, task_key=options.task_key, **spread)
     rate = options.runs_per_day or runs.runs_per_day
-    chain, part = fit_chain_part(looks.tiers, options, None if rate is None else rate * looks.share)
+    chain, part = fit_chain_part(looks, options, None if rate is None else rate * looks.share)
     cases = len(looks.tiers[0].right) if looks.tiers else 0
     splits = {"learn": cases // 3, "thresholds": cases - cases // 3}
     profile = bare.model_copy(update={"chain": chain})
@@ -291,10 +291,8 @@ def _detector_on(
         delta=options.delta,
         held_out=names if taught.any() else None,
     )
-    if not runs.stopped:
-        return found
-    selected = f" {runs.stopped} runs that were stopped or decided on are left out: the promise is about the others."
-    thresholds = tuple(replace(t, guarantee=t.guarantee + selected) for t in found.detector.thresholds)
+    others = runs.about_the_others
+    thresholds = tuple(replace(t, guarantee=t.guarantee + others) for t in found.detector.thresholds)
     return replace(found, detector=replace(found.detector, thresholds=thresholds))
 
 

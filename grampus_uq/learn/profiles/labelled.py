@@ -19,7 +19,7 @@ import numpy.typing as npt
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.attribution.labelled_recordings import names_a_step
 from grampus_uq.learn.columns import TASK, Columns, RunRow, RunRows, at_rows, other_trials, read_columns, recorded_rows
-from grampus_uq.learn.eligibility import NO_OUTCOME, SELECTED, Eligibility
+from grampus_uq.learn.eligibility import NO_OUTCOME, NO_STEP, Eligibility, about_the_others
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.runs import Paths, Refused, Run
@@ -28,8 +28,6 @@ from grampus_uq.stats.trajectory_scores import ForecastTraces
 
 DERIVED = ("fused", "propagated")
 """Streams that the engine makes out of the readings."""
-
-NO_STEP = "no_step_of_the_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,9 +99,9 @@ class LabelledRuns:
         return {"success": good, "failure": len(self) - good, **self.excluded}
 
     @property
-    def stopped(self) -> int:
-        """Runs that are left out because somebody stopped them or decided on them: what is left is selected."""
-        return sum(self.excluded.get(reason, 0) for reason in SELECTED)
+    def about_the_others(self) -> str:
+        """The sentence on the runs that no promise is about, or nothing."""
+        return about_the_others(self.excluded)
 
     @property
     def runs_per_day(self) -> float | None:

@@ -223,13 +223,10 @@ def _assumed(cases: Cases) -> str:
     chosen = "" if cases.by_score else ", and labels given without regard to how a run went or scored"
     chosen += ", and that none of these runs taught the p_success that was kept" if cases.kept else ""
     note = f" ({cases.without_task} runs name no task and count as one each)" if cases.without_task else ""
-    text = (
+    return (
         f"This assumes independent tasks of one distribution{note}{chosen}; a changed agent, task mix or model breaks "
-        "it."
+        f"it.{cases.about_the_others}"
     )
-    if cases.stopped:
-        text += f" {cases.stopped} runs that were stopped or decided on are left out: the promise is about the others."
-    return text
 
 
 def _figures(found: Released, of: int) -> dict[str, JsonValue]:
