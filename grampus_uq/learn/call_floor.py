@@ -13,7 +13,10 @@ import numpy as np
 from grampus_uq.core.decision import is_irreversible
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.recording.runs import Paths, Refused, Run, runs
+from grampus_uq.learn.columns import task_of
+from grampus_uq.learn.fit.task_draws import one_a_task
+from grampus_uq.recording.copies import distinct_runs
+from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records.call_parts import call_probability
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.stats.ranks import conformal_rank
@@ -29,13 +32,14 @@ def call_floor_for_share(
 ) -> float | None:
     """The `call_floor` under which at most this share of a model's irreversible calls lies.
 
-    Guarantee: if the recorded runs and a new one are exchangeable, the probability of the new one's first irreversible
-    call lies below the floor with probability at most `share`, unless the floor is `least`. It says how much is asked,
-    and nothing of how many wrong calls go out: that takes labels. What breaks it: another model, prompt or tools, and
-    runs that were chosen by how they looked.
+    Guarantee: if the tasks of the recorded runs and that of a new one are exchangeable, the probability of the new
+    run's first irreversible call lies below the floor with probability at most `share`, unless the floor is `least`.
+    It says how much is asked, and nothing of how many wrong calls go out: that takes labels. What breaks it: another
+    model, prompt or tools, and runs that were chosen by how they looked.
 
     Args:
-        recordings: files and folders of one model's runs, labelled or not.
+        recordings: files and folders of one model's runs, labelled or not. Of the trials of a task (`task_id`) one
+            counts, drawn before it is asked whether it has such a call; of the copies of a run one.
         share: of all irreversible calls, in (0, 1): questions a day over irreversible calls a day.
         policy: whose names say which calls are irreversible, beside their declared effects.
         least: the floor is never below it, in [0, 1]: a call less likely than that is held, whatever that asks.
@@ -50,8 +54,13 @@ def call_floor_for_share(
     if not 0.0 <= least <= 1.0:
         raise ConfigurationError.of("least", "call_floor_for_share", "in [0, 1]", least)
     rules = policy or UncertaintyPolicy()
-    found = (first_call(run, rules) for run in runs(recordings, on_refused=on_refused))
-    return floor_for_share([one for one in found if one is not None], share, least=least)
+    found = [
+        (task_of(run) or f"run {run.session_id}", first_call(run, rules))
+        for run in distinct_runs(recordings, on_refused=on_refused)
+    ]
+    drawn = one_a_task([task for task, _ in found], np.random.default_rng(0))
+    calls = [call for (_, call), out in zip(found, drawn, strict=True) if out and call is not None]
+    return floor_for_share(calls, share, least=least)
 
 
 def floor_for_share(probabilities: Iterable[float], share: float, *, least: float = 0.0) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +57,12 @@ def test_of_the_calls_themselves_no_more_lie_below_it_and_too_few_give_none(
     assert floor == least or sum(call < floor for call in calls) <= share * (len(calls) + 1)
 
 
-def record(folder: Path, odds: list[float | None], **given: Any) -> None:
+def record(folder: Path, odds: list[float | None], trials: int = 1, **given: Any) -> None:
     async def work() -> None:
         with RecordingProcessor(folder, **given) as recorder:
             for number, p in enumerate(odds):
-                session = UncertaintyMonitor(policy=POLICY, processors=[recorder], advisory=True).session(f"r{number}")
+                monitor = UncertaintyMonitor(policy=POLICY, processors=[recorder], advisory=True)
+                session = monitor.session(f"r{number}", metadata={"task_id": f"t{number // trials}"})
                 look = ToolCall(id="l", name="look", arguments={"at": 1})
                 await session.observe_llm_response("", "0", tool_calls=[look], logprobs=written(look, 0.01))
                 await session.observe_tool_call(look, "1", effect="read")
@@ -91,3 +94,14 @@ def test_it_is_read_from_recordings_without_labels_and_calls_that_were_not_read_
     for share, least in ((0.0, 0.1), (1.0, 0.1), (0.2, -0.1), (0.2, 1.1)):
         with pytest.raises(ConfigurationError):
             call_floor_for_share(tmp_path, share, least=least)
+
+
+@given(tasks=st.integers(1, 12), trials=st.integers(1, 6))
+def test_trials_and_copies_set_no_more_of_a_floor_than_their_tasks_do(tasks: int, trials: int) -> None:
+    odds: list[float | None] = [round(0.05 + 0.9 * task / 12, 3) for task in range(tasks) for _ in range(trials)]
+    with tempfile.TemporaryDirectory() as folder:
+        record(Path(folder, "runs"), odds, trials)
+        shutil.copytree(Path(folder, "runs"), Path(folder, "runs", "copy"))
+        found = call_floor_for_share(folder, 0.2, policy=POLICY, least=0.0, on_refused=lambda error: None)
+    expected = floor_for_share([p for p in odds[::trials] if p is not None], 0.2)
+    assert found == (None if expected is None else pytest.approx(expected))

@@ -95,6 +95,7 @@ def read_recordings(
         features=np.column_stack([columns.stream(name) for name in FEATURES]),
         asks=np.array([-1 if run.first_call is None else run.first_call for run in scored], dtype=np.int64),
         audit=stop_rows(_audited(run, use, why) for run, (use, why) in zip(columns.runs, uses, strict=True)),
+        tasks=len({run.task for run in scored if run.task is not None}) + sum(run.task is None for run in scored),
     )
 
 
@@ -340,6 +341,11 @@ def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censor
     scored = int((~np.isnan(censoring.targets(runs))).sum())
     if scored < _FEW_RUNS:
         found.append(f"Only {scored} runs are scored: intervals are wide, and T-ECE is biased upwards on few runs.")
+    if runs.tasks is not None and runs.tasks < len(runs):
+        found.append(
+            f"The {len(runs)} runs are trials of {runs.tasks} tasks: intervals take each run to be independent and are "
+            "too short, and a signal is tried on tasks that it was chosen on. Evaluate one run of each task."
+        )
     known = runs.outcomes[~runs.censored]
     if len(known) and (known == known[0]).all():
         what = "succeeded" if known[0] else "failed"

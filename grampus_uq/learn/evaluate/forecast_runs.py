@@ -62,7 +62,8 @@ class ForecastRuns:
     name, the forecasts of all n runs in the same order with the same lengths, NaN = missing. features: shape (steps,
     k), facts of each prefix that are no forecast (for a model of how a stopped run would have gone on), or None.
     audit: every run that was found, these n and the others. asks: shape (n,), the step (from 0) that proposed the first
-    irreversible call, -1 where there was none; None: no run has one.
+    irreversible call, -1 where there was none; None: no run has one. tasks: of how many tasks they are trials; None: of
+    one each.
     """
 
     ids: tuple[str, ...]
@@ -71,6 +72,7 @@ class ForecastRuns:
     audit: tuple[StopRow, ...]
     features: FloatArray | None = None
     asks: npt.NDArray[np.int64] | None = None
+    tasks: int | None = None
 
     def __post_init__(self) -> None:
         n = len(self.ids)

@@ -14,6 +14,7 @@ from grampus_uq.learn.evaluate import ForecastRuns, evaluate, read_recordings
 from grampus_uq.records.events import DecisionEvent
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.trajectory_scores import ForecastTraces
+from tests.guarantees.worlds import World, record
 from tests.learn.evaluate.recorded import events, write
 
 ONE = [{"verbalized": 0.8}]
@@ -137,3 +138,13 @@ def test_streams_of_other_runs_and_repeated_ids_are_refused() -> None:
         ForecastRuns(ids=("a", "a"), outcomes=outcomes, streams={"x": one}, audit=())
     with pytest.raises(ConfigurationError, match="0, 1 or NaN"):
         ForecastRuns(ids=("a", "b"), outcomes=np.array([0.5, 1.0]), streams={"x": one}, audit=())
+
+
+@pytest.mark.parametrize(("trials", "told"), [(1, True), (4, True), (4, False)])
+def test_trials_of_a_task_are_warned_of_as_far_as_the_recording_names_the_task(
+    tmp_path: Path, trials: int, told: bool
+) -> None:
+    runs = World(trials=trials, told=told).draw(np.random.default_rng(0), 40)
+    record(tmp_path / "r.jsonl", runs)
+    found = evaluate(read_recordings(tmp_path), rng=np.random.default_rng(0), draws=20).warnings
+    assert any("The 40 runs are trials of 10 tasks" in warning for warning in found) == (trials > 1 and told)
