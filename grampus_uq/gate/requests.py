@@ -377,7 +377,7 @@ class ApprovalPolicy:
     ) -> None:
         """Raise ApprovalError unless an approver's signed delegation lets this deputy decide on this request then."""
         if deputy not in self.deputies or deputy != given.deputy:
-            raise ApprovalError(f"{deputy!r:.80} is no deputy here: the decision is refused.")
+            raise ApprovalError(f"{deputy!r:.80} is not a deputy here: the decision is refused.")
         self.check_principal(given.principal)
         self._check_signature(given.principal, given.signed_text(), given.signature, "delegation")
         tool = None if request.call is None else request.call.name

@@ -162,7 +162,7 @@ def _edited(text: str) -> dict[str, Any]:
     try:
         parsed = parse_json(text, unique_names=True)
     except (ValueError, RecursionError) as error:
-        raise ApprovalError(f"The arguments are no JSON: {str(error)[:200]}") from error
+        raise ApprovalError(f"The text of the arguments {str(error)[:200]}") from error
     if not isinstance(parsed, dict):
         raise ApprovalError("The arguments are not a JSON object.")
     return parsed

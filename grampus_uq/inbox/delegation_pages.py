@@ -113,7 +113,7 @@ async def _prepare(visit: Visit) -> Response:
     wish = await visit.said(DelegationWish)
     person = await visit.inbox.people.find(wish.deputy)
     if person is None or person.role is not Role.DEPUTY:
-        raise ApprovalError(f"{wish.deputy!r:.80} is no deputy here: invite them with the role deputy.")
+        raise ApprovalError(f"{wish.deputy!r:.80} is not a deputy here: invite them with the role deputy.")
     try:
         given = Delegation(
             principal=visit.person.name,
@@ -124,7 +124,7 @@ async def _prepare(visit: Visit) -> Response:
         )
         text = given.signed_text().decode()
     except ValueError as error:  # pydantic's, and a name that no browser can sign
-        raise ApprovalError(f"This is no delegation: {str(error)[:300]}") from error
+        raise ApprovalError(f"This is not a delegation: {str(error)[:300]}") from error
     return JSONResponse(
         {
             "delegation": given.model_dump_json(),

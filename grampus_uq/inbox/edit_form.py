@@ -137,12 +137,12 @@ def _value(field: EditField, text: str) -> Any:
     name = visible(field.name)
     if field.choices:
         if text not in map(str, range(len(field.choices))):
-            raise ApprovalError(f"'{name}' is none of its choices.")
+            raise ApprovalError(f"'{name}' is not one of its choices.")
         return field.choices[int(text)]
     if field.kind == "text":
         return text
     like = "12 or 7.5" if field.kind == "number" else "12"
-    wrong = f"'{name}' is no {field.kind}: write it like {like}."
+    wrong = f"'{name}' is not a valid {field.kind}: write it like {like}."
     try:
         value = parse_json(text, unique_names=True)
     except (ValueError, RecursionError) as error:

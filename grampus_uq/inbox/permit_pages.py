@@ -145,7 +145,7 @@ async def _prepare(visit: Visit) -> Response:
         permit = await _wished(visit, wish)
         text = permit.signed_text().decode()
     except ValueError as error:  # pydantic's, where a text cannot be a permit's
-        raise ApprovalError(f"This is no permit: {str(error)[:300]}") from error
+        raise ApprovalError(f"This is not a permit: {str(error)[:300]}") from error
     facts = await anyio.to_thread.run_sync(permit_facts, _standing(visit, permit))
     told = {"promise": promise_of(permit), "until": until(permit)}
     told |= {name: facts[name] for name in ("scope", "score", "missing")}

@@ -338,5 +338,7 @@ def _decisions(answer: Any) -> tuple[list[ApprovalDecision], list[str]]:
         try:
             found.append(item if isinstance(item, ApprovalDecision) else ApprovalDecision.model_validate(item))
         except ValidationError:
-            refusals.append(f"This is no ApprovalDecision: {item!r:.200}. Build it with ApprovalRequest.decide(...).")
+            refusals.append(
+                f"This is not an ApprovalDecision: {item!r:.200}. Build it with ApprovalRequest.decide(...)."
+            )
     return found, refusals

@@ -205,7 +205,7 @@ async def _response_format(meter: Meter) -> Verdict:
     try:
         parsed = json.loads(reply.content)
     except (ValueError, RecursionError):
-        return "unusable", f"asked for {how}, and {reply.content.strip()!r:.60} is no JSON"
+        return "unusable", f"asked for {how}, and {reply.content.strip()!r:.60} is not JSON"
     if not isinstance(parsed, dict) or "capital" not in parsed:
         return "unusable", f"JSON came, but not of the form that was asked for ({how})"
     return "works", f"{how} is obeyed"

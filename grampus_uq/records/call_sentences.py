@@ -39,9 +39,9 @@ def read_sentences(path: str | Path) -> dict[str, str]:
         content = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise DataError(f"is no TOML file that can be read: {why}.", path=str(path)) from error
+        raise DataError(f"is not a readable TOML file: {why}.", path=str(path)) from error
     if not all(isinstance(template, str) for template in content.values()):
-        raise DataError('is not one line `tool = "sentence"` for each tool.', path=str(path))
+        raise DataError('needs one line `tool = "sentence"` for each tool.', path=str(path))
     return content
 
 

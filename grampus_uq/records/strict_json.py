@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the name {name!r:.80} comes twice in one object")
+            raise ValueError(f"the name {name!r:.80} appears twice in one object")
         found[name] = value
     return found
 

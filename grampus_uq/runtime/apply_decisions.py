@@ -148,7 +148,7 @@ def refuse_changes(state: AgentState, schemas: Schemas) -> None:
     if found:
         raise ChangedToolsError(
             f"Session {state.session_id!r:.80} is not resumed, because tools changed since its calls were proposed "
-            f"({'; '.join(found)[:500]}). Resume it with the tools of then, or with changed_tools='ask'."
+            f"({'; '.join(found)[:500]}). Resume it with the original tools, or with changed_tools='ask'."
         )
 
 

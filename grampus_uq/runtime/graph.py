@@ -281,8 +281,8 @@ class Graph:
         while checkpoint.ready:
             if len(checkpoint.finished) >= self._max_visits:
                 raise SessionError(
-                    f"Graph {checkpoint._key!r:.80} ran {len(checkpoint.finished)} nodes without ending. If that is no "
-                    "endless loop, restore it with a graph of a larger `max_visits`: it continues where it stopped."
+                    f"Graph {checkpoint._key!r:.80} ran {len(checkpoint.finished)} nodes without ending. If it is not "
+                    "an endless loop, restore it with a larger `max_visits`; it continues where it stopped."
                 )
             await self._round(checkpoint)
 

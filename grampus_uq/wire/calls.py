@@ -36,7 +36,7 @@ _MAX_SHOWN: Final = 16_000  # more than a judge is shown: what was cut off is to
 _MAX_DEPTH: Final = 100  # a stored session holds a call some ten levels deep, and what reads it takes 200
 _MAX_BITS: Final = 13_000  # Python writes no whole number of more than 4300 digits
 _ARGUMENTS: Final = ("arguments", "args", "input", "action", "operation", "operations", "parameters", "tool_args")
-_MISPLACED: Final = "in a field that is no known place of arguments:"
+_MISPLACED: Final = "in an unknown field:"
 _LANGCHAIN: Final = frozenset({"name", "args", "id", "type"})
 _BESIDE: Final = frozenset(
     {"function", "custom", "function_call", "functionCall", "extra_content", "provider_specific_fields", "metadata"}
@@ -116,7 +116,7 @@ def read_call(value: Any, *, stand_in_id: str = "") -> ReadCall:
             name = kind.removesuffix("_call")  # a built-in tool of the responses API: computer_call, local_shell_call
         if name is None and field(named, *_ARGUMENTS) is None and not kind:
             nobody = ToolCall(id=identity, name="", arguments={UNPARSED: _kept(value)})
-            return ReadCall(call=nobody, problem=f"is no tool call: {kind_of(value)}", recognised=False)
+            return ReadCall(call=nobody, problem=f"is not a tool call: {kind_of(value)}", recognised=False)
         given = _given(named, kind)
     read = read_arguments(given)
     known = replace_lone_surrogates(name) if isinstance(name, str) else ""
@@ -183,7 +183,7 @@ def _parsed(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _UnreadableError(f"hold {name}, which is no number of JSON")
+    raise _UnreadableError(f"hold {name}, which is not a JSON number")
 
 
 def _plain_object(found: Mapping[Any, Any], depth: int) -> dict[str, JsonValue]:
@@ -210,7 +210,7 @@ def _plain(value: Any, depth: int) -> JsonValue:
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise _UnreadableError(f"hold {value}, which is no number of JSON")
+            raise _UnreadableError(f"hold {value}, which is not a JSON number")
         return float(value)
     if depth == 0:
         raise _UnreadableError("are nested too deeply")

@@ -49,7 +49,7 @@ def read_logprobs(value: Any) -> TokenStream:
     left out.
 
     >>> read_logprobs({"content": [{"token": "a", "logprob": None}]})
-    TokenStream(tokens=None, problem='token 0: its logprob is no log-probability: None')
+    TokenStream(tokens=None, problem='token 0: its logprob is not a log-probability: None')
     """
     if value is None:
         return NO_TOKENS
@@ -83,10 +83,10 @@ def _entries(value: Any) -> Sequence[Any]:
             if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
                 value = list(islice(value, _MOST_TOKENS + 1))
                 break
-            raise _BrokenError(f"are no log-probabilities: {kind_of(value)}")
+            raise _BrokenError(f"are not log-probabilities: {kind_of(value)}")
         value = inner
     if not isinstance(value, list | tuple):
-        raise _BrokenError(f"are no list of tokens: {kind_of(value)}")
+        raise _BrokenError(f"are not a list of tokens: {kind_of(value)}")
     if len(value) > _MOST_TOKENS:
         raise _BrokenError(f"are more than {_MOST_TOKENS} tokens")
     return value
@@ -95,7 +95,7 @@ def _entries(value: Any) -> Sequence[Any]:
 def _legacy(value: Any, logprobs: Any) -> Sequence[Any]:
     names, tops = field(value, "tokens"), field(value, "top_logprobs") or ()
     if not isinstance(names, list | tuple) or not isinstance(logprobs, list | tuple) or len(names) != len(logprobs):
-        raise _BrokenError("have not as many tokens as log-probabilities")
+        raise _BrokenError("have different numbers of tokens and log-probabilities")
     listed: list[Any] = []
     for place, (name, logprob) in enumerate(zip(names, logprobs, strict=True)):
         top = tops[place] if isinstance(tops, list | tuple) and place < len(tops) else None
@@ -112,12 +112,12 @@ def _token(entry: Any, place: int) -> TokenLogprob:
         fields = {name: field(entry, name) for name in ("token", "logprob", "top_logprobs")}
     name, logprob = fields.get("token"), _log_probability(fields.get("logprob"))
     if not isinstance(name, str):
-        raise _BrokenError(f"token {place}: its token is no text: {kind_of(name)}")
+        raise _BrokenError(f"token {place}: its token is not text: {kind_of(name)}")
     if logprob is None or logprob == -math.inf:
-        raise _BrokenError(f"token {place}: its logprob is no log-probability: {kind_of(fields.get('logprob'))}")
+        raise _BrokenError(f"token {place}: its logprob is not a log-probability: {kind_of(fields.get('logprob'))}")
     alternatives = fields.get("top_logprobs") or ()
     if not isinstance(alternatives, list | tuple):
-        raise _BrokenError(f"token {place}: its top_logprobs are no list: {kind_of(alternatives)}")
+        raise _BrokenError(f"token {place}: its top_logprobs are not a list: {kind_of(alternatives)}")
     top: list[tuple[str, float]] = []
     plain: Any = None  # a type whose objects keep their fields in a dict, as the one before did: five times of six
     for alternative in alternatives:
@@ -133,12 +133,14 @@ def _token(entry: Any, place: int) -> TokenLogprob:
         if type(value) is not float or not -math.inf < value <= 0.0:
             number = _log_probability(value)
             if number is None:
-                raise _BrokenError(f"token {place}: an alternative's logprob is none: {kind_of(value)}")
+                raise _BrokenError(
+                    f"token {place}: an alternative's logprob is not a log-probability: {kind_of(value)}"
+                )
             if number == -math.inf:
                 continue
             value = number
         if not isinstance(other, str):
-            raise _BrokenError(f"token {place}: an alternative's token is no text: {kind_of(other)}")
+            raise _BrokenError(f"token {place}: an alternative's token is not text: {kind_of(other)}")
         top.append((other if other.isascii() else replace_lone_surrogates(other), value))
     return _new_token(token=replace_lone_surrogates(name), logprob=logprob, top=tuple(top))
 

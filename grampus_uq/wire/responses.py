@@ -113,13 +113,13 @@ def _choice(choice: Any) -> ReadResponse:
 def _message(message: Any) -> ReadResponse:
     """A message, or any object with a `content`."""
     if isinstance(message, str | bytes | list | tuple) or not _has(message, "content", "tool_calls", "function_call"):
-        return ReadResponse(problem=f"is no answer of a model: {kind_of(message)}", recognised=False)
+        return ReadResponse(problem=f"is not a model response: {kind_of(message)}", recognised=False)
     content, listed = field(message, "content"), field(message, "tool_calls")
     problem = None
     if content is not None and not isinstance(content, str | list | tuple):
-        problem = f"has a content that is no text: {kind_of(content)}"
+        problem = f"has content that is not text: {kind_of(content)}"
     elif listed is not None and not isinstance(listed, list | tuple):
-        problem = f"has tool_calls that are no list: {kind_of(listed)}"
+        problem = f"has tool_calls that are not a list: {kind_of(listed)}"
     metadata = field(message, "response_metadata")
     calls = calls_of(message)
     broken = next((call.problem for call in calls if call.problem is not None), None)

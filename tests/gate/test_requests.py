@@ -371,7 +371,7 @@ def test_an_edit_that_no_store_could_hold_is_refused_by_name() -> None:
     with pytest.raises(ApprovalError, match="half a character"):
         POLICY.check(ASKED, ANN.sign(half), now_s=100.0)
     for number in (float("inf"), float("-inf"), float("nan")):
-        with pytest.raises(ApprovalError, match="no number of JSON"):
+        with pytest.raises(ApprovalError, match="not a JSON number"):
             ASKED.decide("edit", principal="ann", arguments={"to": [number]})
 
 

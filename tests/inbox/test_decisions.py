@@ -146,12 +146,12 @@ async def test_an_edit_shows_what_it_changes_fits_the_schema_and_runs(store: Ses
     for wrong, why in (
         ('{"to": 7, "body": "hi"}', "must be string"),
         ('{"to": "eve"}', "missing"),
-        ('{"to": "a", "to": "b", "body": "hi"}', "no JSON"),
+        ('{"to": "a", "to": "b", "body": "hi"}', "is not JSON"),
         ("[1]", "object"),
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"body":"hi","to":"bob"}', "Nothing was changed"),
-        ('{"to": "eve", "body": 1e999}', "no number of JSON"),
+        ('{"to": "eve", "body": 1e999}', "not a JSON number"),
         ('{"to": "\\ud800", "body": "hi"}', "half a character"),
         ('{"to": "eve", "body": "hi", "\\udfff": 1}', "half a character"),
     ):

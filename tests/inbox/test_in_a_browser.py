@@ -373,7 +373,9 @@ def test_each_argument_is_edited_in_a_field_of_its_type(house: House, open_page:
     assert page.get_by_label("to text").input_value() == "\nann"
     page.get_by_label("amount number").fill("7,5")
     choose(page, "Show the change")
-    playwright.expect(page.get_by_text("'amount' is no number: write it like 12 or 7.5.")).to_be_in_viewport(ratio=1)
+    playwright.expect(page.get_by_text("'amount' is not a valid number: write it like 12 or 7.5.")).to_be_in_viewport(
+        ratio=1
+    )
     page.get_by_label("amount number").fill("7.5")
     page.get_by_label("now yes or no").select_option("no")
     page.get_by_label("currency one of 2").select_option("USD")

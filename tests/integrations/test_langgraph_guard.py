@@ -181,7 +181,7 @@ def test_an_answer_that_is_no_decision_is_refused(answer: Any) -> None:
     world.run()
     (still,) = world.run(Command(resume={world.state.interrupts[0].id: answer}))
     assert world.done == []
-    assert "no ApprovalDecision" in world.state.interrupts[0].value["refused"][0]
+    assert "not an ApprovalDecision" in world.state.interrupts[0].value["refused"][0]
     world.resume(still.decide("approve", principal="me"))
     assert world.done == ["pay bob"]
 

@@ -216,7 +216,7 @@ def test_a_damaged_file_is_refused_or_means_the_same(tmp_path: Path, data: st.Da
         (b"\xff", "not UTF-8"),
         (b"\x80\x04K\x01.", "not UTF-8"),  # a pickle
         (b'{"v": NaN}', "NaN"),
-        (b'{"v": 1, "v": 1}', "comes twice"),
+        (b'{"v": 1, "v": 1}', "appears twice"),
         (b"[" * 100_000, "nested too deeply"),
         (b" " * (65 * 2**20), "longer than"),
     ],

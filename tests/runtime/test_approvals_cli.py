@@ -244,9 +244,9 @@ def test_four_eyes_by_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ('{"to": "eve", "to": "bob", "body": "x"}', "the name 'to' comes twice"),
-        ('{"to": "bob", "body": NaN}', "NaN is not a number of JSON"),
-        ('{"to": "bob", "body": 1e999}', "hold inf, which is no number of JSON"),
+        ('{"to": "eve", "to": "bob", "body": "x"}', "the name 'to' appears twice"),
+        ('{"to": "bob", "body": NaN}', "NaN is not a JSON number"),
+        ('{"to": "bob", "body": 1e999}', "hold inf, which is not a JSON number"),
         ('{"to": "\\ud800", "body": "x"}', "half a character"),
         ('{"to": "bob", "body": ' + "[" * 300 + "]" * 300 + "}", "are nested too deeply"),
         ("[1]", "a JSON object"),

@@ -69,7 +69,7 @@ async def lives(arguments: dict[str, Any], *, name: str = "pay", call_id: str = 
         ({"amount": 10**5_000}, "too many digits"),
         ({"note": "x" * 1_000_001}, "exceed 1000000 characters"),
         ({f"key {n}": "x" * 100 for n in range(10_000)}, "exceed 1000000 characters"),
-        ({"amount": float("nan")}, "no number of JSON"),
+        ({"amount": float("nan")}, "not a JSON number"),
         ({"amount": object()}, "JSON does not have"),
         ({1: "a", "1": "b"}, "distinct"),
         ({"unparsed_arguments": '{"amount":'}, "are not JSON"),

@@ -114,7 +114,7 @@ def test_what_has_no_place_for_a_name_is_no_call(value: Any) -> None:
     read = read_call(value)
     assert not read.recognised
     assert read.problem is not None
-    assert read.problem.startswith("is no tool call")
+    assert read.problem.startswith("is not a tool call")
 
 
 @pytest.mark.parametrize("name", ["", 3, ["f"], {"x": 1}])

@@ -90,7 +90,7 @@ def reading_problem(headers: Mapping[str, str], names: Iterable[str], *, has_bod
     given = [name.lower() for name in names]
     once = [name for name in given if name in _ONCE]
     if len(set(once)) < len(once):
-        return 400, "a header comes twice"
+        return 400, "a header appears twice"
     odd = next((name for name in given if name != (read := _MARK.sub("-", name)) and _matters(read)), None)
     if odd is not None:
         return 400, f"some servers read the header {odd!r:.80} as another one"

@@ -100,7 +100,7 @@ def session_in(message: Message) -> str | None:
     meta = message.params.get("_meta")
     named = meta.get(_SESSION) if isinstance(meta, dict) else None
     if named is not None and (not isinstance(named, str) or not 0 < len(named) <= _MAX_ID):
-        raise UnclearError(f"its session is no text of 1 to {_MAX_ID} characters", answer=message.id)
+        raise UnclearError(f"its session is not text of 1 to {_MAX_ID} characters", answer=message.id)
     return named
 
 

@@ -76,7 +76,7 @@ def read_message(line: bytes, *, alone: bool = False) -> Message:
     except ValueError as error:
         raise UnclearError(f"the message {error}", code=PARSE_ERROR, answer=id_in(line, line)) from None
     if not isinstance(values, dict):
-        raise UnclearError("it is no JSON object: batches are not passed on")
+        raise UnclearError("it is not a JSON object: batches are not passed on")
     identity = values.get("id")
     known = identity if is_id(identity) else None
     if isinstance(known, str) and len(known) > _MAX_ID:
@@ -84,7 +84,7 @@ def read_message(line: bytes, *, alone: bool = False) -> Message:
     _check_names(values, ENVELOPE, known)
     method, params = values.get("method"), values.get("params", {})
     if method is not None and not isinstance(method, str):
-        raise UnclearError("its method is no text", answer=known)
+        raise UnclearError("its method is not text", answer=known)
     params = params if isinstance(params, dict) else {}
     message = Message(line=line, values=values, id=known, method=method, params=params)
     if method is not None:
@@ -106,7 +106,9 @@ def _check_method(message: Message) -> None:
     if message.method == CANCEL:
         _check_names(message.params, ("requestId",), message.id)
         if not is_id(message.params.get("requestId", "")):
-            raise UnclearError("it gives up a request by an id that is no text and no whole number", answer=message.id)
+            raise UnclearError(
+                "it cancels a request by an id that is neither text nor a whole number", answer=message.id
+            )
     if not message.is_call:
         return
     if message.id is None:
@@ -127,9 +129,9 @@ def _check_method(message: Message) -> None:
 def _call_problem(params: Mapping[str, Any]) -> str | None:
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str) or not 0 < len(name) <= 256:
-        return "the tool's name is no text of 1 to 256 characters"
+        return "the tool's name is not text of 1 to 256 characters"
     if arguments is not None and not isinstance(arguments, dict):
-        return "the arguments are no JSON object"
+        return "the arguments are not a JSON object"
     read = read_arguments(judged_arguments(params))
     if read.problem is not None:
         return f"the arguments {read.problem}"

@@ -53,12 +53,12 @@ class ListedTools:
         if not isinstance(result, dict) or "tools" not in result:
             return
         if not isinstance(result["tools"], list):
-            raise ValueError("its tools are no list")
+            raise ValueError("its tools are not a list")
         listing = {} if begins else dict(self._listing)
         for tool in result["tools"]:
             name = tool.get("name") if isinstance(tool, dict) else None
             if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-                raise ValueError(f"a tool's name is no text of 1 to {_MAX_NAME} characters")
+                raise ValueError(f"a tool's name is not text of 1 to {_MAX_NAME} characters")
             one = _Listed(definition=tool, pin=pinned(tool), size=len(json.dumps(tool)))
             listing[name] = one if name not in listing else _both(listing[name], one)
         tools = self._tools | listing

@@ -30,7 +30,7 @@ def check_parameters(headers: Iterable[tuple[str, str]], message: Message, schem
             why = f"its header {name!r:.80} is not the argument that the tool, as listed in this session, has there"
             raise UnclearError(why, answer=message.id)
     if len(dict(given)) < len(given):
-        raise UnclearError("a header of a parameter comes twice", answer=message.id)
+        raise UnclearError("the header of a parameter appears twice", answer=message.id)
 
 
 def parameter_headers(schema: Mapping[str, Any] | None, arguments: Any) -> list[tuple[bytes, bytes]]:
