@@ -29,7 +29,13 @@ except ImportError as error:
 
 from grampus_uq.integrations.langchain_messages import as_ai_message, find_record, read_message, schema_of, unrun
 from grampus_uq.integrations.langgraph_fork import Fork, fork_before
-from grampus_uq.integrations.langgraph_nodes import GuardedNode, GuardNodes, conditional_edge, wrap_node
+from grampus_uq.integrations.langgraph_nodes import (
+    GuardedNode,
+    GuardNodes,
+    conditional_edge,
+    lead_updates,
+    wrap_node,
+)
 from grampus_uq.integrations.langgraph_threads import KEY, read_state, resume, session_id_of, waiting
 
 if TYPE_CHECKING:
@@ -123,12 +129,19 @@ class UncertaintyGuard:
         # Where what a node returns is added to the messages, the turn is known before it is written.
         adds = getattr(builder.channels.get(self.messages_key), "operator", None) is add_messages
         inside = adds and not conditional_edges
-        if not (inside and wrap_node(builder, after, schema, nodes.inside, (score, *ways))):
+        led = [] if conditional_edges else [score, gate]
+        if inside and wrap_node(builder, after, schema, nodes.inside, (score, *ways)):
+            led.append(after)
+        else:
             wrap_node(builder, after, schema, nodes.note, ())
             builder.add_edge(after, score)
+        for name in led:
+            lead_updates(builder, name, conditional_edge(schema, nodes.updated))
         fence, look = (nodes.fence, nodes.look) if isinstance(tools, str) else (None, None)
-        led = () if conditional_edges else (after, gate)
-        if not wrap_node(builder, node, schema, nodes.behind_tools, led, fence, look) or conditional_edges:
+        targets = () if conditional_edges else (after, gate)
+        if wrap_node(builder, node, schema, nodes.behind_tools, targets, fence, look) and not conditional_edges:
+            lead_updates(builder, node, conditional_edge(schema, nodes.updated_tools))
+        else:
             builder.add_conditional_edges(node, conditional_edge(schema, nodes.after_tools), [after, gate])
 
     def tool_node(self, tools: Sequence[Any], **given: Any) -> ToolNode:

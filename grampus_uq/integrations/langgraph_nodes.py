@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import (
     AIMessage,
@@ -23,7 +23,7 @@ from langgraph.graph import StateGraph
 from langgraph.types import Command, Send, interrupt
 
 from grampus_uq import ConfigurationError
-from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.call import CallPhase, CallRecord, settled
 from grampus_uq.gate.gate import runs_once
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, requests_of
@@ -89,8 +89,8 @@ class GuardNodes:
         update = {**update, key: given, KEY: kept}
         goto = self._next({**state, KEY: kept}, beside, carried)
         if isinstance(result, Command):
-            return [replace(result, update=update), Command(goto=goto)]
-        return Command(update=update, goto=goto)
+            return [replace(result, update=update), _Onward(goto=goto)]
+        return _Onward(update=update, goto=goto)
 
     async def note(self, state: dict[str, Any], result: Any, config: RunnableConfig) -> Any:
         """Remember the messages that the model's node returned, for `score`."""
@@ -112,11 +112,16 @@ class GuardNodes:
         key = self.messages_key
         messages: Sequence[AnyMessage] = state.get(key) or ()
         index = last_answer(messages)
-        if index is None or any(message.type in ("tool", "human") for message in messages[index:]):
-            if not self.judge.acts:
-                return Command(goto=self.end) if self.commands else {}
+        over = _answer_is_over(messages)
+        if over and not self.judge.acts:
+            return _Onward(goto=self.end) if self.commands else {}
+        if index is None:
             rule = "with a message of the model, which the guard judges"
             raise ConfigurationError.of(key, "uncertainty_guard", rule, f"{len(messages)} messages")
+        if over:  # `update_state` may have written as the model's node, after an answer that was judged
+            carried = self._open(state, read_state(self.judge, config, state.get(KEY)))
+            if _is_judged(carried, messages):
+                return self._go_on(state, carried, [])
         vouched = self._is_noted(config, messages[index])
         carried, message, beside = await self._judged(messages, index, state, config, vouched=vouched)
         if message is not messages[index]:
@@ -152,7 +157,7 @@ class GuardNodes:
     async def gate(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """Ask the human about what waits, and take the answer; runs again from its top when it is resumed."""
         judge, carried_state = self.judge, state.get(KEY) or {}
-        before = read_state(judge, config, carried_state, to_judge=True)
+        before = self._open(state, read_state(judge, config, carried_state, to_judge=True))
         requests = requests_of(before)
         if not requests or self._ready(state, (), before):
             return self._go_on(state, before, [])
@@ -186,12 +191,41 @@ class GuardNodes:
         update: dict[str, Any] = {KEY: self._state(carried, refused), **({self.messages_key: beside} if beside else {})}
         if not self.commands:
             return update
-        return Command(update=update, goto=self._next({**state, KEY: update[KEY]}, beside, carried))
+        return _Onward(update=update, goto=self._next({**state, KEY: update[KEY]}, beside, carried))
 
     def route(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """The way from `score` and `gate`."""
         found = state.get(KEY)
         return self.end if found is None else self._next(state, (), read_state(self.judge, config, found))
+
+    def updated(self, state: dict[str, Any], config: RunnableConfig) -> Any:
+        """The next node after a write of `update_state` as one of the nodes, in a graph that routes by `Command`."""
+        messages = state.get(self.messages_key) or ()
+        carried = self._open(state, read_state(self.judge, config, state.get(KEY)))
+        if not self.judge.acts:
+            return self.end if _answer_is_over(messages) else self._next(state, (), carried)
+        if not _is_judged(carried, messages):
+            return self.score_node
+        turn, answered = carried.turn or {}, _answered(messages, ())
+        now = [one for one in turn.get("now", ()) if one not in answered]  # `update_state` drops what was sent
+        carried = replace(carried, turn={**turn, "now": now})
+        goto = self._next(state, (), carried)
+        return self.gate_node if goto == self.agent and self._ready(state, (), carried) else goto
+
+    def updated_tools(self, state: dict[str, Any], config: RunnableConfig) -> str:
+        """`updated` for a write as the tools' node."""
+        carried, messages = read_state(self.judge, config, state.get(KEY)), state.get(self.messages_key) or ()
+        judged = not self.judge.acts or _is_judged(carried, messages)
+        return self.after_tools(state, config) if judged else self.score_node
+
+    def _open(self, state: dict[str, Any], carried: Carried) -> Carried:
+        """The state in which calls with a result given by hand no longer wait."""
+        if not any(record.waiting for record in carried.records):
+            return carried
+        answered = _answered(state.get(self.messages_key) or (), ())
+        over = [record.waiting and record.proposed.id in answered for record in carried.records]
+        records = [settled(r, None) if done else r for r, done in zip(carried.records, over, strict=True)]
+        return replace(carried, records=tuple(records))
 
     def _ready(self, state: dict[str, Any], beside: Sequence[Any], carried: Carried) -> list[CallRecord]:
         """The cleared calls that the tools' node was not handed yet."""
@@ -295,7 +329,7 @@ class GuardNodes:
         found = state.get(KEY) if isinstance(state, dict) else None
         if not found:
             return self.agent
-        carried = read_state(self.judge, config, found)
+        carried = self._open(state, read_state(self.judge, config, found))
         handed = (carried.turn or {}).get("handed")
         cleared = [record.proposed.id for record in carried.records if record.phase is CallPhase.CLEARED]
         more = handed is not None and not {*cleared} <= {*handed}
@@ -384,6 +418,43 @@ def wrap_node(
     return True
 
 
+class _Onward(Command[Any]):
+    """The next node, as a node of the guard's returned it."""
+
+    __slots__ = ()
+
+
+def lead_updates(builder: StateGraph[Any, Any, Any, Any], name: str, path: Callable[..., Any]) -> None:
+    """Let `path` say what follows on a write of `update_state` as this node: that runs its edges, and not the node."""
+    builder.add_conditional_edges(name, path)
+    builder.branches[name] = {key: cast(Any, _UpdateEdge(edge)) for key, edge in builder.branches[name].items()}
+
+
+class _UpdateEdge:
+    """A conditional edge that is not taken after the node's own `Command`."""
+
+    def __init__(self, edge: Any) -> None:
+        self._edge = edge
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._edge, name)
+
+    def run(self, *given: Any) -> Any:
+        writes = self._edge.run(*given)
+        route, aroute = writes.func, writes.afunc
+
+        async def to(result: Any, *more: Any, **how: Any) -> Any:
+            return result if _has_led(result) else await aroute(result, *more, **how)
+
+        writes.func = lambda result, *more, **how: result if _has_led(result) else route(result, *more, **how)
+        writes.afunc = to
+        return writes
+
+
+def _has_led(result: Any) -> bool:
+    return isinstance(result[-1] if isinstance(result, list) and result else result, _Onward)
+
+
 def conditional_edge(schema: Any, route: Callable[[Any, RunnableConfig], Any]) -> Callable[..., Any]:
     """The route as a function whose annotation tells LangGraph what it reads of the state."""
 
@@ -398,8 +469,8 @@ def conditional_edge(schema: Any, route: Callable[[Any, RunnableConfig], Any]) -
 def _leading(result: Any, goto: Any) -> Any:
     """A node's result, and where it leads beside."""
     if result is None or isinstance(result, dict):
-        return Command(update=result, goto=goto)
-    return [*(result if isinstance(result, list | tuple) else [result]), Command(goto=goto)]
+        return _Onward(update=result, goto=goto)
+    return [*(result if isinstance(result, list | tuple) else [result]), _Onward(goto=goto)]
 
 
 def _added(before: Sequence[Any], given: Any) -> list[Any] | None:
@@ -446,6 +517,21 @@ def _calls(given: Any, key: str) -> list[Any]:
 def _all_at_once(carried: Carried, ready: Sequence[CallRecord]) -> bool:
     """Return True for a turn whose calls the tools' node may run in one visit: none of them may run once only."""
     return bool(ready) and len(ready) == len(carried.records) and not any(runs_once(record) for record in ready)
+
+
+def _is_judged(carried: Carried, messages: Sequence[Any]) -> bool:
+    """Return True if the open calls of the latest answer are those that were judged last, as proposed or as edited."""
+    index, answered = last_answer(messages), _answered(messages, ())
+    calls = [] if index is None else [call for call in messages[index].tool_calls if call["id"] not in answered]
+    open_ = (CallPhase.WAITING, CallPhase.CLEARED)
+    judged = [r for r in carried.records if r.phase in open_ and r.proposed.id not in answered]
+    return {id(find_record(carried, call)[0]) for call in calls} == {*map(id, judged)}
+
+
+def _answer_is_over(messages: Sequence[AnyMessage]) -> bool:
+    """Return True if the model said nothing yet, or a human or a tool spoke after it."""
+    index = last_answer(messages)
+    return index is None or any(message.type in ("tool", "human") for message in messages[index:])
 
 
 def _answered(messages: Sequence[AnyMessage], beside: Sequence[Any]) -> set[str]:

@@ -1,0 +1,199 @@
+"""The guard for LangGraph in threads that `update_state` writes: advice changes nothing, what waits is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import InvalidUpdateError
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+
+from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+MONITOR = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+
+
+class Thread:
+    """A thread of an agent whose turns propose these calls, and what it paid; `guard` attaches a guard, or nobody."""
+
+    def __init__(self, turns: list[list[str]], guard: Any, awaited: bool = False, **compiled: Any) -> None:
+        self.paid: list[str] = []
+        self._awaited = awaited
+
+        def agent(state: MessagesState) -> dict[str, Any]:
+            number = sum(message.type == "ai" for message in state["messages"])
+            names = turns[number] if number < len(turns) else []
+            calls: Any = [call(name, f"{number}-{place}", "bob") for place, name in enumerate(names)]
+            return {"messages": [AIMessage(f"turn {number}", tool_calls=calls)]}
+
+        def pay(to: str) -> str:
+            """Pay."""
+            self.paid.append(to)
+            return f"paid {to}"
+
+        def look(to: str) -> str:
+            """Look."""
+            return f"saw {to}"
+
+        builder = StateGraph(MessagesState)
+        builder.add_node("agent", agent)
+        builder.add_node("tools", ToolNode([pay, look]))
+        builder.add_edge(START, "agent")
+        if guard is None:
+            builder.add_conditional_edges("agent", tools_condition)
+            builder.add_edge("tools", "agent")
+        else:
+            guard(builder)
+        self.app = builder.compile(checkpointer=InMemorySaver(), **compiled)
+
+    def run(self, given: Any) -> None:
+        if self._awaited:
+            anyio.run(self.app.ainvoke, given, CONFIG)
+        else:
+            self.app.invoke(given, CONFIG)
+
+    def update(self, what: str, as_node: str | None, config: Any = CONFIG) -> str:
+        """Write into the thread, or into an old checkpoint of it; the name of the error that this raised."""
+        held = self.app.get_state(config).values.get("messages", [])
+        values = {"messages": list(self._written(what, held))}
+        if not held and not values["messages"]:
+            return "an empty thread"  # `tools_condition` reads none
+        try:
+            if self._awaited:
+                anyio.run(self.app.aupdate_state, config, values, as_node)
+            else:
+                self.app.update_state(config, values, as_node)
+        except InvalidUpdateError as error:
+            return str(error)
+        return ""
+
+    def _written(self, what: str, messages: list[Any]) -> Iterator[Any]:
+        answers = [message for message in messages if message.type == "ai"]
+        calls = answers[-1].tool_calls if answers else []
+        if what == "a note":
+            yield HumanMessage("Note this.")
+        elif what == "an answer":
+            yield AIMessage("I am done.")
+        elif what == "a proposal":
+            yield AIMessage("I pay.", tool_calls=[call("pay", f"new-{len(messages)}", "ann")])
+        elif what == "an edit" and answers:
+            edited: Any = [{**one, "args": {"to": "eve"}} for one in calls]
+            yield answers[-1].model_copy(update={"tool_calls": edited})
+        elif what == "results":
+            yield from (ToolMessage("by hand", tool_call_id=one["id"]) for one in calls)
+
+    def shown(self) -> Any:
+        state = self.app.get_state(CONFIG)
+        said = [(m.type, m.content, getattr(m, "tool_calls", None)) for m in state.values.get("messages", [])]
+        return state.next, said, self.paid, [past.next for past in self.app.get_state_history(CONFIG)]
+
+    @property
+    def waiting(self) -> list[Any]:
+        return waiting(self.app.get_state(CONFIG))
+
+    def open_payments(self) -> set[str]:
+        """The ids of the latest answer's payments without a result."""
+        messages = self.app.get_state(CONFIG).values["messages"]
+        answer = [message for message in messages if message.type == "ai"][-1]
+        done = {message.tool_call_id for message in messages if message.type == "tool"}
+        return {one["id"] for one in answer.tool_calls if one["name"] == "pay"} - done
+
+
+def call(name: str, call_id: str, to: str) -> Any:
+    return {"name": name, "args": {"to": to}, "id": call_id, "type": "tool_call"}
+
+
+def advised(builder: Any) -> None:
+    uncertainty_guard(MONITOR, advisory=True).attach(builder, tools="tools")
+
+
+def guarded(builder: Any) -> None:
+    uncertainty_guard(MONITOR).attach(builder, tools="tools")
+
+
+def guarded_by_edges(builder: Any) -> None:
+    uncertainty_guard(MONITOR).attach(builder, tools="tools", conditional_edges=True)
+
+
+TURNS = st.lists(st.lists(st.sampled_from(["pay", "look"]), min_size=1, max_size=2), min_size=1, max_size=2)
+WRITTEN = st.sampled_from(["a note", "an answer", "a proposal", "an edit", "results", "nothing"])
+STEPS = st.one_of(
+    st.just(("run",)),
+    st.just(("say",)),
+    st.tuples(st.just("update"), WRITTEN, st.sampled_from([None, "agent", "tools", START])),
+    st.tuples(st.just("fork"), WRITTEN, st.sampled_from([None, "agent", "tools"]), st.integers(0, 5)),
+)
+STOPS = st.lists(st.sampled_from(["agent", "tools"]), unique=True)
+
+
+@given(turns=TURNS, steps=st.lists(STEPS, min_size=1, max_size=6), before=STOPS, after=STOPS, awaited=st.booleans())
+@settings(max_examples=60, deadline=None)
+@example([["pay"]], [("say",), ("update", "an edit", None), ("run",)], ["tools"], [], False)
+@example([["pay"]], [("say",), ("update", "results", "tools"), ("run",)], ["tools"], [], True)
+@example([["pay"]], [("update", "a proposal", "agent"), ("run",)], [], [], False)
+@example([["pay"]], [("say",), ("update", "a note", "agent"), ("run",)], ["tools"], [], False)
+@example([["pay"]], [("say",), ("fork", "an edit", None, 2), ("run",)], [], [], False)
+def test_advice_changes_nothing_in_a_thread_that_is_updated_wherever_it_stops(
+    turns: list[list[str]], steps: list[Any], before: list[str], after: list[str], awaited: bool
+) -> None:
+    threads = [
+        Thread(turns, guard, awaited, interrupt_before=before, interrupt_after=after) for guard in (None, advised)
+    ]
+    for kind, *what in steps:
+        seen = []
+        for thread in threads:
+            error = ""
+            if kind == "update":
+                error = thread.update(what[0], what[1])
+            elif kind == "fork":
+                past = list(thread.app.get_state_history(CONFIG))
+                if past:
+                    error = thread.update(what[0], what[1], past[what[2] % len(past)].config)
+            elif kind == "say" or thread.app.get_state(CONFIG).values:
+                thread.run(None if kind == "run" else {"messages": [HumanMessage("Pay.")]})
+            seen.append((error, thread.shown()))
+        assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("guard", [guarded, guarded_by_edges])
+@pytest.mark.parametrize("awaited", [False, True])
+@given(
+    turn=st.lists(st.sampled_from(["pay", "look"]), min_size=0, max_size=2).map(lambda names: ["pay", *names]),
+    updates=st.lists(
+        st.tuples(
+            st.sampled_from(["a note", "an edit", "a proposal", "results", "nothing"]),
+            st.sampled_from([None, "agent", "tools", "uncertainty_score", "uncertainty_gate"]),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_call_that_waits_is_asked_about_whatever_is_written_beside_it(
+    guard: Any, awaited: bool, turn: list[str], updates: list[tuple[str, str | None]]
+) -> None:
+    thread = Thread([turn], guard, awaited)
+    thread.run({"messages": [HumanMessage("Pay.")]})
+    assert len(thread.waiting) == turn.count("pay")
+    for what, as_node in updates:
+        if what != "a proposal" or guard is guarded:  # by edges only what is written as the model's node is judged
+            assert thread.update(what, as_node) == ""
+    thread.run(None)
+    open_payments = thread.open_payments()
+    assert {request.call.id for request in thread.waiting} == open_payments
+    assert thread.paid == []
+    shown = sorted(request.call.arguments["to"] for request in thread.waiting)
+    if shown:
+        decisions = [request.decide("approve", principal="ann") for request in thread.waiting]
+        thread.run(resume(thread.app.get_state(CONFIG), decisions))
+    assert sorted(thread.paid) == shown
+    assert thread.waiting == []
