@@ -122,7 +122,7 @@ def _failed(path: Path, refuse: Callable[[DataError], None]) -> Iterator[Traject
 
 
 def _of_profile(path: Path) -> CalibratedAttribution | None:
-    """The calibration that a profile holds (`grampus-uq fit`); None where the file is no profile."""
+    """The calibration that a profile holds (`grampus-uq fit`); None where the file is not a profile."""
     if path.is_dir() or not is_profile(path):
         return None
     stored = load(path).attribution

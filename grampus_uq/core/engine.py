@@ -67,7 +67,7 @@ def advance(
     """Take one step with its readings: the new state, and what is concluded.
 
     A step without any usable reading leaves the propagated confidence where it was. Until the first reading of a
-    session the level is at least MEDIUM. Missing readings (`value` None) are no evidence, for or against. `trajectory`
+    session the level is at least MEDIUM. Missing readings (`value` None) are not evidence, for or against. `trajectory`
     is what was sensed for the profile's trajectory risk, where it has one.
     """
     seen = tally_of(readings)

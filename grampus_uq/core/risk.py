@@ -94,7 +94,7 @@ def risk_step(
 def confidence_of_risk(risk: float | None) -> float | None:
     """Turn a risk into a stream's number, 1/(1 + risk): in [0, 1], higher is better; None stays None.
 
-    It falls strictly as the risk grows, so it orders runs as the risk does. It is no probability.
+    It falls strictly as the risk grows, so it orders runs as the risk does. It is not a probability.
 
     >>> confidence_of_risk(0.0), confidence_of_risk(3.0), confidence_of_risk(None)
     (1.0, 0.25, None)

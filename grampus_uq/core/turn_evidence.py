@@ -166,7 +166,7 @@ _known_id_mark = functools.lru_cache(maxsize=1_000)(_mark)  # asked three times 
 
 
 def _digest(call: ToolCall) -> str:
-    """One digest for every spelling of the name and order of the keys; empty where the arguments are no JSON."""
+    """One digest for every spelling of the name and order of the keys; empty where the arguments are not JSON."""
     try:
         written = f"{_name_key(call.name)}({canonical_json(call.arguments)})"
     except (TypeError, ValueError, RecursionError):

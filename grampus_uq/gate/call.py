@@ -133,7 +133,7 @@ UNREAD = Doubt(
 )
 FRAMEWORK = "framework"
 STANDING_APPROVAL = "a standing approval of all calls of the tool: nobody looked at this one"
-"""The message of a decision that is no reviewer's answer."""
+"""The message of a decision that is not a reviewer's answer."""
 
 
 _Identity = tuple[str, str, str, str]

@@ -25,7 +25,7 @@ def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:
     """A record from JSON values; one of the first version is read as far as possible, and asked about again.
 
     `step_id` is for one of the first version that does not name its step. Raises KeyError, TypeError or ValueError on
-    values that are no record.
+    values that are not a record.
     """
     if "proposed" in entry:
         return CallRecord.model_validate(entry)

@@ -70,8 +70,8 @@ class ToolEffects:
         `destructiveHint` raises the effect of any tool to irreversible, and so does `readOnlyHint: false` without a
         `destructiveHint: false` (the protocol's default). For the names in `trusted`, and only where no name, pattern
         or definition said anything, `readOnlyHint` makes it a read, and `destructiveHint: false` with `openWorldHint:
-        false` reversible. A hint that is no boolean lowers nothing; `idempotentHint` changes nothing, as an effect that
-        comes once is there.
+        false` reversible. A hint that is not a boolean lowers nothing; `idempotentHint` changes nothing, as an effect
+        that comes once is there.
         """
         new = copy.copy(self)
         new._mcp = _by_spelling(annotations)
@@ -129,7 +129,7 @@ def _opinion(predicate: Predicate, call: ToolCall) -> Effect | None:
 
 
 def _destroys(notes: Mapping[str, Any]) -> bool:
-    """True when a tool's annotations say that it destroys; a value that is no boolean is read as the graver one."""
+    """True when a tool's annotations say that it destroys; a value that is not a boolean is read as the graver one."""
     said = notes.get("destructiveHint")
     return not (said is None or said is False) or (said is None and notes.get("readOnlyHint") is False)
 

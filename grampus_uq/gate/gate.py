@@ -113,7 +113,7 @@ class Permits(Protocol):
     async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | Held:
         """The release of a waiting call, or the reason against it; `alike`: an equal call waits.
 
-        A store that is down is no error.
+        A store that is down is not an error.
         """
         ...
 
@@ -397,7 +397,7 @@ class Gate:
             counts = record.effect is not Effect.IRREVERSIBLE or not terms.vouched
             effect = self.effect(call, None, policy) if counts else Effect.READ
             check_clearance(record, call, terms, self.approvals, effect=effect, now_s=self._clock())
-        except (ApprovalError, TypeError, ValueError, RecursionError):  # the last three: arguments that are no JSON
+        except (ApprovalError, TypeError, ValueError, RecursionError):  # the last three: arguments that are not JSON
             return False
         return True
 

@@ -26,7 +26,7 @@ def read_chat_logs(path: str | os.PathLike[str], *, on_refused: Refused | None =
     The answer is the first of `choices`, with its log-probabilities and tokens. An entry's id is its `custom_id`, else
     its `id`, else that of the completion, else its number in the file.
 
-    Raises DataError with path, line and field for a file that is no JSON. An entry with a wrong field, without an
+    Raises DataError with path, line and field for a file that is not JSON. An entry with a wrong field, without an
     answer, of a batch and failed, or whose id came before, is given to `on_refused` and left out; without `on_refused`
     it raises.
     """

@@ -54,7 +54,7 @@ def read_failure_logs(path: str | os.PathLike[str], *, on_refused: Refused | Non
     """Yield the logs of a file, holding one at a time: JSON lines, one JSON array, or a single object; plain or gzip.
 
     A run's id is its `question_ID` (or `question_id`), else its number in the file. Every message is a step; its
-    speaker is in `Message.name`. Raises DataError with path, line and field for a file that is no JSON. A log with a
+    speaker is in `Message.name`. Raises DataError with path, line and field for a file that is not JSON. A log with a
     wrong field, one that says it was right, or one whose id came before, is given to `on_refused` and left out; without
     `on_refused` it raises.
     """

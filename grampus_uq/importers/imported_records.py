@@ -58,15 +58,15 @@ def _read(read: Callable[[Element], _Run], element: Element) -> _Run:
 def records(path: str | os.PathLike[str], on_refused: Refused | None = None) -> Iterator[Element]:
     """Yield the objects of a file: JSON lines, one array, or objects one after the other; plain or gzip.
 
-    In JSON lines a line that is no object in UTF-8 is given to `on_refused` (without it, it raises) and the next one is
-    read. In the other forms a fault in the JSON itself ends the file: DataError with path and line.
+    In JSON lines a line that is not an object in UTF-8 is given to `on_refused` (without it, it raises) and the next
+    one is read. In the other forms a fault in the JSON itself ends the file: DataError with path and line.
     """
     lines = line_records(path, on_refused)
     return elements(path) if lines is None else lines
 
 
 def line_records(path: str | os.PathLike[str], on_refused: Refused | None) -> Iterator[Element] | None:
-    """The objects of JSON lines; None for a file whose first line is no object by itself.
+    """The objects of JSON lines; None for a file whose first line is not an object by itself.
 
     A broken first line, as a rotated log has, may be followed by an object.
     """

@@ -37,7 +37,7 @@ class ImportedRun:
     """One run of a foreign format. What only an evaluator knows is in `outcome` and nowhere else.
 
     `shape` says what a step is: in a `chat` a message of the assistant (the others are observations), in a `log` every
-    message, its speaker in `name`. `task_id` groups the runs of one task: they are no independent samples of it.
+    message, its speaker in `name`. `task_id` groups the runs of one task: they are not independent samples of it.
     `facts` are kept by the number of the message; `model` and `agent_id` are empty where the format names none.
     """
 

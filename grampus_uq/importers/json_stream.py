@@ -47,7 +47,7 @@ def elements(
     """Yield the objects of a file that holds one array of objects, or objects one after the other.
 
     No more than one element and one block are held. Raises DataError with path and line when the file is truncated, is
-    not JSON in UTF-8, holds NaN or something that is no object, or has an element longer than `max_element_chars`.
+    not JSON in UTF-8, holds NaN or something that is not an object, or has an element longer than `max_element_chars`.
     """
     window = _Window(path, max_element_chars, block_bytes)
     in_array = window.peek() == "["
@@ -125,7 +125,7 @@ class _Window:
         self._decoder = STRICT_DECODER
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """The next character that is not a space; empty at the end."""
         while True:
             end = _end_of_space(self._text, self._at)
             self.skip(end - self._at)

@@ -55,7 +55,7 @@ def read_langsmith(
     feedback whose average says how a trace ended: 1 is success, 0 failure, anything between is not known. Without it no
     outcome is known. A trace whose root has an `error` stopped for `tool_error`.
 
-    Raises DataError with path, line and field for a file that is no JSON. A run with a wrong field is given to
+    Raises DataError with path, line and field for a file that is not JSON. A run with a wrong field is given to
     `on_refused` and left out, as is a trace without a run of type `llm`; without `on_refused` both raise.
     """
 

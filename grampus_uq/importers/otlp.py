@@ -55,7 +55,7 @@ def read_otlp_spans(path: str | os.PathLike[str], on_refused: Refused | None = N
     """Yield the spans of a file, plain or gzip, in its order.
 
     Raises DataError with path and line (in protobuf, which has no lines, with the offset in bytes of the request) for
-    what is neither. A span that is damaged or has a wrong field, or a line that is no JSON, is given to
+    what is neither. A span that is damaged or has a wrong field, or a line that is not JSON, is given to
     `on_refused` and left out; without `on_refused` it raises.
     """
     found: Iterator[Element | DataError | tuple[int, bytes]]

@@ -28,7 +28,7 @@ def is_protobuf(path: str | os.PathLike[str]) -> bool:
 
 
 def span_messages(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield `(number, bytes)` of each span. Raises DataError, with the offset in bytes, for what is no request."""
+    """Yield `(number, bytes)` of each span. Raises DataError, with the offset in bytes, for what is not a request."""
     from google.protobuf.message import DecodeError
 
     number = 0

@@ -118,8 +118,8 @@ def decoded(value: Any, field: str, refuse: Refuse) -> Any:
 def tool_call(value: Any, field: str, refuse: Refuse) -> ToolCall:
     """A call in any form that `wire` knows, with the name of a tool.
 
-    Arguments that are no JSON object refuse nothing: they are the model's own words, and runs that hold some fail more
-    often than others. Their text is kept and marked (`grampus_uq.wire.calls.UNPARSED`).
+    Arguments that are not a JSON object refuse nothing: they are the model's own words, and runs that hold some fail
+    more often than others. Their text is kept and marked (`grampus_uq.wire.calls.UNPARSED`).
     """
     place = f"{field}.function" if "function" in object_of(value, field, refuse) else field
     name = object_of(value.get("function", value), place, refuse).get("name")

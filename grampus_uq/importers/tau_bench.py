@@ -36,7 +36,7 @@ def read_tau_bench(
     for `max_steps`: its outcome is unknown, although tau-bench gives it the reward 0; with `at_max_turns` set to
     "reward" it counts as the reward says. A run without messages crashed before it began (`env_terminated`).
 
-    Raises DataError with path, line and field for a file that is no JSON array of runs. A run with a wrong field, or
+    Raises DataError with path, line and field for a file that is not a JSON array of runs. A run with a wrong field, or
     one whose task and trial came before, is given to `on_refused` and left out; without `on_refused` it raises.
     """
     return each_run(

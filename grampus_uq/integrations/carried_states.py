@@ -61,7 +61,7 @@ class Carried:
                 for known in (record.proposed, record.call):
                     if known.id == call_id and known.arguments == arguments and known.matches(call_id, name, arguments):
                         return record, known
-        except (TypeError, ValueError):  # arguments that are no JSON are no record's
+        except (TypeError, ValueError):  # arguments that are not JSON are not a record's
             pass
         return None, None
 

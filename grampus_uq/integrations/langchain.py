@@ -142,7 +142,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         asks, known = judge.settings.model_client is not None, carried.session.tools_declared
         tools = () if known else [tool if isinstance(tool, dict) else tool.name for tool in request.tools]
         answer = read_turn(message, _prompt(request) if asks else (), tools)
-        if len(result) > 1:  # a structured answer is no call: it stands in the result with what answers it
+        if len(result) > 1:  # a structured answer is not a call: it stands in the result with what answers it
             answered = {one.tool_call_id for one in result if isinstance(one, ToolMessage)}
             answer = replace(answer, calls=[call for call in answer.calls if call.id not in answered])
         carried = await judge.judge(carried, answer)

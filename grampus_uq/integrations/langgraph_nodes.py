@@ -494,7 +494,7 @@ def _of_model(messages: Any) -> list[AIMessage]:
 
 
 def _content(message: Any) -> str:
-    """All of a message that is judged; of one that is no JSON, what no other message is."""
+    """All of a message that is judged; of one that is not JSON, what no other message is."""
     parts = (message.content, message.tool_calls, message.response_metadata, message.usage_metadata)
     try:
         return json.dumps(parts, default=str, sort_keys=True)

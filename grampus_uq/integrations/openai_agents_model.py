@@ -159,12 +159,12 @@ def plain(value: Any) -> Any:
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:
-    """A call as it was proposed; arguments that are no JSON object are kept as one text, and marked."""
+    """A call as it was proposed; arguments that are not a JSON object are kept as one text, and marked."""
     return read_call({"id": call_id, "name": name, "arguments": arguments}).call
 
 
 def item_call(item: Any) -> ToolCall | None:
-    """The call in an item of the model's output, None for an item that is no call."""
+    """The call in an item of the model's output, None for an item that is not a call."""
     return read_call(item).call if text_field(item, "type") in _CALLS else None
 
 

@@ -344,9 +344,9 @@ class UncertaintyCapability(AbstractCapability[Any]):
     async def wrap_output_process(self, ctx: RunContext[Any], *, output_context: Any, output: Any, handler: Any) -> Any:
         """Gate an output function as a tool: a call that waits makes the run end with it in `DeferredToolRequests`.
 
-        Raises UncertaintyError where the agent has no such output, or the output is no call. On parts of an answer that
-        is still streaming, only what may be undone runs. `run_stream` brings the output function of an answer before
-        the answer itself can be judged: then it waits, unless it may be undone.
+        Raises UncertaintyError where the agent has no such output, or the output is not a call. On parts of an answer
+        that is still streaming, only what may be undone runs. `run_stream` brings the output function of an answer
+        before the answer itself can be judged: then it waits, unless it may be undone.
         """
         if not output_context.has_function:
             return await handler(output)

@@ -103,7 +103,7 @@ def without_result(messages: list[ModelMessage], call_id: str) -> None:
 
 
 def proposed_call(part: BaseToolCallPart) -> ToolCall:
-    """A call as the model wrote it; arguments that are no JSON object are kept as one text, and marked."""
+    """A call as the model wrote it; arguments that are not a JSON object are kept as one text, and marked."""
     return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=read_arguments(part.args).values)
 
 
@@ -153,8 +153,8 @@ OTHER: Final = object()
 def meant(args: Any, arguments: Any, validator: Any, ctx: Any, *, of_output: bool = False) -> Any:
     """The values to run where `args` are what these arguments, as a model or a human wrote them, are validated to.
 
-    `OTHER` where they are not. A default that differs at each validation (a random key, the time) is no difference: it
-    is made once more, here, so that what runs is validated from these arguments alone. Of an output function's only
+    `OTHER` where they are not. A default that differs at each validation (a random key, the time) is not a difference:
+    it is made once more, here, so that what runs is validated from these arguments alone. Of an output function's only
     argument `args` is the value alone.
     """
     try:

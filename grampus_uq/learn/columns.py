@@ -43,7 +43,7 @@ DERIVED: Final = ("fused", "propagated", "p_success", "trajectory_risk")
 """Streams that the engine computes; every other stream is a reading under the name of its source."""
 
 TASK: Final = "task_id"
-"""Name in a session's metadata of the task: trials of one task are no independent samples."""
+"""Name in a session's metadata of the task: trials of one task are not independent samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

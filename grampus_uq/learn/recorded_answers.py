@@ -1,10 +1,10 @@
 """A permit's start from the past: calls of its scope that waited, and their answers, out of recordings.
 
 A call counts if it waited because of its tool alone, as the calls of a permit do, and if no grant and no permit for the
-tool was in force when it was asked about (`CallAsked`): beside one, what is asked about is no fair sample of the calls,
-audits included. Whether one was in force was known before the answer, so leaving such calls out takes no look at it. A
-call without an answer counts as wrong. Which recordings are given must not depend on the answers in them either: all
-runs of a period, say, that was chosen before anybody looked.
+tool was in force when it was asked about (`CallAsked`): beside one, what is asked about is not a fair sample of the
+calls, audits included. Whether one was in force was known before the answer, so leaving such calls out takes no look at
+it. A call without an answer counts as wrong. Which recordings are given must not depend on the answers in them either:
+all runs of a period, say, that was chosen before anybody looked.
 """
 
 from __future__ import annotations

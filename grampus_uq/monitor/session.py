@@ -189,7 +189,7 @@ class Session:
         when the caller is cancelled while sensing.
 
         Raises ConfigurationError for an argument that can be read in no way; in a session that only advises it is
-        logged, and its part of the step is missing. What a model wrote badly never raises: arguments that are no JSON
+        logged, and its part of the step is missing. What a model wrote badly never raises: arguments that are not JSON
         are kept as text, and one broken log-probability makes the token readings missing, with the reason.
         """
         started_ns = time.time_ns()
@@ -354,7 +354,7 @@ class Session:
     ) -> StepUncertainty:
         """Advance by one step whose readings are there already; emits one event. For adapters and replays.
 
-        Without `trajectory` the step is no turn of the trajectory, and its risk is missing as `not_sensed`.
+        Without `trajectory` the step is not a turn of the trajectory, and its risk is missing as `not_sensed`.
         """
         for count in (step.input_tokens, step.output_tokens):
             if type(count) is not int or not 0 <= count < MOST_TOKENS:
@@ -657,7 +657,7 @@ def judge_of(
 ) -> str:
     """A fingerprint of what judges a run: the profile's, model, prompt and tools, and what their owner calls them.
 
-    With the stream "call_probability" also of how that is computed: what another rule has earned is no evidence.
+    With the stream "call_probability" also of how that is computed: what another rule has earned is not evidence.
     """
     rule = [FORM_WEIGHT] if stream == UncertaintySource.CALL_PROBABILITY else []
     text = canonical_json([profile or "", model, prompt_hash, tools_hash, agent_version, *rule])

@@ -31,7 +31,7 @@ class UnreadTurns:
 
     @classmethod
     def of(cls, snapshot: Mapping[str, Any] | None) -> UnreadTurns:
-        """Those of a snapshot; raises DataError where they are no list of names."""
+        """Those of a snapshot; raises DataError where they are not a list of names."""
         steps = [] if snapshot is None else snapshot.get("unread", [])
         if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
             raise DataError("not a list of steps", field="unread")

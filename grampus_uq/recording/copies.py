@@ -40,7 +40,7 @@ def distinct_runs(paths: Paths, *, on_refused: Refused | None = None) -> Iterato
 
 
 def without_copies(found: Iterator[Run], known: Copies, on_refused: Refused | None) -> Iterator[Run]:
-    """Yield the runs that are no copies; an error that names a copy is given to `on_refused`, or raised without it."""
+    """Yield the runs that are not copies; an error that names a copy is given to `on_refused`, or raised without it."""
     for run in found:
         copy = known.get(run.path, {}).get(run.line)
         if copy is None:

@@ -13,7 +13,7 @@ from grampus_uq.errors import DataError
 def csv_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str | None]]]:
     """Yield `(line, row)` for each row of a CSV file in UTF-8 whose header has these columns; a missing cell is None.
 
-    Raises DataError with path and line for a file that cannot be read, is no CSV in UTF-8, or lacks a column.
+    Raises DataError with path and line for a file that cannot be read, is not a CSV in UTF-8, or lacks a column.
     """
     name, line = os.fspath(path), 1
     try:

@@ -66,7 +66,7 @@ def label_by_key(paths: Paths, session_id: str, key: str, *, by: str, step: str 
 class Agreement:
     """Krippendorff's alpha over the runs with labels of two people or more; `differ` are those that they see otherwise.
 
-    None where it is not defined: no such run, or one and the same label everywhere. Unsure is no label.
+    None where it is not defined: no such run, or one and the same label everywhere. Unsure is not a label.
     """
 
     alpha: float | None

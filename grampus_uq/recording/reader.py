@@ -143,6 +143,6 @@ def _salvage(
             yield PartialLine(path=path, line=number, data=line[:start]), b""
         yield event, line[start:]
         return
-    # A last line that is whole JSON and merely wrong is no piece.
+    # A last line that is whole JSON and merely wrong is not a piece.
     partial_line = PartialLine(path=path, line=number, data=line)
     yield error if line.endswith(b"\n") or is_json(line) else partial_line, b""

@@ -90,7 +90,7 @@ def validated(adapter: TypeAdapter[T], body: bytes, *, path: str = "", line: int
 def snapshot_part(kind: type[T], values: object, what: str, place: str) -> T:
     """Read the entry `place` of a snapshot. Raises DataError naming the field."""
     try:
-        value: T = adapter_of(kind).validate_python(values)  # not by way of JSON: half an emoji is no JSON
+        value: T = adapter_of(kind).validate_python(values)  # not by way of JSON: half an emoji is not JSON
     except ValueError as error:
         raise snapshot_fault(error, what, place) from error
     return value
@@ -103,7 +103,7 @@ def snapshot_fault(error: ValueError, what: str, *place: str) -> DataError:
 
 
 def check_version(version: object, newest: int, *, path: str = "", line: int | None = None) -> None:
-    """Refuse what is no version number, or newer than this release. Raises DataError of the field `v`."""
+    """Refuse what is not a version number, or newer than this release. Raises DataError of the field `v`."""
     if type(version) is not int or version < 1:
         raise DataError(f"must be a version number, {newest}. Got {version!r:.50}.", path=path, line=line, field="v")
     if version > newest:

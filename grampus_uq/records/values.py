@@ -95,7 +95,7 @@ class ToolCall(BaseModel):
     def matches(self, call_id: str, name: str, arguments: dict[str, Any]) -> bool:
         """True if this is the call with this id, name and arguments, as signed.
 
-        Raises TypeError or ValueError on arguments that are no JSON.
+        Raises TypeError or ValueError on arguments that are not JSON.
         """
         if (self.id, self.name) != (call_id, name):
             return False
@@ -275,7 +275,7 @@ class Reading:
 
 
 def _as_float(source: str, value: object) -> float:
-    if isinstance(value, SupportsFloat) and not type(value).__name__.startswith("bool"):  # numpy's bool is no subclass
+    if isinstance(value, SupportsFloat) and not type(value).__name__.startswith("bool"):  # also numpy's
         with contextlib.suppress(TypeError):  # an array of several numbers
             return float(value)
     raise ValueError(f"A reading of {source!r} must be a number or None. Got {value!r:.200}.")
@@ -367,7 +367,7 @@ class StepUncertainty(BaseModel):
 
     @property
     def was_read(self) -> bool:
-        """True if this step had a reading; without one `fused_confidence` is 0.5, which is no evidence."""
+        """True if this step had a reading; without one `fused_confidence` is 0.5, which is not evidence."""
         return self.missing_reason is None or not self.missing_reason.endswith(NO_READING)
 
     @property
@@ -426,7 +426,7 @@ class Outcome:
 
 
 def _as_success(success: object) -> bool | None:
-    if success is None or type(success).__name__ in ("bool", "bool_"):  # numpy's is no subclass
+    if success is None or type(success).__name__ in ("bool", "bool_"):  # numpy's is not a subclass
         return None if success is None else bool(success)
     raise ConfigurationError.of("success", "Outcome", "True, False, or None while unknown", success)
 

@@ -183,7 +183,7 @@ def _imitating(text: str, apart: Container[int]) -> dict[int, str]:
 
 
 def _dotless(text: str) -> dict[int, str]:
-    """The places of a dotless i in an address, which is no Turkish word."""
+    """The places of a dotless i in an address, which is not a Turkish word."""
     addresses = [run for run in _RUN.finditer(text) if _ADDRESS.search(run[0])]
     places = (place for run in addresses for place in range(*run.span()))
     return {place: f"looks like {looks_like(_DOTLESS)!r}" for place in places if text[place] == _DOTLESS}
@@ -192,7 +192,7 @@ def _dotless(text: str) -> dict[int, str]:
 def _of_word(word: Mapping[int, str]) -> dict[int, str]:
     """Return the look-alikes in one word; none if the whole word is of one other script and a letter shows it.
 
-    A figure shows it where no letter, sign or ASCII figure is in the word. One kind of sign alone is no word.
+    A figure shows it where no letter, sign or ASCII figure is in the word. One kind of sign alone is not a word.
     """
     letters = "".join(word.values())
     seen = set(letters)

@@ -1,7 +1,7 @@
 """A drill: a past call made wrong on purpose, shown like a request to see whether reviewers notice. Nothing can run it.
 
-A drill is no request: another type, in documents of its own kind, whose digest and whose answers' signatures are over
-texts that begin otherwise than those of requests and decisions. No session holds one, so a runner finds nothing to
+A drill is not a request: another type, in documents of its own kind, whose digest and whose answers' signatures are
+over texts that begin otherwise than those of requests and decisions. No session holds one, so a runner finds nothing to
 decide; `tests/runtime/test_drills.py` holds each way to an execution against it.
 
 What is wrong is known: the change takes a value that a reviewer approved out of its call. A value of another call of

@@ -88,7 +88,7 @@ class Records:
     def check(self, start: Start) -> tuple[str, str | None]:
         """The ground of a call ("decision", "permit", "monitor" or GOES_ON), and the fault in it, or None.
 
-        Every start that is no GOES_ON is one use of what let it run: to be asked in the order of time.
+        Every start that is not a GOES_ON is one use of what let it run: to be asked in the order of time.
         """
         if start.facts.get("child_session") and start.call in self._proven:
             return GOES_ON, None

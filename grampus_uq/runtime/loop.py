@@ -281,7 +281,7 @@ class Loop:
             state.messages.append(Message(role=Role.SYSTEM, content=text))
         state.status = AgentStatus.WAITING_FOR_HUMAN
         await self.lease.note("paused", {"requests": [request.id for request in requests]})
-        await self.lease.save()  # a pause that cannot be stored is no pause: the error reaches the caller
+        await self.lease.save()  # a pause that cannot be stored is not a pause: the error reaches the caller
         with contextlib.suppress(StoreError):  # who waits is not reached by orders to all: those until here still count
             await self.lease.check_stop(since=time.monotonic())
         return RunEvent(kind="paused", result=self.endings.result(self.lease))

@@ -168,7 +168,7 @@ class SessionStore(Protocol):
         await anyio.sleep(min(at_most_s, _POLL_S))
 
     async def at_once(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """The result of work of bounded length that awaits nothing but this store; it is no transaction.
+        """The result of work of bounded length that awaits nothing but this store; it is not a transaction.
 
         The stores of this package do it in one turn of their thread, for others wait in line: there ten reads cost
         little more than one.
@@ -221,7 +221,7 @@ def link(previous: str, position: int, time_s: str, body: str) -> str:
 def chained(body: str, position: int, now_s: float, last: str | None) -> str:
     """The stored text of a chained entry behind `last`: version, position, time and hashes, then its content.
 
-    Raises DamagedLogError where `last` is no chained entry: nothing can follow it.
+    Raises DamagedLogError where `last` is not a chained entry: nothing can follow it.
     """
     previous = GENESIS if last is None else hash_of(last)
     time_s = f"{now_s:.6f}"
@@ -230,7 +230,7 @@ def chained(body: str, position: int, now_s: float, last: str | None) -> str:
 
 
 def hash_of(entry: str) -> str:
-    """The hash that a stored entry says it has; raises DamagedLogError for a text that is no chained entry."""
+    """The hash that a stored entry says it has; raises DamagedLogError for a text that is not a chained entry."""
     try:
         found = json.loads(entry)["hash"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from grampus_uq.records.values import TokenLogprob, ToolCall
 
-_MOST_MENTIONS = 64  # of a name, and objects around each: more of them are no call but an attack
+_MOST_MENTIONS = 64  # of a name, and objects around each: more are not a call but an attack
 _MOST_NAMES = 32  # each is sought in all of the text
 _MOST_DEPTH = 8
 _LONGEST_ANSWER = 20_000

@@ -42,7 +42,7 @@ _CUT: Final = re.compile(  # at the end of a text
 )
 _NEAR: Final = 60  # characters from what begins a call to its name or its arguments
 _REGION: Final = 400  # characters behind what begins a call that are taken for it
-FORM_WORDS: Final = re.compile(  # marks, and words that are no name, key or value
+FORM_WORDS: Final = re.compile(  # marks, and words that are not a name, key or value
     r"</[^<>\n]{1,64}>|#[^\n]*|\b(?:string|type)=\"\w{0,12}\"|(?<![^\W_])(?:arg(?:ument)?s?|param(?:eter)?s?|kwargs"
     r"|inputs?|action|names?|keys?|values?|items?|types?|strings?|integers?|numbers?|json|constrain|message|channel"
     r"|commentary|functions?|calls?|tools?|recipient|section|invoke|sep|begin|dsml|steptml|antml|escape|start|assistant"

@@ -2,7 +2,7 @@
 
 Read are a JSON object that holds the tool's name and the arguments (in itself, further inside, or in a text of their
 own), a JSON object behind the name and marks (`pay[ARGS]{"amount": 5}`, `<function=pay>{"amount": 5}`), and
-`pay(amount=5)`. A place reaches from the name to the end of the arguments. What a text mentions besides is no place:
+`pay(amount=5)`. A place reaches from the name to the end of the arguments. What a text mentions besides is not a place:
 neither the name alone or inside a longer one, nor other arguments. A text that is the object of the arguments and no
 more is one. Linear in the text for a bounded number of names.
 """
@@ -298,7 +298,7 @@ def _node(text: str, at: int, depth: int) -> _Node:
 
 
 def _wording(literal: str) -> tuple[Span, ...]:
-    """The wording of a text in quotes, from its first quote on; empty where it is no prose."""
+    """The wording of a text in quotes, from its first quote on; empty where it is not prose."""
     return (_wording_of_long if len(literal) > _LONG else _wording_of_short)(literal)
 
 

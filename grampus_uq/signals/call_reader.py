@@ -62,7 +62,7 @@ class Reader:
     least. Its parts hold the same of each argument. Prose is left out. It is asked only of
     steps whose calls include an irreversible one by the policy's names; on the others it reads ahead, and nobody waits.
 
-    What it says is no probability that the call is right: a small model is often surprised. It has no weight in the
+    What it says is not a probability that the call is right: a small model is often surprised. It has no weight in the
     fusion until `fit` or `extra_weights` gives it one.
 
     Parameters
@@ -138,7 +138,7 @@ class Reader:
 
 
 def written_call(call: ToolCall) -> str:
-    """A call as `name(argument=value, ...)`, in fewer tokens than JSON takes; as JSON where an argument is no name."""
+    """A call as `name(argument=value, ...)`, in fewer tokens than JSON; as JSON where an argument is not a name."""
     if not all(key.isidentifier() for key in call.arguments):
         return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
     pairs = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in call.arguments.items())
@@ -167,7 +167,7 @@ def _is_usable(reply: ModelResponse, text: str) -> bool:
 
 
 def _has_own_mind(tokens: Sequence[TokenLogprob], text: str) -> bool:
-    """True where some alternative is no beginning of what had to be written."""
+    """True where some alternative is not a beginning of what had to be written."""
     written = "".join(token.token for token in tokens)
     at, start = 0, written.find(text)
     for token in tokens:

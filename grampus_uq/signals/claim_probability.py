@@ -34,7 +34,7 @@ _WORD: Final = re.compile(r"\w+")
 def requested_words(messages: Sequence[Message]) -> frozenset[str]:
     """The words, in lower case, of the user's latest message: of a longer one the last 8,000 characters count.
 
-    What a tool returned is no request: whoever writes it must not make a doubtful word of the answer look given.
+    What a tool returned is not a request: whoever writes it must not make a doubtful word of the answer look given.
     """
     for message in reversed(messages):
         if message.role is Role.USER:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from grampus_uq.signals.word_search import WordSearch
 
 INVALID: Final = -1.0
-"""Stands for a statement whose number is no probability."""
+"""Stands for a statement whose number is not a probability."""
 
 STATING_WORDS: Final = ("confiden", "certain", "sure", "probability", "chance", "likelihood")
 MAY_STATE: Final = WordSearch("|".join(STATING_WORDS))
@@ -115,7 +115,7 @@ _LABEL_WORDS = re.compile(r"(?<=confidence)_(?=score|level)(?![^<]{0,8}>)", re.I
 def sentence_confidence(sentence: str, *, other_scale: bool = False) -> float | None:
     """The probability that a sentence states, `INVALID` when its number is none, None when it states nothing.
 
-    With `other_scale` a number without a percent sign is no probability.
+    With `other_scale` a number without a percent sign is not a probability.
     """
     tag = _TAG.fullmatch(sentence.strip())
     if tag is not None:

@@ -65,7 +65,7 @@ def parse_p_true(text: str) -> float | None:
     """The probability in a reply such as '{"p_true": 0.8}', "0.8" or "80%"; None when there is none. Linear time.
 
     The object counts where it opens the reply or closes it after a whole sentence: in mid-sentence it is somebody's
-    words. Of several values the least counts, and one that is no probability makes the reply none.
+    words. Of several values the least counts, and one that is not a probability makes the reply none.
     """
     lower = text.lower()
     found = [parse_number(match[1].strip("\"'").rstrip(".,;")) for match in _FIELD.finditer(lower)]

@@ -37,7 +37,7 @@ def is_prose(value: object) -> bool:
 
 
 def wording(text: str, begin: int, end: int) -> Iterator[Span]:
-    """The spans of a prose text between the words that count: numbers, names, paths and what else is no plain word.
+    """The spans of a prose text between the words that count: numbers, names, paths and what else is not a plain word.
 
     `text` may hold it with JSON's escapes. A capital counts but at the beginning of a sentence; a word in a script
     without capitals counts, since it may be a name, and so does a numeral of any script.

@@ -6,9 +6,10 @@ The rules, in order:
    other rules would give the same.
 2. Text that is only shown (quotations, code, markup, other speakers' lines) is taken out (`own_words`).
 3. The JSON object that closes the text, a `<confidence>` tag and sentences of known forms state a value
-   (`confidence_forms`). A value that is no number in [0, 1] (or percentage in [0 %, 100 %]) is invalid, never clipped.
-4. A statement that may be somebody else's, hypothetical or taken back (`statement_context`) counts only where it
-   lowers: up to 0.5, below another statement, or as a reason to be careful (invalid, or with words against it). One
+   (`confidence_forms`). A value that is not a number in [0, 1] (or percentage in [0 %, 100 %]) is invalid, never
+   clipped.
+4. A statement that may be somebody else's, hypothetical or taken back (`statement_context`) counts only where
+   it lowers: up to 0.5, below another statement, or as a reason to be careful (invalid, or with words against it). One
    beside a row of a table counts as 0.5 at most.
 5. Of several statements the lowest counts. An invalid one discards those above 0.5.
 6. Words against the number ("My answer is wrong", "Confidence: low") lower it (`admissions`), also in the other fields
@@ -205,7 +206,7 @@ _frames_at_the_end = functools.lru_cache(maxsize=1_024)(FRAME)
 def _matters(written: str) -> bool:
     """Return True for a word that a rule looks for anywhere; the others are remembered if without digits.
 
-    It may have marks of punctuation in it, which are no part of a word.
+    It may have marks of punctuation in it, which are not part of a word.
     """
     matters = written not in _NAMES and any(map(_is_sought, _WORDS.findall(written)))
     if not matters and len(written) <= _LONGEST_WORD and _DIGIT.search(written) is None:

@@ -6,7 +6,7 @@ tools, apologies, negations and corrections in the agent's own words (English), 
 
 A count says nothing by itself: which of them tell failures, and in which direction, differs from agent to agent (one
 that apologises may be one that refuses rightly). A fit learns it, on runs of the same agent. Fusion by
-the default weights leaves counts out: one is no confidence, and it is no evidence there.
+the default weights leaves counts out: a count is not a confidence, and not evidence there.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def advance(state: ComponentState, event: TurnEvent, settings: ComponentSettings
     earlier turn, as when the user's approval comes in between; after the turn's observations it opens a turn of its
     own. An observation joins the open turn; one of a call that the turn does not have came too late to change a
     completed step: it is remembered and nothing else. A user's turn completes the open turn and itself; a closing one
-    is no step. `RunEnd` completes the open turn.
+    is not a step. `RunEnd` completes the open turn.
 
     Nothing that a run contains makes it raise; log-probabilities that are none leave the surprisal None.
     """
@@ -292,5 +292,5 @@ def _surprisal(logprobs: Sequence[TokenLogprob] | None, settings: ComponentSetti
     tokens = [token.token for token in logprobs]
     try:
         return content_surprisal(tokens, [token.logprob for token in logprobs], pi_0=settings.pi_0, eps=settings.eps)
-    except ConfigurationError:  # NaN, or a number that is no log-probability: what the model reports is not evidence
+    except ConfigurationError:  # NaN, or a number that is not a log-probability: what the model reports is not evidence
         return None

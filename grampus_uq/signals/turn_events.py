@@ -79,7 +79,7 @@ def observation_text(texts: Sequence[str]) -> str:
 
 
 def is_closing(text: str, sentinels: Sequence[str] = SENTINELS) -> bool:
-    """Say whether a user's message ends the run by a sentinel; such a turn is no step and has no coordination gap."""
+    """Say whether a user's message ends the run by a sentinel; such a turn is not a step, without coordination gap."""
     return any(sentinel in text for sentinel in sentinels)
 
 

@@ -78,7 +78,7 @@ def recall_conformity(entry: EntryThresholds, is_error: npt.ArrayLike, recall: f
     if (count == 0).any():
         place = int(np.flatnonzero(count == 0)[0])
         raise ConfigurationError.of("is_error", "recall_conformity", "true somewhere in every row", f"row {place}")
-    # Steps that are no errors go behind every error, even behind one that enters at +inf.
+    # Steps that are not errors go behind every error, even behind one that enters at +inf.
     order = np.lexsort((entry.values, ~errors), axis=1)
     wanted = np.ceil(recall * count - 1e-9).astype(np.int64) - 1
     row = np.arange(len(count))

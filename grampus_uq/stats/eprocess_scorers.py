@@ -87,7 +87,7 @@ class FeatureScorer:
         trees: the trees; None without any.
         tree_share: what their sum is multiplied by.
         prior_log_odds: log(pi1 / (1 - pi1)) of the fitting runs; 0 for an untrained score.
-        limit: |logit f_t| is held below this; None for scores that are no probabilities.
+        limit: |logit f_t| is held below this; None for scores that are not probabilities.
         sees_last: True when the flag "this is the last step" is a feature.
     """
 
@@ -201,8 +201,8 @@ def running_minimum(
     """Take the smallest score of one stream so far as the probability of success in eq. 3; nothing is learned.
 
     Or the smallest running mean: one low score is often noise, several in a row are not. A detector alarms at the
-    highest evidence so far, which is what makes a running minimum out of `of`. A stream that is no probability enters
-    as it is: `log M_t = -min`, evidence on the stream's own scale.
+    highest evidence so far, which is what makes a running minimum out of `of`. A stream that is not a probability
+    enters as it is: `log M_t = -min`, evidence on the stream's own scale.
 
     Args:
         bounded: True for each stream whose scores are probabilities.

@@ -83,7 +83,7 @@ def evaluate_one(trees: TreeEnsemble, x: Sequence[float]) -> float:
         while node.__class__ is tuple:
             feature, threshold, left, right = node
             node = left if x[feature] <= threshold else right
-        total += node  # type: ignore[operator]  # what is no tuple is a leaf
+        total += node  # type: ignore[operator]  # what is not a tuple is a leaf
     return total
 
 

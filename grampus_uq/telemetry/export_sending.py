@@ -106,7 +106,7 @@ class RecordedIds(IdGenerator):
 
     def generate_trace_id(self) -> int:
         """The id of the run."""
-        return int.from_bytes(self._trace, "big") or 1  # zero is no id
+        return int.from_bytes(self._trace, "big") or 1  # zero is not an id
 
     def generate_span_id(self) -> int:
         """The id of the event's next span."""

@@ -58,7 +58,7 @@ def _exporter(
     try:
         parts = urlsplit(base)
         sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # a port that is not a number
         sound = False
     if not sound:
         shown = endpoint.rpartition("@")[2]  # what stands before it is a password

@@ -54,7 +54,7 @@ def approval_attributes(event: DecisionEvent) -> Attributes:
 
 
 def estimate_attributes(event: StepEvent, *, tool_names: Collection[str] | None = None) -> Attributes:
-    """The bare keys and the ids, `missing_reason` beside numbers that are no evidence, and the evidence alone."""
+    """The bare keys and the ids, `missing_reason` beside numbers that are not evidence, and the evidence alone."""
     step, session_id, agent_id = event.assessment, event.session_id, event.agent_id
     fields = step.__dict__  # an attribute of a pydantic model takes several times as long, and some twenty are read
     level, action, p_true = WORDS[fields["level"]], WORDS[fields["action"]], fields["p_true_confidence"]

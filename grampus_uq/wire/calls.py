@@ -29,7 +29,7 @@ from grampus_uq.wire.fields import field, fields_of, kind_of, text_field
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 UNPARSED: Final = "unparsed_arguments"
-"""The one argument of a call whose arguments are no JSON object: their text, as the model wrote it."""
+"""The one argument of a call whose arguments are not a JSON object: their text, as the model wrote it."""
 
 MAX_ARGUMENT_CHARACTERS: Final = 1_000_000
 _MAX_SHOWN: Final = 16_000  # more than a judge is shown: what was cut off is too long to be judged
@@ -47,7 +47,7 @@ _BESIDE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """The arguments of a call; where they are no JSON object, their text under `UNPARSED`, and the `problem`."""
+    """The arguments of a call; where they are not a JSON object, their text under `UNPARSED`, and the `problem`."""
 
     values: dict[str, JsonValue]
     problem: str | None = None

@@ -95,7 +95,7 @@ def calls_of(message: Any) -> tuple[ReadCall, ...]:
 def read_messages(value: Any) -> ReadMessages:
     """Read a transcript: a list of messages of any of the forms above, one message, or one text of the user.
 
-    Never raises: what is no message is left out, and the `problem` says which it was.
+    Never raises: what is not a message is left out, and the `problem` says which it was.
 
     >>> [m.role.value for m in read_messages([{"role": "system", "content": "Be brief."}, ("user", "Hi")]).messages]
     ['system', 'user']

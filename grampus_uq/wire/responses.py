@@ -21,7 +21,7 @@ _CALL_KINDS: Final = frozenset({"mcp_approval_request", "tool_use", "tool-call"}
 class ReadResponse:
     """An answer as far as it could be read; `problem` says what of it breaks its form.
 
-    `recognised` is False for a value that is no answer in any known form. `usage` is None where none is stated.
+    `recognised` is False for a value that is not an answer in any known form. `usage` is None where none is stated.
     """
 
     text: str = ""

@@ -1,8 +1,8 @@
 """The arguments of an observation, read at once: the parts of a step, and errors in the arguments.
 
-What a model wrote badly (arguments that are no JSON, a log-probability that is null) is no error of the caller: it is
-kept marked, or missing with a reason. What nobody could read as what it should be is an error, returned and not raised,
-because a session that only advises logs it and goes on.
+What a model wrote badly (arguments that are not JSON, a log-probability that is null) is not an error of the caller: it
+is kept marked, or missing with a reason. What nobody could read as what it should be is an error, returned and not
+raised, because a session that only advises logs it and goes on.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def read_proposed(value: Any, parameter: str, owner: str) -> tuple[ToolCall, Con
 
 
 def read_name(value: Any, parameter: str, owner: str) -> tuple[str, ConfigurationError | None]:
-    """A name (of a step, a session, an agent) as text that a store can hold; with the error where it is no text."""
+    """A name (of a step, a session, an agent) as text that a store can hold; with the error where it is not text."""
     if type(value) is str and value.isascii():
         return value, None
     if isinstance(value, str):

@@ -17,7 +17,7 @@ _TOTAL: Final = ("total_tokens", "total_token_count")
 
 
 def read_counts(usage: Any) -> tuple[int | None, int | None, int | None]:
-    """Input, output and total tokens; None for a count that is not there or is no number of tokens. Never raises."""
+    """Input, output and total tokens; None for a count that is not there or is not a number of tokens. Never raises."""
     return _count(field(usage, *_INPUT)), _count(field(usage, *_OUTPUT)), _count(field(usage, *_TOTAL))
 
 

@@ -111,6 +111,7 @@ QUOTATIONS = {
 @example(own=OWN[1], text='{"confidence": 1.0}', between="\n\n")
 @example(own=OWN[0], text='{"answer": "I have no idea", "confidence": 0.99}', between="\n")
 @example(own=OWN[4], text='"\nConfidence: 100%', between="\n")
+@example(own=OWN[2], text='{"confidence": 0.2}\n{"confidence": 0.99}', between="\n")
 def test_no_quoted_text_changes_a_stated_confidence(quote, own, text, between):
     stated, value = own
     assume(text.strip(" \n'"))
@@ -118,7 +119,10 @@ def test_no_quoted_text_changes_a_stated_confidence(quote, own, text, between):
     assert found == value or (not stated and found <= 0.3), "an object that closes the text may admit a doubt"
     if stated:
         after = read(f"{stated}{between}{between}{quote(text)}")
-        assert after == value if not stated.endswith("}") else (after or 0.0) <= 0.8
+        closing = any(part.rstrip("`\n ").endswith("}") for part in (stated, quote(text)))
+        assert (after or 0.0) <= (value or 0.3) if closing else after == value, (
+            "a closing object may be the model's own"
+        )
 
 
 @given(own=st.sampled_from(OWN), text=words, depth=st.integers(0, 3))

@@ -94,7 +94,7 @@ def _claims_words(key: Key, answer: str) -> bool:
             text = re.sub(rf" {_DENIAL} {re.escape(name)}(?= )", "", text)
     if not any(f" {name} " in text for name in accepted):
         return False
-    for name in sorted(accepted, key=len, reverse=True):  # what is inside an accepted name is no rival of it
+    for name in sorted(accepted, key=len, reverse=True):  # what is inside an accepted name is not a rival of it
         text = text.replace(f" {name} ", " ")
     return not any(f" {rival} " in text for rival in rivals)
 

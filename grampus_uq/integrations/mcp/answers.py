@@ -46,7 +46,7 @@ class Answers:
         return is_id(identity) and (identity in self._open or identity in self.running)
 
     def expect(self, message: Message) -> None:
-        """A request that is no call goes to the server now."""
+        """A request that is not a call goes to the server now."""
         if message.id is not None and message.method is not None:
             self._expect(message.id, "cursor" not in message.params if message.method == LIST else None)
 

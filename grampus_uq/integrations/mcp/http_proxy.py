@@ -1,4 +1,4 @@
-"""Streamable HTTP on both sides: each upstream has a path of its own, and what is no call passes as it is.
+"""Streamable HTTP on both sides: each upstream has a path of its own, and what is not a call passes as it is.
 
 Only a `POST` that calls a tool is judged. Sessions are the server's own (`Mcp-Session-Id`); where it has none, a header
 `Grampus-Session` or the request's `_meta` names one, else all clients of an upstream share one. Each request has an

@@ -96,7 +96,7 @@ class HttpSession:
 
 
 def session_in(message: Message) -> str | None:
-    """The session that a message names in its `_meta`; raises UnclearError where that is no text."""
+    """The session that a message names in its `_meta`; raises UnclearError where that is not text."""
     meta = message.params.get("_meta")
     named = meta.get(_SESSION) if isinstance(meta, dict) else None
     if named is not None and (not isinstance(named, str) or not 0 < len(named) <= _MAX_ID):

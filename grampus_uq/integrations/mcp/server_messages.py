@@ -1,6 +1,6 @@
 """A server's message, read so that no client can read another one in the bytes that it is sent.
 
-Clients differ as servers do: some replace what is no UTF-8, of a name that comes twice some take the first value and
+Clients differ as servers do: some replace what is not UTF-8, of a name that comes twice some take the first value and
 some the last, some compare names without regard to case, some end a line at a carriage return. What could be read in
 two ways is passed on as it was read here; what cannot be read is not passed on.
 """
@@ -25,7 +25,7 @@ class ServerMessage:
 
 
 def read_server_message(line: bytes) -> ServerMessage | None:
-    """Read a line or a body of a server; None where it is no JSON object that can be read and written."""
+    """Read a line or a body of a server; None where it is not a JSON object that can be read and written."""
     try:
         try:
             values, as_it_came = parse_json(line, unique_names=True), b"\r" not in line

@@ -42,7 +42,7 @@ def _keys(name: str) -> tuple[str, ...]:
 
 
 def with_prefix(prefix: str, result: Any) -> Any:
-    """The result of a `tools/list` with a prefix before each name; what is no tool stays as it is."""
+    """The result of a `tools/list` with a prefix before each name; what is not a tool stays as it is."""
     tools = result.get("tools") if isinstance(result, dict) else None
     if not isinstance(tools, list):
         return result

@@ -106,7 +106,7 @@ class UpstreamAnswer:
 
     @property
     def _kind_shown(self) -> bytes | None:
-        """The content type of what the client gets in place of a body that is no message; None where it is one."""
+        """The content type of what the client gets in place of a body that is not a message; None where it is one."""
         if self._as_it_comes:
             return None
         if self._answer.status_code in NO_BODY:

@@ -54,7 +54,7 @@ def read_labelled_failures(
         The labelled failures in file order.
 
     Raises:
-        DataError: a file that is no JSON; without `on_left_out` any log that cannot calibrate.
+        DataError: a file that is not JSON; without `on_left_out` any log that cannot calibrate.
     """
     labelled = []
     for log in read_failure_logs(path, on_refused=on_left_out):

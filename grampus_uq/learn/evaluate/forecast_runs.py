@@ -60,7 +60,7 @@ class ForecastRuns:
 
     ids: distinct names. outcomes: shape (n,), 1 = success, 0 = failure, NaN = censored at a step budget. streams: by
     name, the forecasts of all n runs in the same order with the same lengths, NaN = missing. features: shape (steps,
-    k), facts of each prefix that are no forecast (for a model of how a stopped run would have gone on), or None.
+    k), facts of each prefix that are not forecasts (for a model of how a stopped run would have gone on), or None.
     audit: every run that was found, these n and the others. asks: shape (n,), the step (from 0) that proposed the first
     irreversible call, -1 where there was none; None: no run has one. tasks: of how many tasks they are trials; None: of
     one each.

@@ -196,7 +196,7 @@ def _scores(sides: tuple[_Side, _Side], good: BoolArray, w: FloatArray) -> list[
         _Measure(name="TPS Brier of p_success", better="higher", of=mean_of(BRIER), among=n),
         _Measure(name="AUROC of p_success", better="higher", of=rank, among=n),
     ]
-    if (w == 1.0).all():  # binned by counts: a weight is no count
+    if (w == 1.0).all():  # binned by counts: a weight is not a count
         measures.append(_Measure(name="T-ECE of p_success", better="lower", of=error, among=n))
     return measures
 

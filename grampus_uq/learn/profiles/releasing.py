@@ -1,6 +1,6 @@
 """The release rule of a profile: from which chance of success irreversible calls go ahead, and with which promise.
 
-The first irreversible call of a run is what is judged: a run without one is no case. What a small set of labels buys
+The first irreversible call of a run is what is judged: a run without one is not a case. What a small set of labels buys
 comes first to last: a budget of wrong releases on average over calibrations, the same with high probability, a
 certified share of right ones among the released.
 """

@@ -39,7 +39,7 @@ _CAUSES = (
 )
 """The words of libpq that are told. Others may hold a part of a password whose / or @ is not encoded."""
 _CONFLICT = "GU409"  # our own SQLSTATE
-_DAMAGED = ("GU422", "22P02", "54001")  # our own, and the server's for an entry that is no JSON or nested too deeply
+_DAMAGED = ("GU422", "22P02", "54001")  # our own, and the server's for an entry that is not JSON or nested too deeply
 
 # All changes of a write in one statement: one round trip, and all of them or none. `expected` NULL chains an entry.
 # Names mean the server's own objects or those of the store's schema, whatever else a role has put into its path. Who
