@@ -276,7 +276,9 @@ class UncertaintyMonitor:
                     always_ask_tools=tuple(profile.policy.always_ask_tool_names),
                 )
             )
-        if snapshot is not None and snapshot.get("profile") not in (None, wiring.fingerprint):
+        if snapshot is not None and (
+            snapshot.get("profile") not in (None, wiring.fingerprint) or snapshot.get("fallback") != profile.fallback
+        ):
             session.migrate(profile, wiring.plan, lambda: wiring.fingerprint)
         with self._lock:  # only now: a reload must not change a session before its first event
             self._running[session] = choose

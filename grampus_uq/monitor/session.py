@@ -636,6 +636,8 @@ class Session:
         values: dict[str, Any] = dict(self._entries(), v=version)
         if self._fingerprint is not None:
             values["profile"] = self._fingerprint()
+        if self._profile.fallback is not None:
+            values["fallback"] = self._profile.fallback
         values["thresholds"] = list(self._profile.policy.thresholds)
         values["state"] = write(state)
         values |= {"recent": [], "escalations": []} if history is None else history.to_json()

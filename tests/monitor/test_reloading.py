@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
 import anyio
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grampus_uq import (
     ConfigurationError,
@@ -17,6 +20,7 @@ from grampus_uq import (
     Sensing,
     Step,
     UncertaintyAction,
+    UncertaintyEstimator,
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
@@ -26,11 +30,12 @@ from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.monitor.reloading import watch_profile
 from grampus_uq.recording import RecordingProcessor, find_run, validate
-from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, profile_fingerprint, save
+from grampus_uq.recording.artifacts import ANY, FittedFor, ProfileArtifact, profile_fingerprint, save
 from grampus_uq.recording.replay import replay_file
 from grampus_uq.records.events import Event, ProfileChanged, SessionStarted
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.core.test_alarm import fitted, profile_of
+from tests.monitor.test_monitor_artifact import DETECTOR
 
 CHANCE = LogisticFusion(readings={"verbalized": FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)
 OLD = Profile(policy=UncertaintyPolicy(irreversible_tool_names=["send"]))
@@ -126,6 +131,28 @@ def test_an_alarm_of_a_detector_that_came_midway_carries_no_promise() -> None:
     for number in range(40):
         shown = said(whole, number, 0.05)
     assert shown.guarantee == watched.detector.threshold.guarantee
+
+
+@settings(max_examples=50)
+@given(parts=st.lists(st.tuples(st.sampled_from(["m", "other"]), st.integers(1, 4)), min_size=1, max_size=5))
+def test_an_alarm_carries_its_promise_only_where_the_profile_fitted_at_every_part_of_the_run(
+    parts: list[tuple[str, int]],
+) -> None:
+    watched = Profile(detector=DETECTOR, estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
+    anywhere = FittedFor(model="m", prompt_hash=ANY, tools_hash=ANY)
+    monitor = UncertaintyMonitor(profile=ProfileArtifact(profile=watched, fitted_for=anywhere))
+    snapshot, number = None, 0
+    for model, steps in parts:
+        session = monitor.session("s", model=model, snapshot=snapshot)
+        for _ in range(steps):
+            said(session, number, 0.9)
+            number += 1
+        snapshot = json.loads(json.dumps(session.compact_snapshot() if number % 2 else session.snapshot()))
+    session = monitor.session("s", model="m", snapshot=snapshot)
+    shown = said(session, number, 0.05)
+    assert shown.rule == "detector"
+    whole = all(model == "m" for model, _ in parts)
+    assert shown.guarantee == (DETECTOR.threshold.guarantee if whole else MIDWAY)
 
 
 def test_a_session_that_the_new_profile_does_not_fit_keeps_its_own_and_the_log_says_so(
