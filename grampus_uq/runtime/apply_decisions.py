@@ -227,28 +227,29 @@ async def _carry_out(
         _review(turn, deciding)
 
 
-async def hear_replaced(turn: Turn, ledger: Ledger, held: CallRecord) -> None:
+async def hear_replaced(turn: Turn) -> None:
     """Remember a human's rejection of a call that another look was replacing meanwhile. Raises StoreError."""
-    (request,) = held.requests
-    arrived = (await ledger.decisions([request.id]))[request.id]
-    standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
-    deciding, _ = turn.gate.approvals.holding(request, arrived, turn.gate.problem, standing)
-    if deciding and deciding[0].kind is ApprovalKind.REJECT:
-        await _tell(turn, request, held.proposed, deciding)
-        await turn.gate.answered(decided(held, deciding).change(requests=held.requests), turn.terms())
-        _remember_rejection(turn.lease.state, held.proposed)
+    state, ledger = turn.lease.state, turn.ledger
+    while left := state.replaced():
+        held = left.pop(0)
+        (request,) = held.requests
+        arrived = (await ledger.decisions([request.id]))[request.id]
+        standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
+        deciding, _ = turn.gate.approvals.holding(request, arrived, turn.gate.problem, standing)
+        if deciding and deciding[0].kind is ApprovalKind.REJECT:
+            await _tell(turn, request, held.proposed, deciding)
+            await turn.gate.answered(decided(held, deciding).change(requests=held.requests), turn.terms())
+            _remember_rejection(state, held.proposed)
+        state.keep_replaced(left)
 
 
 async def _tell(
     turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding: tuple[ApprovalDecision, ...]
 ) -> None:
-    """Take decisions into the belief and the audit."""
+    """Take decisions into the audit, and then into the belief: where the store fails they are told again."""
     lease = turn.lease
     lease.state.touched = True
     for decision in deciding:
-        if lease.session is not None:
-            acknowledges = request.rule != ROLLBACK
-            record_answer(lease.session, decision, step_id=request.step_id, call=call, acknowledges=acknowledges)
         await lease.note(
             "decision",
             {
@@ -260,6 +261,9 @@ async def _tell(
                 "signed": turn.gate.approvals.signer is not None,
             },
         )
+    for decision in deciding if lease.session is not None else ():
+        acknowledges = request.rule != ROLLBACK
+        record_answer(lease.session, decision, step_id=request.step_id, call=call, acknowledges=acknowledges)
 
 
 async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecision, ...]) -> None:

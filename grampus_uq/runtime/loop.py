@@ -6,11 +6,11 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from grampus_uq.errors import StoreError, UncertaintyError
-from grampus_uq.gate.call import CallPhase, CallRecord, doubt_of
+from grampus_uq.gate.call import CallPhase, doubt_of
 from grampus_uq.monitor.arguments import tool_names
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import (
@@ -81,7 +81,6 @@ class Loop:
     looking: LookingAgain | None = None
     logprobs: bool = True
     elicit_confidence: bool = False
-    _replaced: list[CallRecord] = field(default_factory=list)
 
     @property
     def _state(self) -> AgentState:
@@ -202,6 +201,9 @@ class Loop:
 
     async def _work_turn(self) -> AsyncIterator[RunEvent]:
         new = [record for record in self._state.turn if record.phase is CallPhase.NEW]
+        unheard = {held.proposed.likeness() for held in self._state.replaced()}
+        if any(record.proposed.is_among(unheard) for record in new):
+            await hear_replaced(self.turn)
         if await self.turn.judge() is UncertaintyAction.ABORT:
             belief = None if self.lease.session is None else self.lease.session.belief()
             await self._abort(belief.step_uncertainties[-1] if belief else None)
@@ -213,10 +215,8 @@ class Loop:
                 return
         async for record, result in self.turn.execute_cleared():
             yield RunEvent(kind="tool_result", calls=(record.call,), tool_result=result)
-        with contextlib.suppress(StoreError):  # asked again after the next turn
-            while self._replaced and self.looking is not None:
-                await hear_replaced(self.turn, self.looking.ledger, self._replaced[0])
-                self._replaced.pop(0)
+        with contextlib.suppress(StoreError):  # asked again after the next turn, or before one of these calls
+            await hear_replaced(self.turn)
 
     async def _propose(self, proposal: Proposal) -> RunEvent | None:
         """Propose the call of another look in the place of the held one, as a turn of its own; None where it may not.
@@ -247,7 +247,7 @@ class Loop:
         if action.stops or not await self.looking.still_waits(held):
             return None
         state.settle(held, _REPLACED, is_error=True)
-        self._replaced.append(held)
+        state.keep_replaced([*state.replaced(), held])
         state.current_step += 1
         state.propose(content, calls, step_id)
         if (begun := BegunWith.read(state)) is not None:

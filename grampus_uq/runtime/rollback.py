@@ -31,7 +31,7 @@ from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_pref
 from grampus_uq.runtime.looks import LOOKS_USED
 from grampus_uq.runtime.restart_points import SuspectSet, restart_step, what_failed
 from grampus_uq.runtime.rolled_back_calls import executed_calls
-from grampus_uq.runtime.run_state import AgentState, ExecutedCall, ExecutionResult, Segment
+from grampus_uq.runtime.run_state import REPLACED, AgentState, ExecutedCall, ExecutionResult, Segment
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
@@ -207,7 +207,7 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             "discarded": [*(call.model_copy() for call in old.discarded), *done],
             "metadata": {
                 **restored.metadata,
-                **{key: value for key, value in old.metadata.items() if key == LOOKS_USED},
+                **{key: value for key, value in old.metadata.items() if key in (LOOKS_USED, REPLACED)},
                 "rollback": {
                     "branch": old.branch + 1,
                     "from_branch": old.branch,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, TypeAdapter, ValidationError
 
 from grampus_uq.gate.call import CallPhase, CallRecord, settled
 from grampus_uq.gate.requests import ApprovalRequest
@@ -20,11 +20,14 @@ from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 STATE_VERSION = 2
 ATTENDED = "attended"
+"""In the metadata of a session: its worker takes up decisions while it runs."""
 DEATHS = "worker_deaths"
 STARTED_BY = "started_by"
 """In the metadata of a session: the principal whose run it is."""
+REPLACED = "replaced"
+"""In the metadata of a session: held calls that looks replaced, until decisions about them were heard."""
 _LONGEST_CHILD = 1_500
-"""In the metadata of a session: its worker takes up decisions while it runs."""
+_RECORDS = TypeAdapter(list[CallRecord])
 _MAY_HAVE_RUN = "The run ended while this call was under way: it may have taken effect. Find out before you repeat it."
 _PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
 
@@ -152,6 +155,20 @@ class AgentState(BaseModel):
     def pending(self) -> list[ApprovalRequest]:
         """The pending approval requests."""
         return pending(self.review, self.turn)
+
+    def replaced(self) -> list[CallRecord]:
+        """The held calls that looks replaced, as far as anybody can read them."""
+        try:
+            found = _RECORDS.validate_python(self.metadata.get(REPLACED, []))
+        except (ValidationError, RecursionError):
+            return []
+        return [held for held in found if len(held.requests) == 1 and held.requests[0].call == held.proposed]
+
+    def keep_replaced(self, held: list[CallRecord]) -> None:
+        """Keep these as the held calls that looks replaced."""
+        self.metadata.pop(REPLACED, None)
+        if held:
+            self.metadata[REPLACED] = [one.model_dump(mode="json") for one in held]
 
     def already_executed(self, call: ToolCall) -> bool:
         """Return True if a discarded branch executed this irreversible call or an equivalent one."""

@@ -30,7 +30,15 @@ from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger, Note, session_key
 from grampus_uq.runtime.looks import LOOKS_USED, LookingAgain, Looks
 from grampus_uq.runtime.loop import Loop, RunEvent
-from grampus_uq.runtime.run_state import ATTENDED, DEATHS, STARTED_BY, AgentState, ExecutionResult, PendingSession
+from grampus_uq.runtime.run_state import (
+    ATTENDED,
+    DEATHS,
+    REPLACED,
+    STARTED_BY,
+    AgentState,
+    ExecutionResult,
+    PendingSession,
+)
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, StopReport, order_stop
 from grampus_uq.runtime.store import SessionStore
@@ -44,7 +52,7 @@ from grampus_uq.wire.lone_surrogates import bounded_text
 from grampus_uq.wire.model_call import recorded_model
 
 _RELEASE_POLLS = 10
-_RESERVED = frozenset({ABOVE, ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, STARTED_BY})
+_RESERVED = frozenset({ABOVE, ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, REPLACED, STARTED_BY})
 _LONGEST_KEY = 2_000  # what every store can index, with what is put before and behind it
 
 

@@ -87,7 +87,7 @@ class Turn:
         self.lease = lease
         self.gate = gate
         self._state = lease.state
-        self._ledger = ledger
+        self.ledger = ledger
         self._declared = declared
         self._execute = execute
         self.delegates = delegates
@@ -189,7 +189,7 @@ class Turn:
     async def _granted(self, record: CallRecord) -> CallRecord:
         state = self._state
         try:
-            grant = await self._ledger.use_grant(
+            grant = await self.ledger.use_grant(
                 record.proposed,
                 agent_id=state.agent_id,
                 session_id=state.session_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ from tests.sampling import examples
 
 LEAST = 0.9
 ANY = FittedFor(model="*", prompt_hash="*", tools_hash="*")
+ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 PROMISE = "At most 5% go out wrong."
 
 
@@ -688,6 +690,78 @@ async def test_a_call_that_a_human_rejected_while_a_look_replaced_it_is_refused_
     entries = await AuditLog(case.store, "mailer", "s").entries()
     said = [one["data"] for one in entries if one["what"] == "decision"]
     assert any((one["request"], one["kind"]) == (told[0], "reject") for one in said)
+
+
+class Rejecting(Copied):
+    """A human rejects the held call in the moment of the write that replaces it; keeps what it held after each write.
+
+    The audit of that decision fails as often as is `left`.
+    """
+
+    def __init__(self, left: int = 0) -> None:
+        super().__init__()
+        self.left, self.told = left, False
+
+    async def write(self, *changes: Any) -> float:
+        bodies = [body for change in changes for body in getattr(change, "bodies", ())]
+        loaded = await Ledger(self).load("mailer", "s") if not self.told else None
+        waiting = [] if loaded is None else loaded[0].pending()
+        if waiting and any("m-ann" in body for body in bodies):
+            self.told = True
+            await Ledger(self).decide(waiting[0].decide("reject", principal="eva"), wake=False)
+        if self.left > 0 and any('"what":"decision"' in body.replace(" ", "") for body in bodies):
+            self.left -= 1
+            raise StoreError("down")
+        return await super().write(*changes)
+
+
+def bob_again(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse:
+    return mailing("bob", 0.95 if any(one.role is Role.ASSISTANT for one in messages) else 0.5)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_rejection_in_the_moment_of_a_look_outlives_the_worker_wherever_it_dies(left: int) -> None:
+    """The audit may fail meanwhile: whoever goes on hears the rejection before the call comes again."""
+    store, died = Rejecting(left), 0
+    first = Case(mailing("ann", 0.95), store=store, model=ScriptedModel(bob_again), lease_s=0.05)
+    first.ran()
+    for copied in store.copies:
+
+        async def goes_on(copied: MemoryStore = copied) -> None:
+            nonlocal died
+            loaded = await Ledger(copied).load("mailer", "s")
+            if loaded is None or loaded[0].status in ENDED or not await copied.scan("decision"):
+                return
+            died += 1
+            await anyio.sleep(0.06)  # the dead worker's lease
+            case = Case(mailing("ann", 0.95), store=copied, model=ScriptedModel(bob_again))
+            result = await case.runner.resume("mailer", "s")
+            while result.status is AgentStatus.WAITING_FOR_HUMAN:
+                answers = [request.decide("reject", principal="eva") for request in result.pending]
+                result = await case.runner.resume("mailer", "s", answers)
+            assert ("bob", "hi") not in case.world.sent
+
+        anyio.run(goes_on)
+    assert died >= 3
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_rejection_in_the_moment_of_a_look_is_recorded_once_whatever_fails(left: int) -> None:
+    case = Case(mailing("ann", 0.95), store=Rejecting(left), model=ScriptedModel(bob_again))
+
+    async def run() -> None:
+        with contextlib.suppress(StoreError):
+            await case.run()
+        while (loaded := await case.runner.ledger.load("mailer", "s")) and loaded[0].status not in ENDED:
+            answers = [request.decide("approve", principal="eva") for request in loaded[0].pending()]
+            with contextlib.suppress(StoreError):
+                await case.runner.resume("mailer", "s", answers)
+
+    anyio.run(run)
+    assert ("bob", "hi") not in case.world.sent
+    recorded = [one for one in case.events if isinstance(one, DecisionEvent) and one.decision == "reject"]
+    noted = [one for one in case.audited() if one["what"] == "decision" and one["data"]["kind"] == "reject"]
+    assert (len(recorded), len(noted)) == (1, 1)
 
 
 @pytest.mark.anyio

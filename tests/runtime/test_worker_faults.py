@@ -623,7 +623,17 @@ async def test_a_parent_that_nobody_can_read_makes_no_sub_agent_of_a_run(own: An
     assert len(await store.scan(TIMER)) == 1
 
 
-_KEPT = ["attended", "begun_with", "looks", "parent_run", "parent_session", "parents", "started_by", "worker_deaths"]
+_KEPT = [
+    "attended",
+    "begun_with",
+    "looks",
+    "parent_run",
+    "parent_session",
+    "parents",
+    "replaced",
+    "started_by",
+    "worker_deaths",
+]
 
 
 @given(
