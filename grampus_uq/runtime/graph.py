@@ -22,7 +22,7 @@ from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.concurrent_tasks import run_together, run_with_watch
 from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Document, SessionStore, parsed
 from grampus_uq.runtime.stores.memory import MemoryStore
 
 
@@ -44,6 +44,9 @@ class GraphCheckpoint(BaseModel):
     _key: str = PrivateAttr("")
     _version: int = PrivateAttr(0)  # of this execution, not of the graph: one graph may serve several at once
     _lock: anyio.Lock = PrivateAttr(default_factory=anyio.Lock)
+
+    def waits_at(self) -> list[str]:
+        return list(dict.fromkeys(self.waiting))
 
     async def save(self) -> None:
         async with self._lock:
@@ -202,35 +205,71 @@ class Graph:
         checkpoint._version = 0 if stored is None else stored.version
         return await self._advance(checkpoint)
 
-    async def restore_and_execute(self, graph_id: str | None = None, human_response: str | None = None) -> AgentState:
+    async def restore_and_execute(
+        self, graph_id: str | None = None, human_response: str | None = None, *, node: str | None = None
+    ) -> AgentState:
         """Continue from the last checkpoint, in any process; `human_response` is appended as a user's message.
 
         Finished nodes do not run again. A waiting node waits until there is a `human_response`; an empty one only lets
-        it continue. Raises SessionError when there is no checkpoint, SessionConflictError while another process
-        executes it.
+        it continue. Where several nodes wait, each has an answer of its own, and `node` says whose it is.
+
+        Raises SessionError when there is no checkpoint, when an answer is for no waiting node, or for one of several
+        without its name, and when a node of the checkpoint is not in this graph; SessionConflictError while another
+        process executes it.
         """
         self._check()
+        if node is not None and human_response is None:
+            raise ConfigurationError.of("node", "Graph.restore_and_execute", "given with a human_response", node)
         checkpoint = await self._stored(graph_id or self.graph_id)
-        if checkpoint.waiting and human_response is not None:
+        if human_response is not None:
+            name = self._answered(checkpoint, node)
             self._take_answer(checkpoint, human_response)
-            waiting, checkpoint.waiting = checkpoint.waiting, []
-            for name in waiting:
-                if getattr(self._nodes[name].handler, PASSED, False):
-                    self._follow(await self._targets(name, checkpoint.state), name, checkpoint, [])
-                else:
-                    checkpoint.ready.append(name)
+            checkpoint.waiting = [one for one in checkpoint.waiting if one != name]
+            if getattr(self._nodes[name].handler, PASSED, False):
+                self._follow(await self._targets(name, checkpoint.state), name, checkpoint, [])
+            elif name not in checkpoint.ready:
+                checkpoint.ready.append(name)
             self._release_joins(checkpoint)
         return await self._advance(checkpoint)
 
-    async def _stored(self, key: str) -> GraphCheckpoint:
+    def _answered(self, checkpoint: GraphCheckpoint, node: str | None) -> str:
+        """The waiting node that an answer is for."""
+        waiting = checkpoint.waits_at()
+        if node is None and len(waiting) == 1:
+            return waiting[0]
+        if node in waiting:
+            return node
+        graph = f"Graph {checkpoint._key!r:.80}"
+        if not waiting:
+            raise SessionError(f"{graph} waits for no answer (it is {checkpoint.state.status}): nothing was taken.")
+        if node is None:
+            raise SessionError(f"{graph} waits for several answers: say in `node` for which of {waiting} this one is.")
+        raise SessionError(f"{graph} waits for an answer to one of {waiting}, and not to {node!r:.80}.")
+
+    async def waiting(self, graph_id: str | None = None) -> list[str]:
+        """The nodes of the last checkpoint that wait for an answer. Raises SessionError when there is no checkpoint."""
+        return (await self._read(graph_id or self.graph_id))[1].waits_at()
+
+    async def _read(self, key: str) -> tuple[Document, GraphCheckpoint]:
         stored = await self._store.get("graph", key)
         if stored is None:
             raise SessionError(f"There is no checkpoint of graph {key!r:.80}.")
-        checkpoint = GraphCheckpoint.model_validate_json(stored.body)
+        return stored, parsed(GraphCheckpoint, stored.body, f"The checkpoint of graph {key!r:.80}")
+
+    async def _stored(self, key: str) -> GraphCheckpoint:
+        stored, checkpoint = await self._read(key)
         left = checkpoint.lease_s - stored.age_s
         if checkpoint.holder is not None and left > 0.0:
             raise SessionConflictError(
                 f"Graph {key!r:.80} is executed by another worker; its lease ends in {left:.1f} s unless it is renewed."
+            )
+        open_nodes = {*checkpoint.ready, *checkpoint.waiting, *checkpoint.done}
+        open_nodes |= {target for target, arrived in checkpoint.arrived.items() if arrived}
+        gone = sorted(open_nodes - self._nodes.keys())
+        if gone:
+            raise SessionError(
+                f"Graph {key!r:.80} has no node {gone[0]!r:.80} any more, and its checkpoint goes on there: restore it "
+                "with the nodes that it was executed with."
             )
         checkpoint._store, checkpoint._key, checkpoint._version = self._store, stored.key, stored.version
         return checkpoint
@@ -317,7 +356,7 @@ class Graph:
                 self._follow(targets[name], name, checkpoint, remaining)
         if any(result.status is AgentStatus.FAILED for result in results.values()):
             checkpoint.state.status = AgentStatus.FAILED
-            checkpoint.ready = []
+            checkpoint.ready, checkpoint.waiting = [], []
         else:
             self._release_joins(checkpoint)
         await checkpoint.save()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -25,6 +26,7 @@ from grampus_uq import (
 )
 from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.runtime.graph import NodeHandler
+from grampus_uq.runtime.graph_nodes import PASSED
 from grampus_uq.runtime.store import Change, Document, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.sampling import examples
@@ -353,6 +355,83 @@ async def test_a_human_node_is_passed_only_with_an_answer_also_an_empty_one() ->
     assert visited == []
     assert (await graph.restore_and_execute(human_response="")).status is AgentStatus.COMPLETED
     assert visited == ["end"]
+
+
+KINDS = st.lists(st.sampled_from(["works", "works", "asks", "waits", "fails"]), min_size=6, max_size=6)
+
+
+@given(
+    edges=st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(lambda e: e[0] < e[1]), max_size=10),
+    kinds=KINDS,
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=examples(200), deadline=None)
+def test_no_node_is_passed_without_an_answer_of_its_own_and_no_failure_is_forgotten(
+    edges: set[tuple[int, int]], kinds: list[str], order: Any
+) -> None:
+    graph, answered, asked, failing = Graph(graph_id="g"), set[str](), set[str](), set[str]()
+
+    def node(name: str, kind: str) -> NodeHandler:
+        async def handler(state: AgentState) -> AgentState:
+            for source in (str(source) for source, target in edges if str(target) == name):
+                assert source not in asked - answered, "what it follows waits for its answer"
+            if kind == "asks":
+                asked.add(name)
+                return await human_node("May I?")(state)
+            if kind == "waits" and name not in answered:
+                asked.add(name)
+                state.status = AgentStatus.WAITING_FOR_HUMAN
+            if kind == "fails":
+                failing.add(name)
+                state.status = AgentStatus.FAILED
+            return state
+
+        setattr(handler, PASSED, kind == "asks")
+        return handler
+
+    for number, kind in enumerate(kinds):
+        graph.add_node(str(number), node(str(number), kind), entry=number == 0)
+    for source, target in sorted(edges):
+        graph.add_edge(str(source), str(target))
+
+    async def run() -> None:
+        state = await graph.execute(fresh())
+        while state.status is AgentStatus.WAITING_FOR_HUMAN:
+            waiting = await graph.waiting()
+            assert set(waiting) == asked - answered
+            if len(waiting) > 1:
+                with pytest.raises(SessionError, match="say in `node`"):
+                    await graph.restore_and_execute(human_response="yes")
+            with pytest.raises(SessionError, match="and not to"):
+                await graph.restore_and_execute(human_response="yes", node="elsewhere")
+            name = order.choice(waiting)
+            answered.add(name)
+            state = await graph.restore_and_execute(
+                human_response=f"yes {name}", node=name if len(waiting) > 1 else None
+            )
+        assert state.status is (AgentStatus.FAILED if failing else AgentStatus.COMPLETED)
+        assert failing or asked == answered
+        assert {m.content for m in state.messages if m.role is Role.USER} == {f"yes {name}" for name in answered}
+        with pytest.raises(SessionError, match="waits for no answer"):
+            await graph.restore_and_execute(human_response="yes")
+        assert (await graph.restore_and_execute()).status is state.status
+
+    anyio.run(run)
+
+
+async def test_a_checkpoint_that_does_not_fit_the_graph_or_is_damaged_is_refused_in_words() -> None:
+    store = MemoryStore()
+    first = Graph(graph_id="g", store=store).add_node("start", say("start", []), entry=True)
+    await first.add_node("human", human_node()).add_edge("start", "human").execute(fresh())
+    later = Graph(graph_id="g", store=store).add_node("start", say("start", []), entry=True)
+    for answer in (None, "yes"):
+        with pytest.raises(SessionError, match="has no node 'human' any more"):
+            await later.restore_and_execute(human_response=answer)
+    with pytest.raises(ConfigurationError, match="given with a human_response"):
+        await first.restore_and_execute(node="human")
+    await store.put("graph", "damaged", "{nonsense", expected=0)
+    with pytest.raises(StoreError, match="The checkpoint of graph 'damaged' cannot be read"):
+        await first.restore_and_execute("damaged")
 
 
 async def test_a_node_that_waits_by_itself_runs_again_when_it_is_answered() -> None:
