@@ -25,7 +25,14 @@ from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.dead_letters import dead_letters
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.stored_decisions import Decided, check_shown, decisions_on, open_request, store_decision
+from grampus_uq.runtime.stored_decisions import (
+    Decided,
+    check_edit,
+    check_shown,
+    decisions_on,
+    open_request,
+    store_decision,
+)
 from grampus_uq.runtime.stored_delegations import standing_for
 from grampus_uq.runtime.stored_drills import StoredDrills
 
@@ -242,7 +249,7 @@ def reject(**given: Any) -> None:
 @_deciding
 @click.option("--arguments", required=True, help="The new arguments, a JSON object.")
 def edit(arguments: str, **given: Any) -> None:
-    """Approve the pending call with other arguments; the runner checks them against the tool's schema."""
+    """Approve the pending call with other arguments, which have to fit the tool's schema."""
     _decide("edit", arguments=_parsed(arguments), **given)
 
 
@@ -291,6 +298,7 @@ def _decide(
         drill = await _drill(ledger, request_id)
         if drill is not None:
             check_shown(drill.card, digest)
+            check_edit(arguments, drill.parameters)
             answer = drill.answered(kind, principal=principal, message=message, arguments=arguments)
             answer = answer if signer is None else signer.sign(answer)
             waiting = sum(len(session.requests) for session in await ledger.pending())
@@ -298,6 +306,7 @@ def _decide(
             return drill.card, [], done.told()
         found = await open_request(ledger, request_id)
         check_shown(found.card, digest)
+        check_edit(arguments, found.parameters)
         given: dict[str, Any] = {"message": message, "arguments": arguments, "never": never}
         given["delegation"] = await _delegation(ledger, found.card.tool, principal, place)
         decision = found.request.decide(kind, principal=principal, **given)

@@ -15,8 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from grampus_uq.errors import ApprovalError, DataError
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, check_arguments, written_text
-from grampus_uq.gate.schema import problem_of
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, written_text
 from grampus_uq.gate.voices import Voices
 from grampus_uq.inbox.delegation_pages import check_place, in_place_of
 from grampus_uq.inbox.edit_form import edit_form, edited
@@ -27,7 +26,7 @@ from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import canonical_json
 from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.drills import Drill, DrillAnswer
-from grampus_uq.runtime.stored_decisions import OpenRequest, check_shown, store_decision
+from grampus_uq.runtime.stored_decisions import OpenRequest, check_edit, check_shown, store_decision
 from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.stored_drills import StoredDrills
 
@@ -192,12 +191,9 @@ def _check_edit(one: OpenRequest | Drill, arguments: Mapping[str, Any]) -> None:
     shown = one.card
     if shown.tool is None:
         raise ApprovalError("This request has no call whose arguments could be edited.")
-    check_arguments(arguments)
+    check_edit(arguments, one.parameters)
     if canonical_json(arguments) == canonical_json(shown.arguments):
         raise ApprovalError("Nothing was changed: approve the call as it is, or change it.")
-    problem = problem_of(arguments, one.parameters or {})
-    if problem is not None:
-        raise ApprovalError(f"The tool does not accept this: {problem}.")
 
 
 async def _check_first(visit: Visit, one: OpenRequest, mine: ApprovalDecision) -> None:

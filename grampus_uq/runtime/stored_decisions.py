@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, DataError
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, check_arguments
+from grampus_uq.gate.schema import problem_of
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.begun_with import parameters_of
 from grampus_uq.runtime.cards import Card, card
@@ -44,6 +45,16 @@ def check_shown(card: Card, digest: str | None) -> None:
             f"The pending call is no longer what was shown: its digest is {card.digest}. Nothing was decided; look at "
             "it again."
         )
+
+
+def check_edit(arguments: Mapping[str, Any] | None, parameters: Mapping[str, Any] | None) -> None:
+    """Raise ApprovalError where the schema of a tool, as far as it is known, does not take the arguments of an edit."""
+    if arguments is None:
+        return
+    check_arguments(arguments)
+    problem = problem_of(arguments, parameters or {})
+    if problem is not None:
+        raise ApprovalError(f"The tool does not accept this: {problem}.")
 
 
 async def open_request(ledger: Ledger, request_id: str) -> OpenRequest:

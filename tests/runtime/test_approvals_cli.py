@@ -12,7 +12,7 @@ import anyio
 import pytest
 from click.testing import CliRunner, Result
 
-from grampus_uq import AgentRunner, ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
+from grampus_uq import AgentRunner, ApprovalDecision, ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
 from grampus_uq.cli.approvals_command import command
 from grampus_uq.cli.calibration_command import command as watch_command
 from grampus_uq.errors import GrampusError
@@ -50,6 +50,16 @@ class Desk:
             return await self._runner(store).run(AGENT, "mail bob", session_id="s")
         finally:
             await store.aclose()
+
+    def stored(self, decision: ApprovalDecision) -> None:
+        async def decide() -> None:
+            store = open_store(self.url)
+            try:
+                await Ledger(store).decide(decision)
+            finally:
+                await store.aclose()
+
+        anyio.run(decide)
 
     def resume(self) -> Any:
         async def resume() -> Any:
@@ -272,7 +282,10 @@ def test_an_edit_that_the_tool_cannot_take_uses_no_request_up_and_show_says_why(
     tmp_path: Path, arguments: dict[str, Any], why: str
 ) -> None:
     desk = Desk(tmp_path)
-    assert desk.cli("edit", desk.request.id, "--arguments", json.dumps(arguments)).exit_code == 0
+    refused = desk.cli("edit", desk.request.id, "--arguments", json.dumps(arguments))
+    assert f"The tool does not accept this: {why}" in refused.output
+    assert json.loads(desk.cli("list", "--json").output)[0]["decisions"] == []
+    desk.stored(desk.request.decide("edit", principal="ann", arguments=arguments))  # by a client that checks nothing
     result = desk.resume()
     assert [request.id for request in result.pending] == [desk.request.id]
     assert why in desk.cli("show", desk.request.id).output
