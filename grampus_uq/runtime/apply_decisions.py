@@ -28,7 +28,7 @@ from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.begun_with import BegunWith, broken, contracts
 from grampus_uq.runtime.cards import card
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, decision_digest
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.turn import Turn
@@ -115,7 +115,8 @@ async def _take_decisions(
     for request, record in waiting.values():
         deciding, refused = approvals.holding(request, arrived[request.id], turn.gate.problem, standing)
         for decision, why in refused:
-            await lease.note("decision_refused", {"request": request.id, "of": decision.principal, "why": why})
+            which = {"request": request.id, "of": decision.principal, "decision": decision_digest(decision)}
+            await lease.note("decision_refused", {**which, "why": why})
         if request.id in before and not (deciding and deciding[0].kind is ApprovalKind.REJECT):
             continue
         if deciding and not any(record is not None and record is one for (_, one), _ in outcomes):
@@ -261,7 +262,9 @@ async def _tell(
                 "signed": turn.gate.approvals.signer is not None,
             },
         )
-    for decision in deciding if lease.session is not None else ():
+    if lease.session is None:
+        return
+    for decision in deciding:
         acknowledges = request.rule != ROLLBACK
         record_answer(lease.session, decision, step_id=request.step_id, call=call, acknowledges=acknowledges)
 

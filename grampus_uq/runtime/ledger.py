@@ -339,7 +339,7 @@ class Ledger:
         call are closed, whoever said so.
         """
         body = decision.model_dump_json()
-        key = f"{quote(decision.request_id, safe='')}/{hashlib.sha256(body.encode()).hexdigest()}"
+        key = f"{quote(decision.request_id, safe='')}/{decision_digest(decision)}"
         kept = {"decision": json.loads(body)} | ({} if shown is None else {"shown": shown.model_dump(mode="json")})
         kept |= {} if parameters is None else {"parameters": parameters}
         put = Put(kind="decision", key=key, body=json.dumps(kept), expected=0)
@@ -436,6 +436,11 @@ class Ledger:
             except SessionConflictError:
                 newest = await self.store.get("grant", newest.key)  # another worker used it at this moment
         return False
+
+
+def decision_digest(decision: ApprovalDecision) -> str:
+    """The digest of a whole decision, its signature included: two decisions of one principal differ in it."""
+    return hashlib.sha256(decision.model_dump_json().encode()).hexdigest()
 
 
 def decision_values(document: Document) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from grampus_uq.gate.schema import problem_of
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.begun_with import parameters_of
 from grampus_uq.runtime.cards import Card, card
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, decision_digest
 from grampus_uq.runtime.stored_delegations import standing_in
 
 
@@ -22,20 +22,16 @@ class OpenRequest:
     """A pending request as it stands in the store at this moment.
 
     `decisions` were stored and not taken up, unchecked: only the runner has the keys. `refused` are those that the
-    runner took no notice of, as its audit says: who decided, and why not. `parameters` is the tool's schema; None where
-    the session does not hold it.
+    runner took no notice of, as its audit says: who decided, and why not. It may still take up those that are
+    `standing`. `parameters` is the tool's schema; None where the session does not hold it.
     """
 
     request: ApprovalRequest
     card: Card
     decisions: tuple[ApprovalDecision, ...]
     refused: tuple[tuple[str, str], ...]
+    standing: tuple[ApprovalDecision, ...]
     parameters: Mapping[str, Any] | None
-
-    @property
-    def standing(self) -> Sequence[ApprovalDecision]:
-        """The decisions that the runner may still take up."""
-        return _not_refused(self.decisions, self.refused)
 
 
 def check_shown(card: Card, digest: str | None) -> None:
@@ -60,12 +56,14 @@ def check_edit(arguments: Mapping[str, Any] | None, parameters: Mapping[str, Any
 async def open_request(ledger: Ledger, request_id: str) -> OpenRequest:
     """The pending request with this id, or a unique beginning of it; raises SessionError when there is none."""
     state, request = await ledger.find_request(request_id)
-    arrived = (await ledger.decisions([request.id]))[request.id]
+    decisions = [decision for decision, _ in (await ledger.decisions([request.id]))[request.id]]
+    refused = await _refusals(ledger, request)
     return OpenRequest(
         request=request,
         card=card(request, state),
-        decisions=tuple(decision for decision, _ in arrived),
-        refused=await _refusals(ledger, request),
+        decisions=tuple(decisions),
+        refused=tuple(dict.fromkeys((str(one.get("of", "")), str(one.get("why", ""))) for one in refused)),
+        standing=tuple(_not_refused(decisions, refused)),
         parameters=None if request.call is None else parameters_of(state, request.call.name),
     )
 
@@ -81,6 +79,7 @@ async def store_decision(ledger: Ledger, found: OpenRequest, decision: ApprovalD
     await ledger.decide(decision, shown=found.card, parameters=found.parameters)
 
 
+_Refusal = Mapping[str, Any]
 Decided = tuple[Sequence[ApprovalDecision], Sequence[ApprovalDecision]]
 """The decisions on a request, and those of them that the runner may still take up."""
 
@@ -95,17 +94,18 @@ async def decisions_on(ledger: Ledger, requests: Sequence[ApprovalRequest]) -> d
     }
 
 
-def _not_refused(decisions: Sequence[ApprovalDecision], refused: Sequence[tuple[str, str]]) -> list[ApprovalDecision]:
-    ignored = {principal for principal, _ in refused}
-    return [decision for decision in decisions if decision.principal not in ignored]
+def _not_refused(decisions: Sequence[ApprovalDecision], refused: Sequence[_Refusal]) -> list[ApprovalDecision]:
+    """Those that the runner did not refuse; an earlier release noted whose decision it refused, and not which."""
+    which = {one.get("decision") for one in refused}
+    whose = {one.get("of") for one in refused if "decision" not in one}
+    return [one for one in decisions if one.principal not in whose and decision_digest(one) not in which]
 
 
-async def _refusals(ledger: Ledger, request: ApprovalRequest) -> tuple[tuple[str, str], ...]:
-    """Return the principals whose decisions the runner refused, and why, from the audit."""
+async def _refusals(ledger: Ledger, request: ApprovalRequest) -> list[_Refusal]:
+    """The facts on the decisions that the runner refused, from the audit."""
     try:
         entries = await AuditLog(ledger.store, request.agent_id, request.session_id).entries()
     except DataError as error:
-        return (("", f"the audit does not hold: {error}"),)
+        return [{"why": f"the audit does not hold: {error}"}]
     data = [entry["data"] for entry in entries if entry["what"] == "decision_refused"]
-    refused = [(str(one.get("of", "")), str(one.get("why", ""))) for one in data if one.get("request") == request.id]
-    return tuple(dict.fromkeys(refused))
+    return [one for one in data if one.get("request") == request.id]

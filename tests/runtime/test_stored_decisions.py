@@ -6,14 +6,18 @@ from pathlib import Path
 
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grampus_uq import ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
 from grampus_uq.errors import ApprovalError
 from grampus_uq.runtime.begun_with import parameters_of
 from grampus_uq.runtime.ledger import Ledger, audit_of
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.stored_decisions import OpenRequest, check_shown, open_request, store_decision
-from tests.runtime.test_approvals_cli import Desk
+from grampus_uq.runtime.stored_decisions import OpenRequest, check_shown, decisions_on, open_request, store_decision
+from tests.runtime.agents import AGENT, World, runner
+from tests.runtime.test_approvals_cli import Desk, mailing
+from tests.sampling import examples
 
 
 def found(desk: Desk) -> OpenRequest:
@@ -42,8 +46,55 @@ def test_a_decision_that_the_runner_ignored_stands_no_more(tmp_path: Path) -> No
     desk.resume()
     after = found(desk)
     assert [one.principal for one in after.decisions] == ["mallory"]
-    assert after.standing == []
+    assert after.standing == ()
     assert after.refused[0][0] == "mallory"
+
+
+@given(st.lists(st.sampled_from(["forged", "other key", "unsigned"]), min_size=1, max_size=3), st.integers(0, 3))
+@settings(max_examples=examples(25), deadline=None)
+def test_no_refused_decision_in_a_name_hides_a_valid_one_of_that_name(before: list[str], resumed: int) -> None:
+    """Whoever may write to the store would otherwise keep Ann's decision from every list and card."""
+    ann, other = Ed25519Signer.generate(), Ed25519Signer.generate()
+    keys = {"ann": ann.public_key, "eva": Ed25519Signer.generate().public_key}
+    desk = runner(World(), mailing(), approvals=ApprovalPolicy(required=2, signer=PublicKeys(keys)))
+
+    async def work() -> None:
+        (request,) = (await desk.run(AGENT, "mail bob", session_id="s")).pending
+        for number, how in enumerate(before):
+            bad = request.decide("approve", principal="ann", message=str(number))
+            if how != "unsigned":
+                bad = other.sign(bad)
+            if how == "forged":
+                bad = bad.model_copy(update={"signature": "AAAA"})
+            await desk.ledger.decide(bad, wake=False)
+            if number < resumed:
+                await desk.resume("mailer", "s")
+        await desk.resume("mailer", "s")
+        assert (await open_request(desk.ledger, request.id)).standing == ()
+        good = ann.sign(request.decide("approve", principal="ann"))
+        await desk.ledger.decide(good, wake=False)
+        for _ in range(2):
+            after = await open_request(desk.ledger, request.id)
+            assert after.standing == (good,)
+            assert len(after.decisions) == len(before) + 1
+            assert (await decisions_on(desk.ledger, [request]))[request.id][1] == [good]
+            await desk.resume("mailer", "s")
+
+    anyio.run(work)
+
+
+def test_what_an_earlier_release_refused_is_known_by_its_principal(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.cli("approve", desk.request.id, "--as", "mallory")
+
+    async def refused() -> None:
+        store = open_store(desk.url)
+        note = ("decision_refused", {"request": desk.request.id, "of": "mallory", "why": "no"})
+        await store.write(audit_of("mailer", "s", [note]))
+        await store.aclose()
+
+    anyio.run(refused)
+    assert (found(desk).standing, found(desk).refused) == ((), (("mallory", "no"),))
 
 
 def test_what_was_not_shown_and_what_cannot_hold_is_not_stored(tmp_path: Path) -> None:
