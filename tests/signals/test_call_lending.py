@@ -64,8 +64,9 @@ def test_a_call_with_a_lost_a_changed_or_a_doubtful_token_is_below_the_floor(
     text = "".join(one.token for one in left)
     call = ToolCall(name=name, arguments=arguments)
     assume(damage == "doubtful" or (text != own and not _still_writes(text, call)))
-    assume(damage != "merged and lost" or arguments)  # of a name and two brackets nothing may be left at all
-    assume(damage != "merged and lost" or FORMS["by position"](name, arguments) not in text)  # a key and its sign
+    assume("lost" not in damage or arguments)  # of a name and two brackets nothing may be left at all
+    merged = "".join(one.token for one in tokens(own)[at : at + 2])
+    assume(damage != "merged and lost" or not merged.endswith("="))  # a key and its sign: the value by its position
     (found,) = odds([*tokens(line), *left], call, shown=line.strip() if shown else "")
     assert found is not None
     assert found < FLOOR
@@ -196,10 +197,14 @@ def test_of_two_calls_the_damaged_one_is_below_the_floor(
     name, arguments, form, before = turn
     call, beside = ToolCall(name=name, arguments=arguments), ToolCall(name=other_name, arguments=more)
     assume(call != beside)
+    assume(damage != "lost" or arguments)  # of a name and two brackets nothing may be left at all
     own, line = FORMS[form](name, arguments), LINES[before](name, arguments)
-    left = damaged(tokens(own), data.draw(st.sampled_from(own_words(own, name, arguments))), damage)
+    at = data.draw(st.sampled_from(own_words(own, name, arguments)))
+    left = damaged(tokens(own), at, damage)
     text = "".join(one.token for one in left)
     assume(damage == "doubtful" or (text != own and not _still_writes(text, call)))
+    closing = "".join(one.token for one in tokens(own)[:at]).rpartition("<")[2].startswith("/")
+    assume(damage == "doubtful" or name != other_name or not closing)  # the other call closes this one's element, too
     intact = [*tokens("\n"), *tokens(FORMS[form](other_name, more)), *tokens("\n")]
     found, _ = odds([*tokens(line), *left, *intact] if first else [*tokens(line), *intact, *left], call, beside)
     assert found is not None
