@@ -2,8 +2,8 @@
 
 The alarm latches: once the evidence has passed the threshold it stays raised until a human answers. The answer
 acknowledges it: steps that can be undone are not asked for any more, each irreversible call is, until the run ends. The
-promise of the threshold covers the *first* alarm of a run; re-arming starts the evidence anew, and later alarms carry
-no guarantee, because alpha was spent on the first.
+promise of the threshold covers the *first* alarm of a run that goes from its beginning to its end; re-arming starts the
+evidence anew, and alarms after it or after a rollback carry no guarantee, because alpha was spent before.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ __all__ = [
     "guarantee_of",
     "midway",
     "rearm",
+    "rolled_back",
 ]
 
 MIDWAY = "no guarantee: this run came under this detector when it was under way"
 AFTER_REARMING = "no guarantee: alpha was spent on this run's first alarm, before it was re-armed"
+ROLLED_BACK = "no guarantee: this run was rolled back, or re-armed, when it was under way"
 
 
 def _read(value: Any) -> Any:
@@ -46,7 +48,9 @@ DetectorField = Annotated[Detector, BeforeValidator(_read), PlainSerializer(dete
 class AlarmState:
     """State of a session's detector: its evidence, whether a human answered, and how often it was re-armed.
 
-    `midway` is True when the run began under another profile: the detector has not seen its first steps.
+
+    `midway` is True when the run began under another profile (the detector has not seen its first steps), and after a
+    rollback, which counts as one re-arming.
     """
 
     evidence: DetectorState
@@ -86,7 +90,7 @@ def alarm_raised(detector: Detector, state: AlarmState | None) -> bool:
 def guarantee_of(detector: Detector, state: AlarmState) -> str:
     """The sentence of the promise that an alarm carries now."""
     if state.midway:
-        return MIDWAY
+        return MIDWAY if state.rearmed == 0 else ROLLED_BACK
     return detector.threshold.guarantee if state.rearmed == 0 else AFTER_REARMING
 
 
@@ -104,3 +108,9 @@ def rearm(detector: Detector, state: AlarmState, session_id: str) -> AlarmState:
 def midway(detector: Detector, session_id: str) -> AlarmState:
     """Begin with a detector in the middle of a run; its alarms carry no guarantee."""
     return AlarmState(evidence=eprocess.start(detector, session_id), midway=True)
+
+
+def rolled_back(detector: Detector, state: AlarmState | None, session_id: str) -> AlarmState:
+    """Go on from an earlier step of the run; alarms from here on carry no guarantee."""
+    kept = AlarmState(evidence=eprocess.start(detector, session_id)) if state is None else state
+    return replace(kept, rearmed=max(kept.rearmed, 1), midway=True)

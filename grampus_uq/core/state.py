@@ -23,6 +23,7 @@ from grampus_uq.core.alarm import (
     alarm_raised,
     midway,
     rearm,
+    rolled_back,
 )
 from grampus_uq.core.chain_rule import Chain
 from grampus_uq.core.estimator import UncertaintyEstimator
@@ -276,6 +277,17 @@ def change_profile(profile: Profile, state: SessionState) -> SessionState:
     alarmed = state.alarmed or (state.alarm is not None and state.alarm.answered)
     turns = without_chances(state.turns)
     return replace(state, alarm=alarm, p_success=None, worst_case=worst_case, turns=turns, alarmed=alarmed)
+
+
+def went_back(profile: Profile, state: SessionState, *, alarmed: bool = False) -> SessionState:
+    """A run goes on from this earlier state of its own; `alarmed`: an alarm was raised in the discarded steps.
+
+    Such an alarm stays one of the run. Alarms from here on carry no guarantee, which is about one pass through a run.
+    """
+    alarm, detector = state.alarm, profile.detector
+    if detector is not None:
+        alarm = rolled_back(detector, alarm, state.session_id)
+    return replace(state, alarm=alarm, alarmed=state.alarmed or alarmed)
 
 
 def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:

@@ -23,6 +23,7 @@ from grampus_uq.core.state import (
     change_profile,
     rearm_alarm,
     state_to_values,
+    went_back,
 )
 from grampus_uq.core.turn_evidence import doubt_about, is_proposed, placed
 from grampus_uq.errors import ConfigurationError, SessionConflictError
@@ -500,6 +501,11 @@ class Session:
         with self._lock:
             self._state = rearm_alarm(self._profile, self._state)
             self._record("rearm", principal, alarm_rearmed=True)
+
+    def went_back(self) -> None:
+        """Take it that the run goes on from an earlier step of its own: its alarms carry no guarantee from now on."""
+        with self._lock:
+            self._state = went_back(self._profile, self._state)
 
     def _record(self, decision: str, principal: str, **given: Any) -> None:
         self._tell(

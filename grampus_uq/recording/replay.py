@@ -10,12 +10,20 @@ from dataclasses import dataclass, fields
 from functools import partial
 
 from grampus_uq.core.engine import advance
-from grampus_uq.core.state import Profile, SessionState, acknowledge, answer_alarm, change_profile, rearm_alarm
+from grampus_uq.core.state import (
+    Profile,
+    SessionState,
+    acknowledge,
+    answer_alarm,
+    change_profile,
+    rearm_alarm,
+    went_back,
+)
 from grampus_uq.errors import DataError
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.reader import read_numbered
 from grampus_uq.recording.runs import Paths, Refused, Run, beginnings, refuse_to
-from grampus_uq.records.events import DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
+from grampus_uq.records.events import BRANCH, DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
 from grampus_uq.records.values import StepUncertainty
 
 log = logging.getLogger("grampus_uq.recording.replay")
@@ -210,6 +218,8 @@ class _Runs:
         self._profiles = profiles
         self._under: dict[str, Profile] = {}
         self._changed: set[str] = set()
+        self._branches: dict[str, str] = {}
+        self._rolled_back: set[str] = set()
 
     def take(self, event: Event) -> ReplayedStep | None:
         if isinstance(event, SessionStarted):
@@ -256,6 +266,10 @@ class _Runs:
             self._changed.discard(event.session_id)
         elif event.session_id in self._states:
             self._resumed.add(event.session_id)
+            branch = event.metadata.get(BRANCH, "0")
+            if branch != self._branches.get(event.session_id, "0"):
+                self._branches[event.session_id] = branch
+                self._rolled_back.add(event.session_id)
         else:
             raise DataError(
                 f"session {event.session_id!r} is resumed, and these events lack its earlier steps: pass `states`",
@@ -294,5 +308,10 @@ class _Runs:
                 "or they are out of order",
                 field="assessment.index",
             )
+        alarmed = states[-1].alarmed
         while states[-1].n_steps > index:
             states.pop()
+        if event.session_id in self._rolled_back:
+            self._rolled_back.discard(event.session_id)
+            profile = self._under.get(event.session_id, self._profile)
+            states[-1] = went_back(profile, states[-1], alarmed=alarmed)

@@ -14,6 +14,8 @@ from grampus_uq.stats.trajectory_risk import StepComponents
 
 _Unit = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Thresholds = tuple[_Unit, _Unit, _Unit]
+BRANCH: Final = "branch"
+"""In the metadata of a session that a runner resumed: how often its run was rolled back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

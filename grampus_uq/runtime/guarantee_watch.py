@@ -92,11 +92,12 @@ def finished_run(
     detector, alarm = session.profile.detector, session.state.alarm
     if detector is None:
         raise ConfigurationError.of("session", "finished_run", "one whose profile has a detector", session.session_id)
-    if detector.at_calls and (alarm is None or not alarm.evidence.step):
+    alarmed = session.state.alarmed
+    if detector.at_calls and not alarmed and (alarm is None or not alarm.evidence.step):
         return None
     peak = -math.inf if alarm is None or alarm.evidence.log_peak is None else alarm.evidence.log_peak
     answered = alarm is not None and (alarm.answered or alarm.rearmed > 0)
-    if alarm is not None and alarm.rearmed:
+    if alarmed and alarm is not None and alarm.rearmed:
         peak = math.inf  # it alarmed before; the evidence of then is cut at the threshold anyway
     clean = outcome.stop_reason is StopReason.CLEAN
     return FinishedRun(

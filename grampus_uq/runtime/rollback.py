@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import BaseModel, JsonValue
 
+from grampus_uq.core.state import state_to_values
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import Doubt, Terms, request_for
 from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.records.values import AgentDefinition, Message, TokenUsage
 from grampus_uq.records.vocabulary import AgentStatus, Role, UncertaintyLevel
 from grampus_uq.runtime.apply_decisions import ROLLBACK
@@ -39,6 +42,7 @@ from grampus_uq.runtime.store import parsed
 _Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
 """Makes up for calls; returns for each what was done about it, or None. Called once for each call."""
 
+_Belief = dict[str, JsonValue] | None
 _BRANCH = "branch"
 _MAX_NOTE = 4_000
 _MAX_LISTED = 20
@@ -204,6 +208,7 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             "active_s": old.active_s,
             "worker": None,
             "lease_s": 0.0,
+            "belief": _still_alarmed(restored.belief, old.belief),
             "discarded": [*(call.model_copy() for call in old.discarded), *done],
             "metadata": {
                 **restored.metadata,
@@ -217,6 +222,13 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             },
         }
     )
+
+
+def _still_alarmed(restored: _Belief, old: _Belief) -> _Belief:
+    """The earlier belief, with an alarm that was raised since: calls that cannot be undone ask until the run ends."""
+    if restored is None or old is None or not read_snapshot(old)[0].alarmed:
+        return restored
+    return {**restored, "state": state_to_values(replace(read_snapshot(restored)[0], alarmed=True))}
 
 
 def _unsettled(state: AgentState) -> list[ExecutedCall]:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from grampus_uq.core.alarm import (
     AFTER_REARMING,
     MIDWAY,
+    ROLLED_BACK,
     AlarmState,
     DetectorField,
     acknowledge_alarm,
@@ -23,6 +24,7 @@ from grampus_uq.core.alarm import (
     guarantee_of,
     midway,
     rearm,
+    rolled_back,
 )
 from grampus_uq.core.chain_rule import Chain
 from grampus_uq.core.decision import GRANTABLE, Situation, decide, is_irreversible, level_of, may_be_explored
@@ -593,8 +595,17 @@ def test_rearming_counts_and_starts_the_evidence_anew_and_its_alarms_promise_not
     assert guarantee_of(DETECTOR, once) == AFTER_REARMING
     begun = midway(DETECTOR, "s")
     assert begun == AlarmState(evidence=start(DETECTOR, "s"), midway=True)
-    assert guarantee_of(DETECTOR, begun) == guarantee_of(DETECTOR, rearm(DETECTOR, begun, "s")) == MIDWAY
+    assert guarantee_of(DETECTOR, begun) == MIDWAY
+    assert guarantee_of(DETECTOR, rearm(DETECTOR, begun, "s")) == ROLLED_BACK
     assert midway(DETECTOR, "t").evidence.tie != begun.evidence.tie != start(DETECTOR, "t").tie
+
+
+def test_a_rollback_keeps_the_evidence_of_then_and_its_alarms_promise_nothing() -> None:
+    assert rolled_back(DETECTOR, None, "s") == AlarmState(evidence=start(DETECTOR, "s"), rearmed=1, midway=True)
+    assert rolled_back(DETECTOR, None, "t").evidence.tie == start(DETECTOR, "t").tie
+    assert rolled_back(DETECTOR, RINGING, "t") == replace(RINGING, rearmed=1, midway=True)
+    assert rolled_back(DETECTOR, replace(RINGING, rearmed=2), "s") == replace(RINGING, rearmed=2, midway=True)
+    assert guarantee_of(DETECTOR, rolled_back(DETECTOR, RINGING, "s")) == ROLLED_BACK
 
 
 def test_a_detector_in_a_profile_is_read_from_json_and_taken_as_it_is() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grampus_uq import (
     UNWATCHED,
@@ -24,15 +26,21 @@ from grampus_uq import (
     FunctionTools,
     Grant,
     HmacSigner,
+    Profile,
     SessionConflictError,
     SessionError,
+    UncertaintyEstimator,
     UncertaintyMonitor,
+    UncertaintyPolicy,
     open_store,
     tool,
 )
 from grampus_uq.errors import ApprovalError, StoreError
 from grampus_uq.learn.attribution import METHODS, Plan, calibrate, locate, trajectory_from_run
 from grampus_uq.learn.attribution.result import Attribution
+from grampus_uq.monitor.snapshot import read_snapshot
+from grampus_uq.recording.replay import replay
+from grampus_uq.records.events import Event
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.runtime.audit import AuditLog
@@ -42,6 +50,9 @@ from grampus_uq.runtime.rollback import branches, recover, rollback
 from grampus_uq.runtime.run_state import ExecutedCall, ExecutionResult
 from grampus_uq.runtime.store import Change, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.stats.eprocess import Detector
+from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.testing import ScriptedModel, answer
 from tests.learn.attribution.runs import ASSUMING, failures
 
@@ -78,6 +89,16 @@ class Shop:
             return f"reserved {item}"
 
         return FunctionTools(price, pay, reserve)
+
+
+class Kept:
+    """The events of a monitor."""
+
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.seen.append(event)
 
 
 def told(messages: Sequence[Message]) -> bool:
@@ -135,6 +156,19 @@ async def paid(shop: Shop, store: SessionStore, model: ScriptedModel, **given: A
     assert result.status is AgentStatus.COMPLETED
     assert shop.paid == [10]
     return one
+
+
+WATCHED = Profile(
+    estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0, enable_p_true=False),
+    policy=UncertaintyPolicy(irreversible_tool_names=["pay"]),
+    detector=Detector(
+        streams=("fused",),
+        scorer=running_minimum(bounded=(True,), neutral=(0.5,)),
+        thresholds=(ville_threshold(0.5),),
+        deployed=0,
+        salt="s",
+    ),
+)
 
 
 # -- end to end -------------------------------------------------------------------------------------------------------
@@ -569,3 +603,47 @@ async def test_the_model_is_told_only_its_own_words_and_never_more_than_fits() -
     assert len(told) <= 4_000
     assert "mine" in told
     assert "SEND" not in told
+
+
+# -- the alarm --
+
+
+@given(
+    sure=st.lists(st.booleans(), min_size=2, max_size=5),
+    back=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    again=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_an_alarm_of_a_discarded_branch_stays_one_of_the_run_and_no_later_one_carries_the_promise(
+    sure: list[bool], back: list[int], again: bool
+) -> None:
+    shop, events = Shop(), Kept()
+
+    def reply(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse | str:
+        step = sum(message.role is Role.ASSISTANT for message in messages)
+        branch = max((message.metadata.get("rollback", 0) for message in messages), default=0)
+        doubts = again if branch else step < len(sure) and not sure[step]
+        said = f"I look. Confidence: {0.1 if doubts else 0.95}"
+        if branch == len(back) and not any(call.name == "pay" for m in messages for call in m.tool_calls):
+            return answer(said, tool_calls=[PAY.model_copy(update={"id": f"pay{step}"})])
+        if step >= len(sure):
+            return said
+        return answer(said, tool_calls=[ToolCall(id=f"c{step}", name="price", arguments={"item": 0})])
+
+    async def all_of_it() -> tuple[ExecutionResult, bool]:
+        monitor = UncertaintyMonitor(profile=WATCHED, processors=[events])
+        one = runner(shop, MemoryStore(), ScriptedModel(reply), uncertainty_monitor=monitor)
+        result = await one.run(AGENT, "add up", session_id="s")
+        for step in back:
+            state, _ = await one.ledger.known("clerk", "s")
+            rang = state.belief is not None and read_snapshot(state.belief)[0].alarmed
+            result = await rollback(one, "clerk", "s", min(step, state.current_step - 1))
+        return result, rang
+
+    result, rang = anyio.run(all_of_it)
+    if rang or again:
+        assert result.status is AgentStatus.WAITING_FOR_HUMAN
+        assert {request.rule for request in result.pending} == {"detector"}
+        assert shop.paid == []
+    assert all((request.guarantee or "no guarantee").startswith("no guarantee") for request in result.pending)
+    assert all(step.same for step in replay(events.seen, WATCHED))

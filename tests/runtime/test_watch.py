@@ -341,6 +341,23 @@ async def test_an_answered_alarm_or_a_stop_makes_the_outcome_selected() -> None:
     assert (stopped.touched, stopped.success) == (True, None)
 
 
+async def test_a_run_that_was_rolled_back_counts_an_alarm_of_its_discarded_steps_and_nothing_else_of_them() -> None:
+    monitor = _monitor()
+    session, untouched = await _drive(monitor, [0.9]), await _drive(monitor, [0.9])
+    session.went_back()
+    told, alone = finished_run(session, Outcome(success=True)), finished_run(untouched, Outcome(success=True))
+    assert told is not None
+    assert told == replace(alone, touched=True)
+    session._state = replace(session.state, alarmed=True)
+    assert finished_run(session, Outcome(success=True)) == replace(told, log_peak=math.inf)
+    at_calls = Profile(detector=replace(monitor.profile.detector, at_calls=True))
+    session = UncertaintyMonitor(profile=at_calls).session("run")
+    session.went_back()
+    assert finished_run(session, Outcome(success=True)) is None
+    session._state = replace(session.state, alarmed=True)
+    assert finished_run(session, Outcome(success=True)) == replace(told, log_peak=math.inf)
+
+
 def test_a_session_without_a_detector_has_nothing_to_tell() -> None:
     with pytest.raises(ConfigurationError, match="detector"):
         finished_run(UncertaintyMonitor().session("s"), Outcome(success=True))
