@@ -160,7 +160,7 @@ class Gate:
         self._schema_of = schema_of
         self._clock = clock
         self._rules: tuple[UncertaintyPolicy | None, str] | None = None
-        self._spent: OrderedDict[str, None] = OrderedDict()
+        self._spent: OrderedDict[str, bool] = OrderedDict()  # True: cut off
         self._lock = threading.Lock()
 
     def terms(
@@ -440,7 +440,7 @@ class Gate:
         with self._lock:
             if request_id in self._spent and request_id not in _RUNNING.get():
                 return False
-            self._spent[request_id] = None
+            self._spent[request_id] = False
             while len(self._spent) > _MAX_SPENT:
                 self._spent.popitem(last=False)
         return True
@@ -456,12 +456,17 @@ class Gate:
         by = _let_by(record, run_id)
         return by in self._spent and by not in _RUNNING.get()
 
+    def cut_off(self, record: CallRecord, run_id: str) -> bool:
+        """True when a start on the decisions on this record, or on its permit, was cancelled: the call may have run."""
+        by = _let_by(record, run_id)
+        return by is not None and self._spent.get(by) is True
+
     @contextlib.contextmanager
     def once(self, record: CallRecord, run_id: str = "") -> Iterator[bool]:
         """For hosts that cannot store a record as started: True for the one task that may run the call.
 
         That is of a call that humans decided on, or that permits let ahead in this run. Nested uses in that task see
-        True as well. An exception gives the decision back: the host may try again.
+        True as well. An exception gives the decision back: the host may try again. A cancelled start is `cut_off`.
         """
         by = _let_by(record, run_id)
         if by is None or not self._spend(by):
@@ -473,6 +478,10 @@ class Gate:
         except Exception:
             with self._lock:
                 self._spent.pop(by, None)
+            raise
+        except BaseException:
+            with self._lock:
+                self._spent[by] = True
             raise
         finally:
             _RUNNING.reset(token)

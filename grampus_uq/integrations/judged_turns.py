@@ -298,6 +298,16 @@ class TurnJudge:
         with self.gate.once(record, run_id) as first:
             yield None if first else RAN_BEFORE
 
+    def cut_off(self, carried: Carried, record: CallRecord | None) -> bool:
+        """Return True for a cleared call whose start here was cancelled: it may have run."""
+        if record is None or record.phase is not CallPhase.CLEARED:
+            return False
+        return self.gate.cut_off(record, carried.terms.run_id)
+
+    def asked_after_cut(self, carried: Carried, record: CallRecord) -> CallRecord:
+        """The record with a request about its unknown outcome."""
+        return asked(record, carried.terms, self.gate.approvals, UNKNOWN_OUTCOME, time.time())
+
     def look(self, record: CallRecord | None) -> Callable[[], Coroutine[Any, Any, str | None]] | None:
         """A check to await before a call let ahead by permits runs: the answer in its place, or None. None for others.
 

@@ -15,14 +15,18 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import json
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
 
 from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.gate import runs_once
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, Turn, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
@@ -94,6 +98,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     def __init__(self, monitor: UncertaintyMonitor, **settings: Unpack[Settings]) -> None:
         super().__init__()
         self.judge = TurnJudge(monitor, **settings)
+        self._name = uuid.uuid4().hex
         self._reviews: Callable[[str], dict[str, Any]] = functools.lru_cache(_MAX_NODES)(lambda node: {})
         if not tracing_is_enabled():
             self.awrap_model_call = _untraced(self.awrap_model_call)  # type: ignore[method-assign]
@@ -236,12 +241,12 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             unjudged = judge.unjudged(carried, call)
             part = yield functools.partial(self._judge_late, unjudged, read)
             (record,) = judge.states.read_part(unjudged, part).records
-        waited = record.waiting
-        if waited:
+        waited = False
+        if record.waiting or runs_once(record):
             if request.tool is not None:
                 judge.schemas[record.proposed.name] = functools.partial(schema_of, request.tool)
             turn = {**(carried.turn or {}), "review": None, "arrived": []}
-            carried = yield from self._ask(replace(carried, records=(record,), turn=turn))
+            carried, waited = yield from self._begun(replace(carried, records=(record,), turn=turn))
             (record,) = carried.records
         decided = record if waited else None
         if record.phase is CallPhase.SETTLED:
@@ -253,6 +258,43 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             return unrun(request.tool_call, refusal), decided
         bind = _binding(functools.partial(self._running, carried, record, request.tool), judge.look(record))
         return _Guarded.of(request, bind), decided
+
+    def _begun(self, carried: Carried) -> Steps:
+        """The state when its one call may run, or is settled; and whether humans decided on it in this task.
+
+        That it begins is checkpointed. If it began in an earlier attempt at this task, and did not fail in this
+        process, it may have run: a human is asked about that, whatever was decided on it since.
+        """
+        waited, marks = False, list[Any]()
+        while True:
+            if carried.records[0].waiting:
+                carried, waited = (yield from self._ask(carried, marks)), True
+            if not marks and carried.records[0].phase is not CallPhase.CLEARED:
+                return carried, waited
+            first: list[bool] = []
+            begin = functools.partial(self._begin, carried, first)
+            marks.append((yield from _logged(begin, marks, step=_BEGIN)))
+            if first and len(marks) == 1:
+                return carried, waited
+            part = yield from _logged(functools.partial(self._begin_again, carried, marks[:]), marks, step=_AGAIN)
+            carried = self.judge.states.read_part(carried, part)
+            marks.clear()
+
+    async def _begin(self, carried: Carried, first: list[bool]) -> dict[str, Any]:
+        first.append(True)
+        return {"step": _BEGIN, "at": self._place(carried)}
+
+    def _place(self, carried: Carried) -> list[Any]:
+        """Where a call begins: the process, and what lets it run."""
+        (record,) = carried.records
+        return [self._name, os.getpid(), record.requests[0].id if record.requests else ""]
+
+    async def _begin_again(self, carried: Carried, marks: list[Any]) -> dict[str, Any]:
+        judge, (record,) = self.judge, carried.records
+        here = record.phase is CallPhase.CLEARED and all(mark.get("at") == self._place(carried) for mark in marks)
+        if not here or judge.gate.spent(record, carried.terms.run_id):
+            carried = replace(carried, records=(judge.asked_after_cut(carried, record),))
+        return {"step": _AGAIN, **judge.states.write_part(carried)}
 
     def _running(
         self, carried: Carried, record: CallRecord, own: Any, tool: Any, given: Any
@@ -267,18 +309,22 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         call = ToolCall.trusted(record.call.id, given["name"], arguments)
         return judge.running(carried, record, call, may_change=True)  # middleware inside this one may
 
-    def _ask(self, carried: Carried) -> Steps:
-        """Interrupt until decisions hold on all that waits; the state after them."""
+    def _ask(self, carried: Carried, marks: list[Any] | None = None) -> Steps:
+        """Interrupt until decisions hold on all that waits; the state after them. `marks`: as in `_begun`."""
         refused: list[str] = []
         while requests_of(carried):
+            if marks and carried.records[0].began_before:
+                marks.clear()  # the human is told
             answer = interrupt({"type": REVIEW, "requests": requests_of(carried), "refused": refused})
-            part = yield functools.partial(self._decide, carried, answer)
+            decide = functools.partial(self._decide, carried, answer)
+            part = yield from _logged(decide, marks, step=_DECIDE, answer=_digest(answer))
             carried, refused = self.judge.states.read_part(carried, part), part.get("refused", [])
         return carried
 
     async def _decide(self, carried: Carried, answer: Any) -> dict[str, Any]:
         after, refused = await self.judge.decide(carried, answer)
-        return {**self.judge.states.write_part(after), "refused": refused}
+        entry = {"step": _DECIDE, "answer": _digest(answer), "refused": refused}
+        return {**entry, **self.judge.states.write_part(after)}
 
     async def _judge_late(self, unjudged: Carried, read: bool) -> dict[str, Any]:
         return self.judge.states.write_part(self.judge.judge_late(unjudged, read=read))
@@ -302,6 +348,28 @@ Steps = Generator[Callable[[], Awaitable[Any]], Any, Any]
 A hook that interrupted runs again from its top: without this, a precondition that failed the first time might hold the
 second, and an approval that was refused would count.
 """
+
+
+_DECIDE, _BEGIN, _AGAIN = "decide", "begin", "begin again"
+"""The `step` of what is checkpointed; earlier versions gave their one kind of step no name."""
+
+
+def _logged(work: Callable[[], Awaitable[Any]], marks: list[Any] | None, **fits: str) -> Steps:
+    """The result of this step, past those of earlier attempts that took another way: LangGraph numbers results.
+
+    A run that is cancelled forgets the human's answer, and the next attempt may be given another one. `marks` takes
+    what it passes of calls that began.
+    """
+    while True:
+        entry = yield work
+        if all(entry.get(name, value) == value for name, value in fits.items()):
+            return entry
+        if marks is not None and entry.get("step") == _BEGIN:
+            marks.append(entry)
+
+
+def _digest(answer: Any) -> str:
+    return sha256(json.dumps(answer, default=str, skipkeys=True).encode()).hexdigest()
 
 
 async def _awaiting(steps: Steps) -> Any:

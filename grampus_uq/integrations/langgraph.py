@@ -137,7 +137,7 @@ class UncertaintyGuard:
             builder.add_edge(after, score)
         for name in led:
             lead_updates(builder, name, conditional_edge(schema, nodes.updated))
-        fence, look = (nodes.fence, nodes.look) if isinstance(tools, str) else (None, None)
+        fence, look = (nodes.fence, nodes.look) if isinstance(tools, str) else (nodes.cut_off, None)
         targets = () if conditional_edges else (after, gate)
         if wrap_node(builder, node, schema, nodes.behind_tools, targets, fence, look) and not conditional_edges:
             lead_updates(builder, node, conditional_edge(schema, nodes.updated_tools))

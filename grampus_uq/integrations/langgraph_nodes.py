@@ -158,6 +158,9 @@ class GuardNodes:
         """Ask the human about what waits, and take the answer; runs again from its top when it is resumed."""
         judge, carried_state = self.judge, state.get(KEY) or {}
         before = self._open(state, read_state(judge, config, carried_state, to_judge=True))
+        cut = [record for record in before.records if self._is_cut_off(state, before, record)]
+        if cut:  # a request lives in the state: it is asked about in the next superstep
+            return self._go_on(state, self._asking_about(before, cut), [])
         requests = requests_of(before)
         if not requests or self._ready(state, (), before):
             return self._go_on(state, before, [])
@@ -180,6 +183,19 @@ class GuardNodes:
                 after = replace(after, turn={**(after.turn or {}), "back": True})
         get_stream_writer()({KEY: {"decided": kinds, "refused": refused}})
         return self._go_on(state, after, beside, refused)
+
+    def _is_cut_off(self, state: dict[str, Any], carried: Carried, record: CallRecord) -> bool:
+        """True for a call without a result whose start was cancelled."""
+        cut = self.judge.cut_off(carried, record)
+        return cut and record.proposed.id not in _answered(state[self.messages_key], ())
+
+    def _asking_about(self, carried: Carried, cut: Sequence[CallRecord]) -> Carried:
+        """The state with requests about calls that were cut off, and these no longer handed to the tools' node."""
+        judge, turn = self.judge, carried.turn or {}
+        ids = {record.proposed.id for record in cut}
+        records = [judge.asked_after_cut(carried, r) if r.proposed.id in ids else r for r in carried.records]
+        handed = [one for one in turn.get("handed", ()) if one not in ids]
+        return replace(carried, turn={**turn, "handed": handed}, records=tuple(records))
 
     # -- routing --------------------------------------------------------------------------------------------------
 
@@ -287,6 +303,9 @@ class GuardNodes:
             return
         carried = read_state(judge, config, given.get(KEY) if isinstance(given, dict) else None)
         pairs = [find_record(carried, call) for call in calls]
+        if any(judge.cut_off(carried, record) for record, _ in pairs):
+            yield {}
+            return
         refused = [judge.refusal(carried, *pair) for pair in pairs]
         if len({call["id"] for call in calls}) < len(calls):  # ours have an id each
             refused = [NOT_CLEARED for _ in calls]
@@ -296,6 +315,15 @@ class GuardNodes:
             answers = [unrun(call, why or NOT_CLEARED) for call, why in zip(calls, refused, strict=True)]
             yield {key: answers} if any(refused) else None
 
+    def cut_off(self, given: Any, config: RunnableConfig) -> AbstractContextManager[Any]:
+        """`fence` for the guard's own tools' node, which checks each call itself: no result for a call cut off."""
+        turn = (given.get(KEY) or {}).get("turn") if isinstance(given, dict) else None
+        if not self.judge.acts or not turn or not turn.get("now"):
+            return nullcontext()
+        carried = read_state(self.judge, config, given[KEY])
+        records = [find_record(carried, call)[0] for call in _calls(given, self.messages_key)]
+        return nullcontext({} if any(self.judge.cut_off(carried, record) for record in records) else None)
+
     def look(self, given: Any, config: RunnableConfig) -> _Look | None:
         """A check to await before the tools' node runs calls let ahead by permits: the answers instead."""
         key, judge = self.messages_key, self.judge
@@ -303,7 +331,10 @@ class GuardNodes:
         if not calls:
             return None
         carried = read_state(judge, config, given.get(KEY) if isinstance(given, dict) else None)
-        looks = [judge.look(find_record(carried, call)[0]) for call in calls]
+        records = [find_record(carried, call)[0] for call in calls]
+        if any(judge.cut_off(carried, record) for record in records):
+            return None
+        looks = [judge.look(record) for record in records]
 
         async def answers() -> Any:
             whys = [None if look is None else await look() for look in looks]
@@ -330,7 +361,10 @@ class GuardNodes:
         if not found:
             return self.agent
         carried = self._open(state, read_state(self.judge, config, found))
-        handed = (carried.turn or {}).get("handed")
+        turn = carried.turn or {}
+        handed, now = turn.get("handed"), turn.get("now", ())
+        if len(now) > 1 or any(self._is_cut_off(state, carried, record) for record in carried.records):
+            return self.gate_node  # of several tasks one may be cut off: `gate` alone sees all of their results
         cleared = [record.proposed.id for record in carried.records if record.phase is CallPhase.CLEARED]
         more = handed is not None and not {*cleared} <= {*handed}
         return self.gate_node if more or requests_of(carried) else self.agent

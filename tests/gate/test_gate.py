@@ -571,6 +571,19 @@ def test_of_very_many_approvals_that_were_used_up_the_latest_are_remembered() ->
     assert gate._spend("0"), "the oldest is forgotten, so that memory stays bounded"
 
 
+def test_a_start_that_is_cancelled_is_known_as_cut_off_and_no_other_is() -> None:
+    gate, record, ended, failed = Gate(approvals=OPEN), approved(), approved(), approved()
+    with pytest.raises(KeyboardInterrupt), gate.once(record):
+        raise KeyboardInterrupt
+    assert (gate.cut_off(record, ""), gate.spent(record)) == (True, True)
+    with gate.once(ended):
+        assert not gate.cut_off(ended, "")
+    with pytest.raises(OSError, match="no route"), gate.once(failed):
+        raise OSError("no route")
+    for other in (ended, failed, CallRecord.new(PAY, "llm_1")):
+        assert not gate.cut_off(other, "")
+
+
 def test_for_a_host_that_stores_nothing_a_decided_call_runs_in_one_task_until_it_fails() -> None:
     gate, record = Gate(approvals=OPEN), approved()
 

@@ -354,6 +354,11 @@ async def test_a_call_that_a_permit_let_ahead_runs_once_in_its_run_and_once_in_a
         with scene.gate.once(record, *given) as again:
             assert not again
     assert scene.gate.spent(record, "")
+    with pytest.raises(KeyboardInterrupt), scene.gate.once(record, "cut"):
+        raise KeyboardInterrupt
+    assert scene.gate.cut_off(record, "cut")
+    assert not scene.gate.cut_off(record, "r")
+    assert not scene.gate.cut_off(record, "")
     monitored = record.change(cleared_by="monitor")
     assert not scene.gate.spent(monitored, "r")
 

@@ -1,0 +1,193 @@
+"""The adapters for LangGraph and LangChain in runs that are cancelled anywhere, and go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+
+from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.integrations.langchain import UncertaintyMiddleware
+from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+PROMPT: Any = {"messages": [HumanMessage("Pay.")]}
+STEPS = 40
+KINDS = ["own node", "own node, edges", "tools", "tools, edges", "langchain"]
+
+
+class Model(BaseChatModel):
+    """Pays a number of times, then is done."""
+
+    payments: int
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Any, **_: Any) -> Any:
+        return self
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        calls: Any = [{"name": "pay", "args": {"number": n}, "id": f"{n}"} for n in range(self.payments)]
+        answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
+        asked = {one["id"] for message in messages if isinstance(message, AIMessage) for one in message.tool_calls}
+        assert answered == asked, "the model is asked when each of its calls has a result"
+        answer = AIMessage("Done.") if asked else AIMessage("I pay.", tool_calls=calls)
+        return ChatResult(generations=[ChatGeneration(message=answer)])
+
+    async def _agenerate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        return self._generate(messages)
+
+
+class Run:
+    """A thread in which approved payments are cancelled."""
+
+    def __init__(self, kind: str, payments: int) -> None:
+        self.paid: list[int] = []
+        self.begun = asyncio.Event()
+        self.broken = False
+        self._saver = InMemorySaver()
+        self._kind, self._payments = kind, payments
+        self.restart()
+
+    def restart(self) -> None:
+        """The agent as another process has it: built anew on the same checkpoints."""
+
+        async def pay(number: int) -> str:
+            """Pay."""
+            if self.broken:
+                raise OSError("no route")
+            self.begun.set()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            self.paid.append(number)
+            await asyncio.sleep(0)
+            return f"paid {number}"
+
+        model = Model(payments=self._payments)
+        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+        self.app: Any
+        if self._kind == "langchain":
+            guard: Any = UncertaintyMiddleware(monitor)
+            self.app = create_agent(model, [pay], middleware=[guard], checkpointer=self._saver)
+            return
+
+        async def agent(state: MessagesState) -> dict[str, Any]:
+            return {"messages": [await model.ainvoke(state["messages"])]}
+
+        builder = StateGraph(MessagesState)
+        builder.add_node("agent", agent)
+        builder.add_edge(START, "agent")
+        own = self._kind.startswith("own")
+        if own:
+            builder.add_node("tools", ToolNode([pay]))
+        edges = self._kind.endswith("edges")
+        uncertainty_guard(monitor).attach(builder, tools="tools" if own else [pay], conditional_edges=edges)
+        self.app = builder.compile(checkpointer=self._saver)
+
+    async def go(self, given: Any = None) -> None:
+        await self.app.ainvoke(given, CONFIG)
+
+    async def waiting(self) -> list[Any]:
+        return waiting(await self.app.aget_state(CONFIG))
+
+    async def decide(self, kind: str) -> Any:
+        state = await self.app.aget_state(CONFIG)
+        return resume(state, [request.decide(kind, principal="ann", message="") for request in waiting(state)])
+
+    async def cancelled(self, steps: int | None) -> None:
+        """Approve all, and cancel: after so many steps of the event loop, or as soon as a tool has begun."""
+        task = asyncio.create_task(self.go(await self.decide("approve")))
+        if steps is None:
+            await self.begun.wait()
+        for _ in range(steps or 0):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def results(self) -> dict[int, str]:
+        messages = (await self.app.aget_state(CONFIG)).values["messages"]
+        return {int(message.tool_call_id): message.text for message in messages if message.type == "tool"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "payments"),
+    [("own node", 2), ("own node, edges", 1), ("tools", 1), ("tools, edges", 2), ("langchain", 1), ("langchain", 2)],
+)
+def test_an_approved_call_that_is_cancelled_anywhere_runs_once_or_a_human_is_asked_what_became_of_it(
+    kind: str, payments: int
+) -> None:
+    cut, said = 0, "approve"
+
+    async def one(steps: int | None, says: str) -> int:
+        run = Run(kind, payments)
+        await run.go(PROMPT)
+        await run.cancelled(steps)
+        await run.go()
+        before, asked = list(run.paid), list[int]()
+        while (await run.app.aget_state(CONFIG)).next:
+            requests = await run.waiting()
+            asked += [int(request.call.id) for request in requests if request.rule == "unknown_outcome"]
+            await run.go((await run.decide(says)) if requests else None)
+        results = await run.results()
+        for number in range(payments) if kind != "langchain" else results:  # the rest: see the known limitation
+            runs = run.paid.count(number)
+            assert runs <= 1 + asked.count(number), "it runs again only if a human said so, who knew that it had run"
+            assert runs or says == "reject"
+            told = results[number] == f"paid {number}" or "already started once" in results[number]
+            assert told == (runs > 0) or number in asked
+            assert before.count(number) == runs or says == "approve", "what a human rejected last does not run"
+        return len(asked)
+
+    for steps in [None, None, *range(STEPS)]:
+        said = "reject" if said == "approve" else "approve"
+        cut += asyncio.run(one(steps, said))
+    assert cut > 0
+
+
+@pytest.mark.parametrize("asked_by", ["this process", "another"])
+@pytest.mark.parametrize("says", ["approve", "reject"])
+def test_in_langchain_a_call_of_unknown_outcome_is_decided_on_in_any_process(asked_by: str, says: str) -> None:
+    async def run() -> None:
+        run = Run("langchain", 1)
+        await run.go(PROMPT)
+        await run.cancelled(None)
+        if asked_by == "another":
+            run.restart()
+        await run.go()
+        await run.go(await run.decide(says))  # LangGraph forgot the decision of the run that was cancelled
+        (request,) = await run.waiting()
+        assert request.rule == "unknown_outcome"
+        run.restart()
+        await run.go(await run.decide(says))
+        assert run.paid == ([0] if says == "approve" else [])
+        assert list(await run.results()) == [0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tool_that_failed_runs_again_without_a_question(kind: str) -> None:
+    async def run() -> None:
+        run = Run(kind, 1)
+        await run.go(PROMPT)
+        run.broken = True
+        with pytest.raises(OSError, match="no route"):
+            await run.go(await run.decide("approve"))
+        with pytest.raises(OSError, match="no route"):
+            await run.go()
+        run.broken = False
+        await run.go()
+        assert run.paid == [0]
+        assert await run.results() == {0: "paid 0"}
+
+    asyncio.run(run())
