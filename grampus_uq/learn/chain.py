@@ -13,7 +13,6 @@ for the least expected cost; the others, which have chosen nothing, set the one 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -33,6 +32,8 @@ __all__ = ["Chain", "TierCases", "fit_chain"]
 
 _LEVELS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _DRAWS: Final = 1000
+MOST_COST: Final = 1e100
+"""Of one question or look: sums and squares of many stay finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,8 +134,9 @@ def _checked(tiers: Sequence[TierCases], cost_of_question: float) -> int:
     if not 1 <= len(tiers) <= MOST_TIERS or len({tier.name for tier in tiers}) < len(tiers):
         rule = f"1 to {MOST_TIERS} tiers of distinct names"
         raise ConfigurationError.of("tiers", "fit_chain", rule, [tier.name for tier in tiers])
-    if not 0.0 < cost_of_question < math.inf:
-        raise ConfigurationError.of("cost_of_question", "fit_chain", "a finite cost > 0", cost_of_question)
+    if not 0.0 < cost_of_question <= MOST_COST:
+        rule = f"a cost > 0, at most {MOST_COST:g}"
+        raise ConfigurationError.of("cost_of_question", "fit_chain", rule, cost_of_question)
     n = len(tiers[0].right)
     for number, tier in enumerate(tiers):
         agrees_fits = tier.agrees is None if number == 0 else tier.agrees is not None and tier.agrees.shape == (n,)
@@ -142,8 +144,9 @@ def _checked(tiers: Sequence[TierCases], cost_of_question: float) -> int:
             rule = f"of the same {n} cases, with `agrees` for all but the first"
             raise ConfigurationError.of("tiers", "fit_chain", rule, tier.name)
         known = tier.score[~np.isnan(tier.score)]
-        if ((known < 0.0) | (known > 1.0)).any() or not 0.0 <= tier.cost < math.inf:
-            raise ConfigurationError.of("tiers", "fit_chain", "of scores in [0, 1] and finite costs", tier.name)
+        if ((known < 0.0) | (known > 1.0)).any() or not 0.0 <= tier.cost <= MOST_COST:
+            rule = f"of scores in [0, 1] and costs from 0 to {MOST_COST:g}"
+            raise ConfigurationError.of("tiers", "fit_chain", rule, tier.name)
     return n
 
 

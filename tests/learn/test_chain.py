@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -141,6 +142,20 @@ def test_an_answer_without_a_score_never_goes_out_on_nothing() -> None:
     assert alone.after(0, None) == ("ask", None)
 
 
+@pytest.mark.parametrize("cost", [5e-324, 1e-9, 1e100])
+def test_a_question_of_any_cost_gives_a_chain_that_can_be_stored(cost: float) -> None:
+    tiers = world(np.random.default_rng(1), 600).tiers
+    chain = fit_chain(tiers, budget=BUDGET, cost_of_question=cost, rng=np.random.default_rng(0))
+    assert Chain.model_validate_json(chain.model_dump_json()) == chain
+
+
+@pytest.mark.parametrize("cost", [1e101, 1e308, math.inf, math.nan, 0.0, -1.0])
+def test_a_question_of_a_cost_that_cannot_be_added_up_is_refused_in_words(cost: float) -> None:
+    tiers = world(np.random.default_rng(1), 60).tiers
+    with pytest.raises(ConfigurationError, match=r"a cost > 0, at most 1e\+100"):
+        fit_chain(tiers, budget=BUDGET, cost_of_question=cost, rng=np.random.default_rng(0))
+
+
 def test_it_is_stored_and_read_back_the_same() -> None:
     chain = fitted(world(np.random.default_rng(2), 600))
     assert Chain.model_validate_json(chain.model_dump_json()) == chain
@@ -155,7 +170,8 @@ def test_it_is_stored_and_read_back_the_same() -> None:
         ({"agrees": None}, "agrees"),
         ({"score": np.full(60, 1.5)}, "scores in"),
         ({"score": np.zeros(9)}, "same 60 cases"),
-        ({"cost": -1.0}, "finite costs"),
+        ({"cost": -1.0}, "costs from 0 to 1e\\+100"),
+        ({"cost": 1e308}, "costs from 0 to 1e\\+100"),
     ],
 )
 def test_tiers_that_do_not_fit_together_are_refused(change: dict[str, object], message: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.chain import MOST_COST
 from grampus_uq.stats.ranks import check_level
 
 
@@ -84,10 +84,10 @@ class FitOptions:
     def _check_looks(self) -> None:
         if self.question is None and self.look_costs is not None:
             raise ConfigurationError.of("look_costs", "FitOptions", "left out without a question", self.look_costs)
-        if self.question is not None and not 0.0 < self.question < math.inf:
-            raise ConfigurationError.of("question", "FitOptions", "a finite cost > 0", self.question)
-        if not all(0.0 <= cost < math.inf for cost in (self.look_costs or {}).values()):
-            raise ConfigurationError.of("look_costs", "FitOptions", "finite costs >= 0", self.look_costs)
+        if self.question is not None and not 0.0 < self.question <= MOST_COST:
+            raise ConfigurationError.of("question", "FitOptions", f"a cost > 0, at most {MOST_COST:g}", self.question)
+        if not all(0.0 <= cost <= MOST_COST for cost in (self.look_costs or {}).values()):
+            raise ConfigurationError.of("look_costs", "FitOptions", f"costs from 0 to {MOST_COST:g}", self.look_costs)
         if self.question is not None and (self.accuracy is not None or self.pause_share is not None):
             rule = "left out with a question, whose chain keeps to wrong_releases"
             raise ConfigurationError.of("accuracy", "FitOptions", rule, (self.accuracy, self.pause_share))

@@ -214,6 +214,7 @@ def test_without_enough_looks_there_is_no_chain_and_it_says_what_is_missing(
     [
         {"question": 0.0},
         {"question": float("inf")},
+        {"question": 1e308},
         {"look_costs": {"big": 1.0}},
         {"question": 1.0, "look_costs": {"big": -1.0}},
         {"question": 1.0, "accuracy": 0.9},
