@@ -168,11 +168,13 @@ def _make_key(path: Path) -> None:
     draft = path.with_name(f"{_KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.write(descriptor, secrets.token_bytes(_KEY_BYTES))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+            file.flush()
+            os.fsync(descriptor)
         draft.rename(path)
     except FileExistsError:  # Windows: another process was first; its key counts
         draft.unlink()
+    except BaseException:  # a full disk, say
+        draft.unlink(missing_ok=True)
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import hmac
 import json
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording import MAX_LINE_BYTES, RecordingProcessor, decode, encode, file_name, read, redact
+from grampus_uq.recording.kept_content import folder_key
 from grampus_uq.recording.writer import Syncer
 from grampus_uq.records.call_parts import CallPart, Candidate
 from grampus_uq.records.events import DecisionEvent, Event, LookEvent, ObservationEvent, OutcomeEvent, StepEvent
@@ -228,6 +230,18 @@ def test_two_recorders_of_one_folder_hash_alike(tmp_path: Path) -> None:
     key = (tmp_path / ".hash-key").read_bytes()
     expected = hmac.new(key, b"I book the flight.", hashlib.sha256).hexdigest()[:32]
     assert one.step.text == f"hmac:{expected}:18"
+
+
+def test_a_key_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space left"):
+            folder_key(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert folder_key(tmp_path) == folder_key(tmp_path)
 
 
 def test_a_damaged_key_is_refused(tmp_path: Path) -> None:
