@@ -309,15 +309,19 @@ class Ledger:
         if len(request_id) < _SHORTEST_ID:
             raise SessionError(f"{request_id!r:.40} is too short: give at least {_SHORTEST_ID} characters of the id.")
         contained = request_id if request_id.isalnum() else ""
-        matches = [
+        asking = await self._asking(quote(request_id, safe=""))
+        own = [
             (pending, request)
-            for pending in await self._asking(quote(request_id, safe="")) or await self.pending(containing=contained)
+            for pending in asking or await self.pending(containing=contained)
             for request in pending.requests
-            if request.id.startswith(request_id) and request.child_session is None
+            if request.child_session is None
         ]
+        matches = [(pending, request) for pending, request in own if request.id.startswith(request_id)]
         if len(matches) != 1:
             what = "No pending request has" if not matches else f"{len(matches)} pending requests have"
-            raise SessionError(f"{what} an id beginning with {request_id!r:.40}.")
+            now = ", ".join(request.id[:_SHORTEST_ID] for _, request in own[:_FEW]) if asking and not matches else ""
+            told = f" Its session waits for another one now: {now}." if now else ""
+            raise SessionError(f"{what} an id beginning with {request_id!r:.40}.{told}")
         pending, request = matches[0]
         state, _ = await self.known(pending.agent_id, pending.session_id)
         return state, request

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
-from grampus_uq.errors import ApprovalError
+from grampus_uq.errors import ApprovalError, SessionError
 from grampus_uq.runtime.begun_with import parameters_of
 from grampus_uq.runtime.ledger import Ledger, audit_of
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stored_decisions import OpenRequest, check_shown, decisions_on, open_request, store_decision
+from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.runtime.agents import AGENT, World, runner
 from tests.runtime.test_approvals_cli import Desk, mailing
 from tests.sampling import examples
@@ -95,6 +96,26 @@ def test_what_an_earlier_release_refused_is_known_by_its_principal(tmp_path: Pat
 
     anyio.run(refused)
     assert (found(desk).standing, found(desk).refused) == ((), (("mallory", "no"),))
+
+
+def test_whoever_asks_for_a_request_that_was_asked_again_reads_the_new_ones_id() -> None:
+    store = MemoryStore()
+
+    async def work() -> None:
+        before = runner(World(), mailing(), store=store)
+        (old,) = (await before.run(AGENT, "mail bob", session_id="s")).pending
+        after = runner(World(), mailing(), store=store, approvals=ApprovalPolicy(required=2))
+        (new,) = (await after.resume("mailer", "s")).pending
+        assert new.id != old.id
+        with pytest.raises(SessionError, match=f"waits for another one now: {new.id[:8]}\\."):
+            await open_request(after.ledger, old.id)
+        assert (await open_request(after.ledger, new.id[:8])).request == new
+        await after.resume("mailer", "s", "No mail.")
+        for gone in (old.id, new.id, "nobody-asked"):
+            with pytest.raises(SessionError, match=f"beginning with '{gone}'\\.$"):
+                await open_request(after.ledger, gone)
+
+    anyio.run(work)
 
 
 def test_what_was_not_shown_and_what_cannot_hold_is_not_stored(tmp_path: Path) -> None:
