@@ -20,6 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from grampus_uq.inbox.inbox_settings import InboxSettings
 
 MAX_BODY: Final = 262_144
+HEALTH: Final = "/healthz"
+"""Whether the inbox and its store answer: for probes, which name any host."""
 _MAX_QUERY, _BODY_S = 1_024, 10.0
 _PATH = re.compile(rb"/[A-Za-z0-9_/.-]*")
 _ODD = re.compile(rb"//|/\.|\.\.")
@@ -104,9 +106,10 @@ class FrontDoor:
         """The length of the body; raises _RefusedError."""
         headers = scope["headers"]
         hosts = [value for name, value in headers if name == b"host"]
-        if hosts != [self._settings.host.encode()]:
-            raise _RefusedError(421, f"This inbox is at {self._settings.origin} only.")
         path = scope.get("raw_path") or scope["path"].encode()
+        probed = scope["method"] in _READS and path == HEALTH.encode()  # by an address of its own
+        if hosts != [self._settings.host.encode()] and not probed:
+            raise _RefusedError(421, f"This inbox is at {self._settings.origin} only.")
         if not _PATH.fullmatch(path) or _ODD.search(path) or len(path) > _MAX_QUERY:
             raise _RefusedError(400, "No such path.")
         if len(scope["query_string"]) > _MAX_QUERY:

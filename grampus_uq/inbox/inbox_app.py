@@ -17,14 +17,21 @@ from grampus_uq.errors import ApprovalError, GrampusError, MissingDependencyErro
 try:
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+    from starlette.responses import (
+        HTMLResponse,
+        JSONResponse,
+        PlainTextResponse,
+        RedirectResponse,
+        Response,
+        StreamingResponse,
+    )
     from starlette.routing import Route
 except ImportError as error:
     raise MissingDependencyError.of("starlette", "inbox", "The inbox") from error
 
 from grampus_uq.inbox import batch_pages, decision_pages, request_pages
 from grampus_uq.inbox.delegation_pages import DELEGATIONS
-from grampus_uq.inbox.front_door import Allowance, FrontDoor
+from grampus_uq.inbox.front_door import HEALTH, Allowance, FrontDoor
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.passkeys import NewPasskey, SignIn, new_passkey, registration_text, sign_in_text, signed_in
 from grampus_uq.inbox.people import SESSION_S, People, Role, keys_of
@@ -45,9 +52,18 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
 
 _EACH_S: Final = 1.0
+_PROBE_S: Final = 2.0
 _ALIVE_S: Final = 15.0
 _MOST, _MOST_OF_ONE = 600, 6
 _TRIES_A_MINUTE: Final = 20
+
+
+async def _health(request: Request) -> Response:
+    inbox: Inbox = request.app.state.inbox
+    with suppress(GrampusError, TimeoutError), anyio.fail_after(_PROBE_S):
+        await inbox.ledger.store.now()
+        return PlainTextResponse("ok\n")
+    return PlainTextResponse("The store does not answer.\n", 503)
 
 
 class News:
@@ -138,6 +154,7 @@ def inbox_app(
     front = _Entrance()
     routes = [
         Route("/", _home),
+        Route(HEALTH, _health),
         Route("/static/inbox.js", _script),
         Route("/static/inbox.css", _style),
         Route("/sign-in", front.sign_in_page),

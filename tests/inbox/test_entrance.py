@@ -21,6 +21,7 @@ from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import Passkey, People, Person, Role, keys_of
 from grampus_uq.inbox.visits import Section, Visit, for_role
 from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.gate.test_requests import ASKED
 from tests.gate.test_webauthn import url64
 from tests.inbox.browser import ORIGIN, Browser, made, someone
@@ -44,6 +45,29 @@ LABELS = Section(
     role=Role.LABEL,
     routes=(Route("/labels", _labels, methods=["GET", "POST"]), Route("/broken", _broken)),
 )
+
+
+async def test_a_probe_reads_whether_the_store_answers_and_nothing_else(store: SessionStore) -> None:
+    class Down(MemoryStore):
+        down = "password=secret"
+
+        async def now(self) -> float:
+            if self.down == "hangs":
+                await anyio.sleep(30)
+            raise StoreError(self.down)
+
+    asked = {"headers": {"host": "10.0.0.7:8600"}}
+    well = await Browser(made(store)).get("/healthz", **asked)
+    assert (well.status_code, well.text) == (200, "ok\n")
+    assert "set-cookie" not in well.headers
+    down = Down()
+    browser = Browser(made(down))
+    for down.down in ("password=secret", "hangs"):
+        ill = await browser.get("/healthz", **asked)
+        assert (ill.status_code, ill.text) == (503, "The store does not answer.\n")
+    for path in ("/", "/healthz/", "/sign-in", "/healthz/requests"):
+        assert (await browser.get(path, **asked)).status_code == 421
+    assert (await browser.client.post("/healthz", **asked)).status_code == 421
 
 
 async def test_an_invitation_makes_a_passkey_that_signs_in_and_decides(store: SessionStore) -> None:
