@@ -26,13 +26,17 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import restored
 from grampus_uq.gate.seal import SEAL
 from grampus_uq.integrations.settings import AdapterSettings
+from grampus_uq.records.events import ALARMED, BRANCH
 
 _Belief = dict[str, Any]
 Turn = dict[str, Any]
 
+FORKED = "forked"
+"""Beside belief and turn in a fork's state: what the session's metadata say of its branch."""
 _VERSION = 2
 _READABLE = (1, 2)
 _MAX_AT_HAND = 1_024
+_TAG = 64
 _TAGS = itertools.count()
 _PROCESS = uuid.uuid4().hex
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
@@ -114,6 +118,7 @@ class CarriedStates:
                 return None
             if to_judge:
                 del self._at_hand[session_id]
+        _go_back(known.session, state)
         repeats = _repeats(state)
         if not repeats:
             return known
@@ -136,7 +141,14 @@ class CarriedStates:
             "run": str(belief["run"]),
         }
         settings = self._settings
-        session = settings.monitor.session(session_id, settings.agent_id, snapshot=snapshot, advisory=settings.advisory)
+        session = settings.monitor.session(
+            session_id,
+            settings.agent_id,
+            snapshot=snapshot,
+            advisory=settings.advisory,
+            metadata=_branch(state),
+        )
+        _go_back(session, state)
         terms = self._gate.terms(
             session.agent_id,
             session.session_id,
@@ -258,6 +270,17 @@ def _repeats(state: Mapping[str, Any]) -> list[str]:
     """Digests that a fork wrote beside the seal: they can only make more calls ask."""
     repeats = state.get("repeats", ())
     return [str(digest) for digest in repeats] if repeats != () else []
+
+
+def _branch(state: Mapping[str, Any]) -> dict[str, str]:
+    forked = state.get(FORKED, {})
+    return {name: str(forked[name])[:_TAG] for name in (BRANCH, ALARMED) if name in forked}
+
+
+def _go_back(session: Session, state: Mapping[str, Any]) -> None:
+    """Tell the session of a fork, which wrote beside the seal what it left behind: it can only make more calls ask."""
+    if FORKED in state:
+        session.went_back(alarmed=ALARMED in state[FORKED])
 
 
 def _read_turn(turn: Mapping[str, Any]) -> Turn:

@@ -11,14 +11,18 @@ exactly them again, whatever the policy says.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.carried import read_decided, read_record
+from grampus_uq.integrations.carried_states import FORKED
 from grampus_uq.integrations.langgraph_threads import KEY
+from grampus_uq.monitor.snapshot import read_snapshot
+from grampus_uq.records.events import ALARMED, BRANCH
 
 try:
     from langchain_core.messages import HumanMessage
@@ -113,6 +117,7 @@ class _Walk:
         self._turns: dict[str, list[CallRecord]] = {}
         self._answered: set[str] | None = None
         self._made = 0
+        self._alarmed = False
 
     def found(self, snapshot: StateSnapshot, step: int) -> bool:
         """True at the checkpoint from which the model makes this step."""
@@ -120,7 +125,9 @@ class _Walk:
         messages = snapshot.values.get(self._key) or []
         if self._answered is None:
             self._answered = {m.tool_call_id for m in messages if m.type == "tool"}
-        turns = (held.get("belief") or {}).get("turns", 0)
+        belief = held.get("belief") or {}
+        turns = belief.get("turns", 0)
+        self._alarmed |= ALARMED in held.get(FORKED, ()) or _alarmed(belief.get("session"))
         self._made = max(self._made, turns)
         if turns > step and held.get("turn") is not None:
             decided = [read_decided(item) for item in held.get("decided", ())]
@@ -137,7 +144,9 @@ class _Walk:
         done = [record.call.likeness() for record in ran if record.effect is Effect.IRREVERSIBLE]
         before = snapshot.values.get(KEY) or {"belief": None, "turn": None}
         # Beside what is sealed: the judge takes it into the belief with the next turn.
-        update: dict[str, Any] = {KEY: {**before, "repeats": sorted({*before.get("repeats", ()), *done})}}
+        repeats = sorted({*before.get("repeats", ()), *done})
+        forked = {BRANCH: uuid.uuid4().hex, **({ALARMED: "true"} if self._alarmed else {})}
+        update: dict[str, Any] = {KEY: {**before, "repeats": repeats, FORKED: forked}}
         if note:
             update[self._key] = [HumanMessage(note)]
         return Fork(
@@ -154,3 +163,7 @@ class _Walk:
             for call_id, record in latest.items():
                 if record.phase is CallPhase.CLEARED and call_id in (self._answered or ()):
                     yield record.change(effect=effects[call_id])
+
+
+def _alarmed(snapshot: Mapping[str, Any] | None) -> bool:
+    return snapshot is not None and read_snapshot(snapshot)[0].alarmed

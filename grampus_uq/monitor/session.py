@@ -502,10 +502,13 @@ class Session:
             self._state = rearm_alarm(self._profile, self._state)
             self._record("rearm", principal, alarm_rearmed=True)
 
-    def went_back(self) -> None:
-        """Take it that the run goes on from an earlier step of its own: its alarms carry no guarantee from now on."""
+    def went_back(self, *, alarmed: bool = False) -> None:
+        """Take it that the run goes on from an earlier step of its own: its alarms carry no guarantee from now on.
+
+        `alarmed`: an alarm was raised in the discarded steps, and stays one of the run.
+        """
         with self._lock:
-            self._state = went_back(self._profile, self._state)
+            self._state = went_back(self._profile, self._state, alarmed=alarmed)
 
     def _record(self, decision: str, principal: str, **given: Any) -> None:
         self._tell(

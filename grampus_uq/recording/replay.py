@@ -23,7 +23,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.reader import read_numbered
 from grampus_uq.recording.runs import Paths, Refused, Run, beginnings, refuse_to
-from grampus_uq.records.events import BRANCH, DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
+from grampus_uq.records.events import ALARMED, BRANCH, DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
 from grampus_uq.records.values import StepUncertainty
 
 log = logging.getLogger("grampus_uq.recording.replay")
@@ -219,7 +219,7 @@ class _Runs:
         self._under: dict[str, Profile] = {}
         self._changed: set[str] = set()
         self._branches: dict[str, str] = {}
-        self._rolled_back: set[str] = set()
+        self._rolled_back: dict[str, bool] = {}
 
     def take(self, event: Event) -> ReplayedStep | None:
         if isinstance(event, SessionStarted):
@@ -259,17 +259,17 @@ class _Runs:
         return state if event.acknowledged is None else acknowledge(state, event.acknowledged)
 
     def _start(self, event: SessionStarted) -> None:
+        branch = event.metadata.get(BRANCH)
+        if branch is not None and branch != self._branches.get(event.session_id):
+            self._branches[event.session_id] = branch
+            self._rolled_back[event.session_id] = ALARMED in event.metadata
         if not event.resumed:
             fresh = SessionState(session_id=event.session_id, agent_id=event.agent_id, let_through=event.let_through)
-            self._states[event.session_id] = [fresh]
             self._under.pop(event.session_id, None)
             self._changed.discard(event.session_id)
+            self._states[event.session_id] = [self._went_back(fresh)]
         elif event.session_id in self._states:
             self._resumed.add(event.session_id)
-            branch = event.metadata.get(BRANCH, "0")
-            if branch != self._branches.get(event.session_id, "0"):
-                self._branches[event.session_id] = branch
-                self._rolled_back.add(event.session_id)
         else:
             raise DataError(
                 f"session {event.session_id!r} is resumed, and these events lack its earlier steps: pass `states`",
@@ -308,10 +308,12 @@ class _Runs:
                 "or they are out of order",
                 field="assessment.index",
             )
-        alarmed = states[-1].alarmed
         while states[-1].n_steps > index:
             states.pop()
-        if event.session_id in self._rolled_back:
-            self._rolled_back.discard(event.session_id)
-            profile = self._under.get(event.session_id, self._profile)
-            states[-1] = went_back(profile, states[-1], alarmed=alarmed)
+        states[-1] = self._went_back(states[-1])
+
+    def _went_back(self, state: SessionState) -> SessionState:
+        """The state from which a rolled back run goes on; any other as it is."""
+        alarmed = self._rolled_back.pop(state.session_id, None)
+        profile = self._under.get(state.session_id, self._profile)
+        return state if alarmed is None else went_back(profile, state, alarmed=alarmed)

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import BaseModel, JsonValue
 
-from grampus_uq.core.state import state_to_values
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import Doubt, Terms, request_for
 from grampus_uq.gate.requests import ApprovalRequest
@@ -42,7 +40,6 @@ from grampus_uq.runtime.store import parsed
 _Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
 """Makes up for calls; returns for each what was done about it, or None. Called once for each call."""
 
-_Belief = dict[str, JsonValue] | None
 _BRANCH = "branch"
 _MAX_NOTE = 4_000
 _MAX_LISTED = 20
@@ -208,7 +205,6 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             "active_s": old.active_s,
             "worker": None,
             "lease_s": 0.0,
-            "belief": _still_alarmed(restored.belief, old.belief),
             "discarded": [*(call.model_copy() for call in old.discarded), *done],
             "metadata": {
                 **restored.metadata,
@@ -217,18 +213,12 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
                     "branch": old.branch + 1,
                     "from_branch": old.branch,
                     "to_step": to_step,
+                    "alarmed": old.alarmed or (old.belief is not None and read_snapshot(old.belief)[0].alarmed),
                     "executed": [call.model_dump(mode="json") for call in done],
                 },
             },
         }
     )
-
-
-def _still_alarmed(restored: _Belief, old: _Belief) -> _Belief:
-    """The earlier belief, with an alarm that was raised since: calls that cannot be undone ask until the run ends."""
-    if restored is None or old is None or not read_snapshot(old)[0].alarmed:
-        return restored
-    return {**restored, "state": state_to_values(replace(read_snapshot(restored)[0], alarmed=True))}
 
 
 def _unsettled(state: AgentState) -> list[ExecutedCall]:

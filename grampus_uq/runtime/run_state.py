@@ -126,6 +126,11 @@ class AgentState(BaseModel):
         """Return True for a state of this process or a loaded state with a valid seal."""
         return self._sealed
 
+    @property
+    def alarmed(self) -> bool:
+        """True where a branch that was rolled back raised an alarm."""
+        return self.branch > 0 and bool(self.metadata.get("rollback", {}).get("alarmed"))
+
     def leased_for_s(self) -> float:
         """Seconds left of the lease of the worker that wrote this state; 0 without one."""
         left = self._leased_until - time.monotonic()

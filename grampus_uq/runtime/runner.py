@@ -20,7 +20,7 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording.artifacts import prompt_hash, tools_hash
-from grampus_uq.records.events import BRANCH
+from grampus_uq.records.events import ALARMED, BRANCH
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
@@ -410,10 +410,11 @@ class AgentRunner:
             model=recorded_model(self.model_client, agent.model),
             prompt_hash=prompt_hash(agent.system_prompt),
             tools_hash=tools_hash(self.schemas()),
-            metadata={BRANCH: str(state.branch)} if state.branch else None,
+            metadata=({BRANCH: str(state.branch)} if state.branch else {})
+            | ({ALARMED: "true"} if state.alarmed else {}),
         )
         if state.branch:
-            session.went_back()
+            session.went_back(alarmed=state.alarmed)
         self.monitor.bind(session)
         return session
 

@@ -21,11 +21,16 @@ from grampus_uq import (
     ApprovalPolicy,
     ConfigurationError,
     HmacSigner,
+    Profile,
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
 from grampus_uq.integrations.langgraph import KEY, resume, uncertainty_guard, waiting
 from grampus_uq.integrations.langgraph_fork import afork_before, fork_before
+from grampus_uq.recording.replay import replay
+from grampus_uq.stats.eprocess import Detector
+from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.testing import ScriptedModel
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -43,19 +48,26 @@ def pay(call_id: str, to: str) -> Any:
 class World:
     """A graph over scripted turns, and what its tools did."""
 
-    def __init__(self, *turns: tuple[float, AIMessage], policy: ApprovalPolicy | None = None, **given: Any) -> None:
+    def __init__(
+        self,
+        *turns: tuple[float, AIMessage],
+        policy: ApprovalPolicy | None = None,
+        profile: Profile | None = None,
+        **given: Any,
+    ) -> None:
+        self.turns = turns
         self.done: list[str] = []
         self.events: list[Any] = []
         self.asked = 0
 
         def judge(messages: Sequence[Any], _: Any) -> str:
             judged = "\n".join(m.content or "" for m in messages)
-            return next(f'{{"p_true": {p}}}' for p, message in turns if str(message.text) in judged)
+            return next(f'{{"p_true": {p}}}' for p, message in self.turns if str(message.text) in judged)
 
         def agent(state: MessagesState) -> dict[str, Any]:
             self.asked += 1
             number = sum(m.type == "ai" for m in state["messages"])
-            return {"messages": [turns[min(number, len(turns) - 1)][1].model_copy(update={"id": None})]}
+            return {"messages": [self.turns[min(number, len(self.turns) - 1)][1].model_copy(update={"id": None})]}
 
         def pay(to: str) -> str:
             """Pay."""
@@ -67,7 +79,8 @@ class World:
             self.done.append(f"look up {query}")
             return "found"
 
-        self.monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]), processors=[self])
+        profile = profile or Profile(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+        self.monitor = UncertaintyMonitor(profile=profile, processors=[self])
         self.guard = uncertainty_guard(
             self.monitor, model_client=ScriptedModel(judge), approvals=policy, **({"advisory": False} | given)
         )
@@ -344,6 +357,36 @@ def test_a_fork_to_the_start_asks_before_it_repeats_what_was_done() -> None:
     (request,) = anyio.run(again)
     assert request.rule == "repeat_after_rollback"
     assert world.done == ["pay bob"]
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("rings", [True, False])
+@pytest.mark.parametrize("at", [[0], [1], [1, 0]])
+def test_an_alarm_of_the_discarded_part_stays_one_of_the_thread(at: list[int], rings: bool, signed: bool) -> None:
+    watched = Profile(
+        policy=UncertaintyPolicy(irreversible_tool_names=["pay"]),
+        detector=Detector(
+            streams=("fused",),
+            scorer=running_minimum(bounded=(True,), neutral=(0.5,)),
+            thresholds=(ville_threshold(0.5),),
+            deployed=0,
+            salt="s",
+        ),
+    )
+    policy = ApprovalPolicy(signer=HmacSigner("a key of at least 16")) if signed else None
+    look = (0.95, proposes("I look.", call("look_up", "1", query="due")))
+    doubt = (0.05 if rings else 0.9, proposes("I look once more.", call("look_up", "2", query="due")))
+    world = World(look, doubt, (0.95, AIMessage("Done.")), profile=watched, policy=policy)
+    assert len(world.run()) == rings
+    for step in at:
+        fork = fork_before(world.app, CONFIG, step)
+        world.turns = (0.95, proposes("I pay.", pay("3", f"bob{step}"))), (0.95, AIMessage("Done."))
+        if step == 1:
+            world.turns = look, *world.turns
+        world.app.invoke(fork.command, fork.config)
+    assert [request.rule for request in waiting(world.state)] == ["detector"] * rings
+    assert [done for done in world.done if "pay" in done] == [f"pay bob{step}" for step in at if not rings]
+    assert all(step.same for step in replay(world.events, watched))
 
 
 def test_a_fork_to_where_the_run_never_was_is_refused() -> None:
