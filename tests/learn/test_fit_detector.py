@@ -554,8 +554,10 @@ PAPER = {"gsm8k": (0.081, 0.203), "hotpotqa": (0.085, 0.520), "chessgames": (0.0
 """False alarms and power of the published method at alpha = delta = .1, 20 % calibration (METHODS, section 5)."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "gsm8k" else pytest.mark.promises) for name in PAPER],
+)
 def test_the_papers_figures_come_out_on_the_papers_data(name: str) -> None:
     if "GRAMPUS_UQ_DATA" not in os.environ:
         pytest.skip("GRAMPUS_UQ_DATA is not set: it names the folder that holds verifier_scores/")

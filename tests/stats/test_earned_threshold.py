@@ -248,7 +248,7 @@ def test_the_promise_is_kept_and_questions_are_saved(place: int) -> None:
     assert holds(permits.WORLDS[place])["asked_last_200"] < 0.6
 
 
-@pytest.mark.slow
+@pytest.mark.promises
 @pytest.mark.timeout(900)
 def test_the_promise_is_kept_in_every_world_whose_assumptions_hold() -> None:
     for world in permits.WORLDS:
@@ -274,10 +274,15 @@ def test_a_rise_to_five_times_epsilon_is_withdrawn_within_a_hundred_answers() ->
     assert found["revoked_within_100"] > 0.9
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_without_a_change_hardly_any_permit_is_withdrawn_in_fifty_thousand_calls() -> None:
-    found = permits.long_row(permits.WORLDS[1], 100, 50_000)
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param(3_000, marks=pytest.mark.slow),
+        pytest.param(50_000, marks=[pytest.mark.promises, pytest.mark.timeout(900)]),
+    ],
+)
+def test_without_a_change_hardly_any_permit_is_withdrawn(calls: int) -> None:
+    found = permits.long_row(permits.WORLDS[1], 100, calls)
     assert found["falsely_revoked"] * 100 <= binomial_ceiling(100, 0.05)
 
 
