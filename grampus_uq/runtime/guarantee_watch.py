@@ -76,8 +76,8 @@ def finished_run(
 ) -> FinishedRun | None:
     """The run of a session that has ended, for the watch; also of one that was resumed in another process.
 
-    None for a run that is none of those the detector was calibrated on: it looks at irreversible calls, and there was
-    none.
+    None for a run that is not one of those the detector was calibrated on: it looks at irreversible calls, and there
+    was none, or the run came under it when it was under way.
 
     Args:
         session: its profile has a detector.
@@ -94,6 +94,8 @@ def finished_run(
         raise ConfigurationError.of("session", "finished_run", "one whose profile has a detector", session.session_id)
     alarmed = session.state.alarmed
     if detector.at_calls and not alarmed and (alarm is None or not alarm.evidence.step):
+        return None
+    if alarm is not None and alarm.midway and not alarm.rearmed:
         return None
     peak = -math.inf if alarm is None or alarm.evidence.log_peak is None else alarm.evidence.log_peak
     answered = alarm is not None and (alarm.answered or alarm.rearmed > 0)

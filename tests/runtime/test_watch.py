@@ -358,6 +358,16 @@ async def test_a_run_that_was_rolled_back_counts_an_alarm_of_its_discarded_steps
     assert finished_run(session, Outcome(success=True)) == replace(told, log_peak=math.inf)
 
 
+async def test_a_run_that_came_under_the_detector_when_it_was_under_way_is_none_of_those_that_are_ranked() -> None:
+    later = _monitor().profile
+    monitor = UncertaintyMonitor(profile=Profile(policy=later.policy))
+    session = await _drive(monitor, [0.9])
+    assert monitor.reload(later, running="migrate").migrated == 1
+    await session.observe_llm_response("", "1", external={"v": 0.6})
+    assert session.state.alarm.evidence.log_peak is not None
+    assert finished_run(session, Outcome(success=True)) is None
+
+
 def test_a_session_without_a_detector_has_nothing_to_tell() -> None:
     with pytest.raises(ConfigurationError, match="detector"):
         finished_run(UncertaintyMonitor().session("s"), Outcome(success=True))
