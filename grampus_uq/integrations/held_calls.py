@@ -58,6 +58,7 @@ from grampus_uq.integrations.settings import AdapterSettings
 
 _MAX_ARRIVED = 64
 _MAX_UNSEEN = 1_024
+_WENT_ON = "Not executed: the run went on before anybody decided."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +318,14 @@ class HeldCalls:
         if slot is not None and self.acts and self.records[slot].waiting:
             with contextlib.suppress(ApprovalError):
                 self.decide(self.records[slot].requests[0].decide(ApprovalKind.REJECT, principal=principal))
+
+    def give_up(self, call: ToolCall) -> None:
+        """Close a waiting call that the framework went past: nothing can bring it here again."""
+        slot = self.records.slot_of(call)
+        if slot is not None and self.records[slot].waiting:
+            for request in self.records[slot].requests:
+                self.arrived.pop(request.id, None)
+            self.records.keep(slot, settled(self.records[slot], _WENT_ON, is_error=True))
 
     async def void(self, record: CallRecord) -> bool:
         """Ask the precondition of a call that was just approved: when it fails the call waits again, and True returns.

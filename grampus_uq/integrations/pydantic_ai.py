@@ -233,6 +233,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         self._report(getattr(parameters, "native_tools", None) or getattr(parameters, "builtin_tools", None) or ())
         calls = run.calls
         await run.hear_denials(request_context.messages)
+        run.give_up(request_context.messages)
         if calls.acts and not calls.session.tools_declared:
             self._check_order(ctx)
         self._unread = {}

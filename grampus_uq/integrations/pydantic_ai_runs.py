@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_ai.messages import ModelMessage, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ToolCallPart
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 
@@ -114,13 +114,33 @@ class WatchedRun:
         """Put all calls of the last answer that wait into the output; none of them keeps a result in the history."""
         listed = {part.tool_call_id for part in output.approvals}
         for part in answered_parts(messages):
-            record = self.calls.records.find(self.proposed(part))
-            if record is None or not record.waiting:
+            records = self.waiting_in(part)
+            if not records:
                 continue
             without_result(messages, part.tool_call_id)
             if part.tool_call_id not in listed:
                 output.approvals.append(part)
-                output.metadata[part.tool_call_id] = metadata_of(record)
+                output.metadata[part.tool_call_id] = metadata_of(*records)
+
+    def give_up(self, messages: Sequence[ModelMessage]) -> None:
+        """Close what waits of the latest answer's calls: the model is asked again, and no resumption brings them back.
+
+        So the framework does where an output function's call waits and another call of the answer must be repaired.
+        """
+        for part in answered_parts(messages):
+            for record in self.waiting_in(part):
+                self.calls.give_up(record.proposed)
+            if self.calls.acts:
+                self.children.pop(call_key(part.tool_call_id, self.within), None)
+
+    def waiting_in(self, part: ToolCallPart) -> list[CallRecord]:
+        """The record of a call that waits, and those of the sub-agent that waits inside it."""
+        record = self.calls.records.find(self.proposed(part))
+        key = call_key(part.tool_call_id, self.within)
+        history = self.children.get(key) if self.calls.acts else None
+        inner = answered_parts(ModelMessagesTypeAdapter.validate_python(history or []))
+        below = [found for one in inner for found in self.inside(key).waiting_in(one)]
+        return below if record is None or not record.waiting else [record, *below]
 
 
 @dataclass(slots=True)
@@ -193,9 +213,9 @@ def back_to_gate(messages: Sequence[ModelMessage], within: str | None = None) ->
     return DeferredToolResults(approvals=dict.fromkeys(ids, True), metadata={one: {KEY: True} for one in ids})
 
 
-def metadata_of(record: CallRecord) -> dict[str, Any]:
-    """The metadata of a waiting call in the framework's deferred request."""
-    return {KEY: [dump(request) for request in record.requests] if record.waiting else []}
+def metadata_of(*records: CallRecord) -> dict[str, Any]:
+    """The metadata of a waiting call in the framework's deferred request: what it, or what is inside it, waits for."""
+    return {KEY: [dump(request) for record in records if record.waiting for request in record.requests]}
 
 
 def dump(value: ApprovalRequest | ApprovalDecision) -> dict[str, Any]:

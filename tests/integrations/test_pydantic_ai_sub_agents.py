@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pydantic_ai import Agent, RunContext
+from pydantic_ai import Agent, ModelRetry, RunContext, ToolOutput
 from pydantic_ai.exceptions import ApprovalRequired, UserError
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
@@ -117,7 +117,7 @@ async def test_each_call_runs_on_the_approval_of_whoever_holds_it(kinds: list[st
 
 
 async def test_what_the_framework_holds_runs_on_no_request_that_once_had_its_id() -> None:
-    """The framework's denial of a payment is no signed decision: its request stays, and the model repeats its ids."""
+    """The framework denies a payment, which closes its request; then the model repeats its ids."""
     ran: list[str] = []
     turns = iter([ToolCallPart("pay", {}, tool_call_id="c1"), ToolCallPart("wipe", {}, tool_call_id="c1")])
     one: Agent[None, Any] = Agent(
@@ -144,10 +144,12 @@ async def test_what_the_framework_holds_runs_on_no_request_that_once_had_its_id(
     denied = DeferredToolResults(approvals={"c1": False})
     second = await one.run(message_history=first.all_messages(), deferred_tool_results=denied)
     assert [part.tool_name for part in second.output.approvals] == ["wipe"]
-    third = await one.run(**resume(second.all_messages_json()))
-    assert (ran, [part.tool_name for part in third.output.approvals]) == ([], ["wipe"])
+    assert waiting(second.all_messages_json()) == ()
+    with pytest.raises(UserError, match="deferred"):
+        await one.run(**resume(second.all_messages_json()))
+    assert ran == []
     yes = DeferredToolResults(approvals={"c1": True})
-    await one.run(message_history=third.all_messages(), deferred_tool_results=yes)
+    await one.run(message_history=second.all_messages(), deferred_tool_results=yes)
     assert ran == ["wipe"]
 
 
@@ -358,3 +360,61 @@ async def test_advice_on_a_sub_agent_stops_nothing_where_the_agent_around_it_is_
     paid: list[str] = []
     outer = around(payer(paid, guards=[guard(advisory=True)]), guards=[guard()])
     assert ((await outer.run("Pay.")).output, paid) == ('Done. {"confidence": 0.9}', ["bob"])
+
+
+@given(
+    names=st.lists(st.sampled_from(["refund", "pay", "delegate", "broken"]), min_size=1, max_size=4, unique=True),
+    strategy=st.sampled_from(["graceful", "exhaustive", "early"]),
+    said=st.integers(0, 255),
+)
+@settings(max_examples=12, deadline=None)
+@example(names=["refund", "broken"], strategy="graceful", said=0)
+@example(names=["refund", "delegate", "broken"], strategy="graceful", said=0)
+@example(names=["refund", "delegate"], strategy="graceful", said=1)
+async def test_results_and_histories_show_the_same_requests_and_what_is_approved_runs(
+    names: list[str], strategy: Any, said: int
+) -> None:
+    """Also where the framework drops an output function's call because another call of the answer must be repaired."""
+    ran: list[str] = []
+    shared = guard("pay", "refund", advisory=False)
+    inner = payer(ran, guards=[shared])
+    answers = [
+        [ToolCallPart(name, {}, tool_call_id=name) for name in names],
+        [ToolCallPart("pay", {}, tool_call_id="2")],
+    ]
+
+    def answer(messages: Any, info: Any) -> ModelResponse:
+        done = sum(isinstance(message, ModelResponse) for message in messages)
+        return ModelResponse(parts=answers[done] if done < len(answers) else [TextPart("Done.")])
+
+    def refund() -> str:
+        ran.append("refund")
+        return "refunded"
+
+    outputs = [ToolOutput(refund, name="refund"), str, DeferredToolRequests]
+    outer = Agent(FunctionModel(answer), output_type=outputs, capabilities=[shared], end_strategy=strategy)
+
+    @outer.tool_plain
+    def pay() -> str:
+        ran.append("pay")
+        return "paid"
+
+    @outer.tool_plain
+    def broken() -> str:
+        raise ModelRetry("Again.")
+
+    @outer.tool
+    async def delegate(ctx: RunContext[None]) -> str:
+        return str(await run_sub_agent(ctx, inner, "Go."))
+
+    result = await outer.run("Go.")
+    while isinstance(result.output, DeferredToolRequests):
+        history, before = result.all_messages_json(), list(ran)
+        shown = {request.id: request for request in waiting(result)}
+        assert shown.keys() == {request.id for request in waiting(history)} != set()
+        kinds = ["reject" if said >> number & 1 else "approve" for number in range(len(shown))]
+        decisions = [one.decide(kind, principal="me") for one, kind in zip(shown.values(), kinds, strict=True)]
+        allowed = [one.call for one, kind in zip(shown.values(), kinds, strict=True) if kind == "approve"]
+        result = await outer.run(**resume(history, decisions))
+        names_ran = ["pay" if name == "bob" else name for name in ran[len(before) :]]
+        assert sorted(names_ran) == sorted(call.name for call in allowed if call is not None)
