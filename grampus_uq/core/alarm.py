@@ -48,7 +48,6 @@ DetectorField = Annotated[Detector, BeforeValidator(_read), PlainSerializer(dete
 class AlarmState:
     """State of a session's detector: its evidence, whether a human answered, and how often it was re-armed.
 
-
     `midway` is True when the run began under another profile (the detector has not seen its first steps), and after a
     rollback, which counts as one re-arming.
     """
