@@ -44,16 +44,16 @@ class Eligibility:
 def eligibility(run: Run) -> Eligibility:
     """Decide whether a run may be learned from.
 
-    Reasons against: `superseded` (its session id was used again), `human_decided`, `stopped_at_call` (at a call that is
-    not known to be reversible: the random exploration never clears such a call, so no run shows how it would have
-    ended), `stopped_by_monitor`, `no_outcome`, `max_steps` (unless a label says how it ended), `no_beginning` (it would
-    have been stopped, and the missing start would say why it was not), and the informative stop reasons under their own
-    names.
+    Reasons against: `superseded` (its session id was used again), `human_decided` (or the run was rolled back or
+    forked), `stopped_at_call` (at a call that is not known to be reversible: the random exploration never clears such a
+    call, so no run shows how it would have ended), `stopped_by_monitor`, `no_outcome`, `max_steps` (unless a label says
+    how it ended), `no_beginning` (it would have been stopped, and the missing start would say why it was not), and the
+    informative stop reasons under their own names.
     """
     outcome = run.outcome
     if run.superseded:
         return Eligibility(reason=SUPERSEDED)
-    if run.decisions:
+    if run.decisions or run.went_back:
         return Eligibility(reason="human_decided")
     if run.touched:
         stops = (e for e in run.events if isinstance(e, StepEvent) and e.assessment.action.stops)

@@ -14,7 +14,15 @@ from grampus_uq.recording.codec import decode
 from grampus_uq.recording.packed import PACKED_SUFFIX, is_packed
 from grampus_uq.recording.reader import PartialLine, raw_lines, read_numbered, report
 from grampus_uq.recording.run_names import SUFFIX, file_name, follows
-from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records.events import (
+    BRANCH,
+    DecisionEvent,
+    Event,
+    ObservationEvent,
+    OutcomeEvent,
+    SessionStarted,
+    StepEvent,
+)
 from grampus_uq.records.values import Outcome
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -66,6 +74,11 @@ class Run:
     def decisions(self) -> tuple[DecisionEvent, ...]:
         """The decisions of humans."""
         return tuple(event for event in self.events if isinstance(event, DecisionEvent))
+
+    @cached_property
+    def went_back(self) -> bool:
+        """True when the run was rolled back or forked: labels of what was discarded are in `outcome` all the same."""
+        return any(BRANCH in event.metadata for event in self.events if isinstance(event, SessionStarted))
 
     @cached_property
     def outcome(self) -> Outcome | None:

@@ -38,7 +38,10 @@ from grampus_uq import (
 from grampus_uq.errors import ApprovalError, StoreError
 from grampus_uq.learn.attribution import METHODS, Plan, calibrate, locate, trajectory_from_run
 from grampus_uq.learn.attribution.result import Attribution
+from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.monitor.snapshot import read_snapshot
+from grampus_uq.recording import RecordingProcessor, runs
+from grampus_uq.recording.labels import Label, label
 from grampus_uq.recording.replay import replay
 from grampus_uq.records.events import Event
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
@@ -647,3 +650,21 @@ def test_an_alarm_of_a_discarded_branch_stays_one_of_the_run_and_no_later_one_ca
         assert shop.paid == []
     assert all((request.guarantee or "no guarantee").startswith("no guarantee") for request in result.pending)
     assert all(step.same for step in replay(events.seen, WATCHED))
+
+
+@pytest.mark.parametrize("success", [None, True, False])
+async def test_a_run_that_was_rolled_back_teaches_nothing_whatever_label_it_had_or_gets(
+    tmp_path: Path, success: bool | None
+) -> None:
+    with RecordingProcessor(tmp_path) as recorder:
+        monitor = UncertaintyMonitor(processors=[recorder], advisory=True)
+        one = runner(Shop(), MemoryStore(), uncertainty_monitor=monitor)
+        await one.run(AGENT, "add up", session_id="s")
+        label(tmp_path, Label(session_id="s", success=False), by="ann")
+        [run] = runs(tmp_path)
+        assert eligibility(run).usable
+        await rollback(one, "clerk", "s", WRONG)
+    if success is not None:
+        label(tmp_path, Label(session_id="s", success=success), by="ann")
+    [run] = runs(tmp_path)
+    assert eligibility(run).reason == "human_decided"
