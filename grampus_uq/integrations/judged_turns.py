@@ -304,9 +304,21 @@ class TurnJudge:
             return False
         return self.gate.cut_off(record, carried.terms.run_id)
 
-    def asked_after_cut(self, carried: Carried, record: CallRecord) -> CallRecord:
-        """The record with a request about its unknown outcome."""
-        return asked(record, carried.terms, self.gate.approvals, UNKNOWN_OUTCOME, time.time())
+    def overruled(self, record: CallRecord, answers: Iterable[Any]) -> bool:
+        """Return True if one of these answers rejects or edits a call that was cleared by another one."""
+        if record.phase is not CallPhase.CLEARED or not record.decisions:
+            return False
+        request, now_s = record.requests[0], time.time()
+        said = [one for answer in answers for one in _decisions(answer)[0] if one.request_id == request.id]
+        others = [one for one in said if one not in record.decisions and one.kind is not ApprovalKind.APPROVE]
+        return any(self.gate.approvals.holding(request, [(one, now_s)], self.gate.problem)[0] for one in others)
+
+    def ask_again(self, carried: Carried, record: CallRecord, *, began: bool = False) -> CallRecord:
+        """The cleared record with a new request: about its unknown outcome where it `began`, here or elsewhere."""
+        if began or self.gate.spent(record, carried.terms.run_id):
+            return asked(record, carried.terms, self.gate.approvals, UNKNOWN_OUTCOME, time.time())
+        why = "it was approved, and decided on once more before it ran"
+        return asked_again(record, carried.terms, self.gate.approvals, time.time(), why)
 
     def look(self, record: CallRecord | None) -> Callable[[], Coroutine[Any, Any, str | None]] | None:
         """A check to await before a call let ahead by permits runs: the answer in its place, or None. None for others.

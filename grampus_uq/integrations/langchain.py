@@ -61,7 +61,7 @@ from grampus_uq.integrations.langchain_messages import (
     with_arguments,
     with_ids,
 )
-from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, place_of, read_state, resume, waiting
+from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, answers_of_run, place_of, read_state, resume, waiting
 
 if TYPE_CHECKING:
     from langchain.agents.middleware.types import ModelRequest
@@ -272,17 +272,18 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             if not marks and carried.records[0].phase is not CallPhase.CLEARED:
                 return carried, waited
             first: list[bool] = []
-            begin = functools.partial(self._begin, carried, first)
+            overruled = self.judge.overruled(carried.records[0], answers_of_run(get_config()))
+            begin = functools.partial(self._begin, carried, overruled, first)
             marks.append((yield from _logged(begin, marks, step=_BEGIN)))
-            if first and len(marks) == 1:
+            if first and len(marks) == 1 and not overruled:
                 return carried, waited
             part = yield from _logged(functools.partial(self._begin_again, carried, marks[:]), marks, step=_AGAIN)
             carried = self.judge.states.read_part(carried, part)
             marks.clear()
 
-    async def _begin(self, carried: Carried, first: list[bool]) -> dict[str, Any]:
+    async def _begin(self, carried: Carried, overruled: bool, first: list[bool]) -> dict[str, Any]:
         first.append(True)
-        return {"step": _BEGIN, "at": self._place(carried)}
+        return {"step": _BEGIN, "at": None if overruled else self._place(carried)}
 
     def _place(self, carried: Carried) -> list[Any]:
         """Where a call begins: the process, and what lets it run."""
@@ -291,9 +292,10 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     async def _begin_again(self, carried: Carried, marks: list[Any]) -> dict[str, Any]:
         judge, (record,) = self.judge, carried.records
-        here = record.phase is CallPhase.CLEARED and all(mark.get("at") == self._place(carried) for mark in marks)
-        if not here or judge.gate.spent(record, carried.terms.run_id):
-            carried = replace(carried, records=(judge.asked_after_cut(carried, record),))
+        places = [mark.get("at") for mark in marks]
+        here = record.phase is CallPhase.CLEARED and all(place in (None, self._place(carried)) for place in places)
+        if not here or None in places or judge.gate.spent(record, carried.terms.run_id):
+            carried = replace(carried, records=(judge.ask_again(carried, record, began=not here),))
         return {"step": _AGAIN, **judge.states.write_part(carried)}
 
     def _running(

@@ -41,7 +41,14 @@ from grampus_uq.integrations.langchain_messages import (
     with_arguments,
     with_ids,
 )
-from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, before_node, read_state, session_id_of
+from grampus_uq.integrations.langgraph_threads import (
+    KEY,
+    REVIEW,
+    answers_of_run,
+    before_node,
+    read_state,
+    session_id_of,
+)
 
 _MAX_NOTED = 1_024
 _PUSHED = ("__pregel_push",)
@@ -158,7 +165,7 @@ class GuardNodes:
         """Ask the human about what waits, and take the answer; runs again from its top when it is resumed."""
         judge, carried_state = self.judge, state.get(KEY) or {}
         before = self._open(state, read_state(judge, config, carried_state, to_judge=True))
-        cut = [record for record in before.records if self._is_cut_off(state, before, record)]
+        cut = [record for record in before.records if self._asks_again(config, before, record, state)]
         if cut:  # a request lives in the state: it is asked about in the next superstep
             return self._go_on(state, self._asking_about(before, cut), [])
         requests = requests_of(before)
@@ -184,16 +191,20 @@ class GuardNodes:
         get_stream_writer()({KEY: {"decided": kinds, "refused": refused}})
         return self._go_on(state, after, beside, refused)
 
-    def _is_cut_off(self, state: dict[str, Any], carried: Carried, record: CallRecord) -> bool:
-        """True for a call without a result whose start was cancelled."""
-        cut = self.judge.cut_off(carried, record)
-        return cut and record.proposed.id not in _answered(state[self.messages_key], ())
+    def _asks_again(
+        self, config: RunnableConfig, carried: Carried, record: CallRecord | None, state: Any = None
+    ) -> bool:
+        """True for a cleared call without a result in `state` that was cut off, or that this run's answer overrules."""
+        if record is None or record.phase is not CallPhase.CLEARED:
+            return False
+        again = self.judge.cut_off(carried, record) or self.judge.overruled(record, answers_of_run(config))
+        return again and (state is None or record.proposed.id not in _answered(state[self.messages_key], ()))
 
     def _asking_about(self, carried: Carried, cut: Sequence[CallRecord]) -> Carried:
-        """The state with requests about calls that were cut off, and these no longer handed to the tools' node."""
+        """The state with new requests about these calls, no longer handed to the tools' node."""
         judge, turn = self.judge, carried.turn or {}
         ids = {record.proposed.id for record in cut}
-        records = [judge.asked_after_cut(carried, r) if r.proposed.id in ids else r for r in carried.records]
+        records = [judge.ask_again(carried, r) if r.proposed.id in ids else r for r in carried.records]
         handed = [one for one in turn.get("handed", ()) if one not in ids]
         return replace(carried, turn={**turn, "handed": handed}, records=tuple(records))
 
@@ -303,7 +314,7 @@ class GuardNodes:
             return
         carried = read_state(judge, config, given.get(KEY) if isinstance(given, dict) else None)
         pairs = [find_record(carried, call) for call in calls]
-        if any(judge.cut_off(carried, record) for record, _ in pairs):
+        if any(self._asks_again(config, carried, record) for record, _ in pairs):
             yield {}
             return
         refused = [judge.refusal(carried, *pair) for pair in pairs]
@@ -322,7 +333,7 @@ class GuardNodes:
             return nullcontext()
         carried = read_state(self.judge, config, given[KEY])
         records = [find_record(carried, call)[0] for call in _calls(given, self.messages_key)]
-        return nullcontext({} if any(self.judge.cut_off(carried, record) for record in records) else None)
+        return nullcontext({} if any(self._asks_again(config, carried, record) for record in records) else None)
 
     def look(self, given: Any, config: RunnableConfig) -> _Look | None:
         """A check to await before the tools' node runs calls let ahead by permits: the answers instead."""
@@ -332,7 +343,7 @@ class GuardNodes:
             return None
         carried = read_state(judge, config, given.get(KEY) if isinstance(given, dict) else None)
         records = [find_record(carried, call)[0] for call in calls]
-        if any(judge.cut_off(carried, record) for record in records):
+        if any(self._asks_again(config, carried, record) for record in records):
             return None
         looks = [judge.look(record) for record in records]
 
@@ -363,7 +374,7 @@ class GuardNodes:
         carried = self._open(state, read_state(self.judge, config, found))
         turn = carried.turn or {}
         handed, now = turn.get("handed"), turn.get("now", ())
-        if len(now) > 1 or any(self._is_cut_off(state, carried, record) for record in carried.records):
+        if len(now) > 1 or any(self._asks_again(config, carried, record, state) for record in carried.records):
             return self.gate_node  # of several tasks one may be cut off: `gate` alone sees all of their results
         cleared = [record.proposed.id for record in carried.records if record.phase is CallPhase.CLEARED]
         more = handed is not None and not {*cleared} <= {*handed}

@@ -26,6 +26,9 @@ KEY = "uncertainty"
 REVIEW = "uncertainty_review"
 """The `type` of the adapter's interrupts: {"type", "requests": ApprovalRequests as JSON, "refused": why, if any}."""
 
+_RESUMED = "__pregel_resume_map"
+"""Where LangGraph has a run's answers to interrupts, by their ids."""
+
 
 async def _nothing() -> None:
     pass
@@ -95,3 +98,8 @@ def session_id_of(config: RunnableConfig, state: Any = None) -> str:
 def place_of(judge: TurnJudge, config: RunnableConfig) -> str:
     """The framework's name of the run: a seal is bound to it. Sub-graphs that share a state share it."""
     return session_place(judge.settings.agent_id, str(config.get("configurable", {}).get("thread_id") or ""))
+
+
+def answers_of_run(config: RunnableConfig) -> list[Any]:
+    """The answers that a run was resumed with, by `resume`. The interrupt may have taken that of a cancelled run."""
+    return [*(config.get("configurable", {}).get(_RESUMED) or {}).values()]
