@@ -299,10 +299,11 @@ def _decide(
         if drill is not None:
             check_shown(drill.card, digest)
             check_edit(arguments, drill.parameters)
+            delegation = await _delegation(ledger, drill.card.tool, principal, place)
             answer = drill.answered(kind, principal=principal, message=message, arguments=arguments)
             answer = answer if signer is None else signer.sign(answer)
             waiting = sum(len(session.requests) for session in await ledger.pending())
-            done = await StoredDrills(ledger.store).answer(answer, ledger.now_s(), waiting=waiting)
+            done = await StoredDrills(ledger.store).answer(answer, ledger.now_s(), waiting=waiting, place=delegation)
             return drill.card, [], done.told()
         found = await open_request(ledger, request_id)
         check_shown(found.card, digest)

@@ -13,9 +13,9 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
-from pydantic import BaseModel, Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, Field, JsonValue, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
 from grampus_uq.gate.delegations import Delegation, Stands, not_looked_up
@@ -99,14 +99,15 @@ class ApprovalRequest(BaseModel):
     ) -> ApprovalDecision:
         """An unsigned decision on this request; a signer's `sign` makes it one that a runner with keys accepts.
 
-        Raises ApprovalError for arguments that no runner takes: nested more than 100 deep, or no JSON, as 1e999 is;
-        ConfigurationError for an unknown kind.
+        Raises ApprovalError for arguments that no runner takes: nested more than 100 deep, or no JSON, as 1e999 is,
+        and for a principal or message that no decision holds; ConfigurationError for an unknown kind.
         """
         check_arguments(arguments)
         if kind not in tuple(ApprovalKind):
             rule = f"one of {', '.join(ApprovalKind)}"
             raise ConfigurationError.of("kind", "ApprovalRequest.decide", rule, kind)
-        return ApprovalDecision(
+        return in_form(
+            ApprovalDecision,
             request_id=self.id,
             digest=self.digest(),
             kind=ApprovalKind(kind),
@@ -167,6 +168,18 @@ class ApprovalDecision(BaseModel):
     def signed_text(self) -> bytes:
         """The canonical text of everything but the signature."""
         return signed_text("decision", self)
+
+
+_Form = TypeVar("_Form", bound=BaseModel)
+
+
+def in_form(form: type[_Form], **values: Any) -> _Form:
+    """What somebody says, in this form; raises ApprovalError, which does not name it, for what it does not hold."""
+    try:
+        return form(**values)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ApprovalError(f"The {'.'.join(map(str, wrong['loc']))} of a decision: {wrong['msg']}.") from error
 
 
 def check_arguments(arguments: Mapping[str, Any] | None) -> None:

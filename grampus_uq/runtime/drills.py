@@ -25,7 +25,8 @@ from pydantic import BaseModel, Field, JsonValue
 
 from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.call import REJECTED
-from grampus_uq.gate.requests import ApprovalKind, check_arguments
+from grampus_uq.gate.delegations import Delegation
+from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy, check_arguments, in_form
 from grampus_uq.gate.signatures import signed_text
 from grampus_uq.records.call_parts import CallDoubt
 from grampus_uq.records.values import Message, ToolCall, canonical_json
@@ -135,16 +136,23 @@ class Drill(BaseModel):
     def answered(self, kind: ApprovalKind | str, *, principal: str, **given: Any) -> DrillAnswer:
         """An unsigned answer to this drill; refused where a decision on a request would be."""
         check_arguments(given.get("arguments"))
-        return DrillAnswer(
-            drill_id=self.card.id, digest=self.card.digest, kind=ApprovalKind(kind), principal=principal, **given
+        return in_form(
+            DrillAnswer,
+            drill_id=self.card.id,
+            digest=self.card.digest,
+            kind=ApprovalKind(kind),
+            principal=principal,
+            **given,
         )
 
-    def check(self, answer: DrillAnswer, now_s: float) -> None:
-        """Raise ApprovalError for an answer that would be refused on a request."""
+    def check(self, answer: DrillAnswer, now_s: float, place: Delegation | None = None) -> None:
+        """Raise ApprovalError for an answer that would be refused on a request; `place`: of a deputy who answers."""
         if (answer.drill_id, answer.digest) != (self.card.id, self.card.digest):
             raise ApprovalError("The decision was made on another call than the one that was shown: it is refused.")
         if self.card.expired(now_s):
             raise ApprovalError("The request expired before the decision arrived: it is refused and asked again.")
+        for one in sorted({answer.principal, answer.principal if place is None else place.principal}):
+            ApprovalPolicy().check_other(one, self.card.started_by)
         if (answer.kind is ApprovalKind.EDIT) != (answer.arguments is not None):
             raise ApprovalError("An edit carries the new `arguments`; the other decisions carry none.")
 

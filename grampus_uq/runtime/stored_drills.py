@@ -21,6 +21,7 @@ import anyio.to_thread
 from pydantic import BaseModel, JsonValue
 
 from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
+from grampus_uq.gate.delegations import Delegation
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
 from grampus_uq.runtime.begun_with import parameters_of
 from grampus_uq.runtime.cards import Card
@@ -170,17 +171,20 @@ class StoredDrills:
             raise SessionError(f"2 pending requests have an id beginning with {drill_id!r:.40}.")
         return found[0] if found else None
 
-    async def answer(self, answer: DrillAnswer, now_s: float, *, waiting: int) -> Drill:
+    async def answer(
+        self, answer: DrillAnswer, now_s: float, *, waiting: int, place: Delegation | None = None
+    ) -> Drill:
         """Store the answer to a drill; returns the drill with it.
 
-        `waiting` is the length of the queue. The run that was shown is dropped: only what the figures need is kept.
-        Raises ApprovalError where it would be refused on a request, and where another answer was first.
+        `waiting` is the length of the queue, `place` that of a deputy who answers. The run that was shown is dropped:
+        only what the figures need is kept. Raises ApprovalError where it would be refused on a request, and where
+        another answer was first.
         """
         document = await self._store.get(DRILL, answer.drill_id)
         if document is None or document.label != "open":
             raise ApprovalError("This request was already decided: the decision is refused.")
         drill = parsed(Drill, document.body, "A stored drill")
-        drill.check(answer, now_s)
+        drill.check(answer, now_s, place)
         done = drill.model_copy(update={"answer": answer, "answered_s": now_s, "waiting": waiting})
         if not await self._closed(document, done, "answered"):
             raise ApprovalError("This request was already decided: the decision is refused.")

@@ -118,7 +118,7 @@ async def past(
     like: OpenRequest | None = None,
 ) -> list[Card]:
     """Put so many approved requests into the archive, as the command line stores them; of agent and tool of `like`."""
-    of = {} if like is None else {"agent_id": like.card.agent_id, "rules": like.card.rules}
+    of = {} if like is None else like.card.model_dump(include={"agent_id", "rules", "started_by"})
     tool = "refund" if like is None else like.card.tool
     parameters = {} if like is None else {"parameters": like.parameters}
     cards = []

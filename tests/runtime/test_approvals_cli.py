@@ -38,6 +38,7 @@ class Desk:
 
     def __init__(self, tmp_path: Path, turns: Sequence[Any] | None = None, **given: Any) -> None:
         self.url = f"sqlite:///{tmp_path / 'sessions.db'}"
+        self._started_by = given.pop("started_by", None)
         self.world, self._turns, self._given = World(), turns or mailing(), given
         self.request = anyio.run(self._run).pending[0]
 
@@ -47,7 +48,7 @@ class Desk:
     async def _run(self) -> Any:
         store = open_store(self.url)
         try:
-            return await self._runner(store).run(AGENT, "mail bob", session_id="s")
+            return await self._runner(store).run(AGENT, "mail bob", session_id="s", started_by=self._started_by)
         finally:
             await store.aclose()
 

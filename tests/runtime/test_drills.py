@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from grampus_uq import ApprovalPolicy, ApprovalRequest, open_store
 from grampus_uq.errors import ApprovalError, StoreError
 from grampus_uq.gate.call import CallRecord
+from grampus_uq.gate.delegations import Delegation
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.permits import Permit
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
@@ -32,6 +33,7 @@ from grampus_uq.runtime.lent_values import other_recipient
 from grampus_uq.runtime.run_state import AgentState, SessionHead
 from grampus_uq.runtime.store import Delete, SessionStore, parsed
 from grampus_uq.runtime.stored_decisions import open_request, store_decision
+from grampus_uq.runtime.stored_delegations import delegate
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker_jobs import Job
@@ -492,8 +494,8 @@ def test_odd_arguments_make_no_drill_and_no_error() -> None:
 # -- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_in_the_terminal_a_drill_looks_like_a_request_and_is_told_at_once(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+def drilled(desk: Desk) -> str:
+    """The id of a drill that appears beside the request of a desk."""
 
     async def prepare() -> str:
         store = open_store(desk.url)
@@ -509,7 +511,54 @@ def test_in_the_terminal_a_drill_looks_like_a_request_and_is_told_at_once(tmp_pa
         await store.aclose()
         return plan(0.5, secret=secret).drill_id(real.id)
 
-    drill_id = anyio.run(prepare)
+    return anyio.run(prepare)
+
+
+PROBES = (
+    ("approve", "--for", "nobody"),
+    ("reject", "--for", "x"),
+    ("respond", "-m", "\ud800"),
+    ("respond", "-m", "y" * 100_001),
+    ("reject", "-m", "y" * 100_001, "--never"),
+    ("edit", "--arguments", "{}"),
+    ("edit", "--arguments", '{"to": "\\ud800"}'),
+    ("approve", "--digest", "0" * 64),
+    ("approve", "--as", "x" * 201),
+    ("approve", "--as", "a\ud800"),
+    ("approve", "--as", "ann"),
+    ("reject", "--as", "\uff21nn"),
+    ("approve", "--as", "dora", "--for", "ann"),
+)
+
+
+def test_no_command_that_is_refused_on_a_request_is_taken_on_a_drill_or_refused_in_other_words(tmp_path: Path) -> None:
+    """Whoever tries one of them on everything would know the drills, and nothing would be decided meanwhile."""
+    desk = Desk(tmp_path, started_by="ann", approvals=ApprovalPolicy(others_decide=True))
+    drill = drilled(desk)
+
+    async def lent() -> None:
+        store = open_store(desk.url)
+        now_s = await store.now()
+        await delegate(store, Delegation(principal="ann", deputy="dora", from_s=now_s - 1.0, until_s=now_s + 900.0))
+        await store.aclose()
+
+    anyio.run(lent)
+
+    def told(shown: str, probe: Sequence[str]) -> tuple[int, str]:
+        known = json.loads(desk.cli("show", shown, "--json").output)
+        who = () if "--as" in probe else ("--as", "x")
+        result = desk.cli(probe[0], shown, *probe[1:], *who)
+        return result.exit_code, f"{result.output} {result.exception!r}".replace(known["digest"], "DIGEST")
+
+    for probe in PROBES:
+        real = told(desk.request.id, probe)
+        assert real[0] != 0
+        assert told(drill, probe) == real
+
+
+def test_in_the_terminal_a_drill_looks_like_a_request_and_is_told_at_once(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    drill_id = drilled(desk)
     listed = {row["id"]: row for row in json.loads(desk.cli("list", "--json").output)}
     assert listed.keys() == {desk.request.id, drill_id}
     assert listed[drill_id].keys() == listed[desk.request.id].keys()
