@@ -174,7 +174,7 @@ _Form = TypeVar("_Form", bound=BaseModel)
 
 
 def in_form(form: type[_Form], **values: Any) -> _Form:
-    """What somebody says, in this form; raises ApprovalError, which does not name it, for what it does not hold."""
+    """A record of this form from values of a person; raises ApprovalError, without its name, where it holds none."""
     try:
         return form(**values)
     except ValidationError as error:

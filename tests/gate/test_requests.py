@@ -89,6 +89,21 @@ def test_only_the_principals_own_key_signs_for_a_principal() -> None:
             POLICY.check(ASKED, bad, now_s=150.0)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"principal": "x" * 201}, "The principal of a decision: String should have at most 200 characters."),
+        ({"principal": ""}, "The principal of a decision: String should have at least 1 character."),
+        ({"principal": "ann", "message": "x" * 100_001}, "The message of a decision: String should have at most 1"),
+        ({"principal": "ann", "message": "\ud800"}, "The message of a decision: Input should be a valid string"),
+    ],
+)
+def test_what_no_decision_holds_is_refused_in_words_that_name_what(given: dict[str, str], words: str) -> None:
+    with pytest.raises(ApprovalError) as refused:
+        ASKED.decide("reject", **given)
+    assert str(refused.value).startswith(words)
+
+
 @given(st.sampled_from(["kind", "principal", "message", "arguments", "decided_s", "digest", "request_id"]))
 def test_a_signature_covers_every_field_of_a_decision(field: str) -> None:
     decision = ANN.sign(ASKED.decide("edit", principal="ann", arguments={"to": "A", "amount": 1}))
