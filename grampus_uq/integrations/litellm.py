@@ -121,6 +121,10 @@ class UncertaintyCallback(CustomLogger):
         """An asynchronous call is over."""
         self._take(kwargs, response_obj)
 
+    async def async_post_call_success_deployment_hook(self, request_data: Any, response: Any, call_type: Any) -> None:
+        """An asynchronous answer is there, in the event loop that asked: litellm's logging may be too late for it."""
+        self._take(getattr(request_data.get("litellm_logging_obj"), "model_call_details", request_data), response)
+
     def _take(self, given: Any, response: Any) -> None:
         """Put an answer into the queue, once; whatever goes wrong here is counted and goes no further."""
         try:

@@ -232,6 +232,27 @@ class Scene:
         package.removeHandler(listener)
         return {"judged": judged, "texts": [event.step.text for event in seen.steps], "logged": logged.getvalue()}
 
+    def loops_that_end(self) -> Any:
+        """Answers of event loops that litellm's logging does not outlive; a tenth of a second later none came twice."""
+        callback, seen = self.watch()
+        where = {"api_base": self.server.api_base, "api_key": "x", "max_retries": 0}
+        elsewhere = self.given("s") | {"api_base": "http://127.0.0.1:1/"}
+        judged: list[bool] = []
+        for _ in range(3):
+            answers = (
+                litellm.completion(**elsewhere, fallbacks=[{"model": "openai/tiny", **where}]),
+                asyncio.run(litellm.acompletion(**self.given("s"))),
+            )
+            judged.extend(map(callback.wait_for, answers))
+
+        async def asynchronously() -> None:
+            answers = [await litellm.acompletion(**self.given("s")) for _ in range(3)]
+            judged.extend([await callback.wait_for_async(answer) for answer in answers])
+            await asyncio.sleep(0.1)
+
+        asyncio.run(asynchronously())
+        return {"judged": judged, "steps": len(seen.steps), "lost": [callback.failures, callback.dropped]}
+
     def ten_at_once(self) -> Any:
         callback, seen = self.watch()
 
@@ -267,6 +288,7 @@ def main() -> None:
         Scene.ten_at_once,
         Scene.waiting_for_an_answer,
         Scene.other_kinds,
+        Scene.loops_that_end,
     )
     with serving(behave) as server:
         found = {scene.__name__: scene(Scene(server)) for scene in scenes}

@@ -89,3 +89,8 @@ def test_an_answer_of_the_responses_interface_is_a_step_and_other_kinds_are_name
     seen = found["other_kinds"]
     assert (seen["judged"], seen["texts"]) == ([True] * 4, ["Paris"] * 4)
     assert seen["logged"] == "answers of the kind object are not watched, although they name a session\n"
+
+
+def test_an_answer_of_an_event_loop_that_has_ended_is_judged_once(found: dict[str, Any]) -> None:
+    """Of `completion(fallbacks=...)`, which starts such a loop, and of `asyncio.run`."""
+    assert found["loops_that_end"] == {"judged": [True] * 9, "steps": 9, "lost": [0, 0]}
