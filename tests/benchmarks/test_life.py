@@ -1,4 +1,7 @@
-"""One split of the whole life on the embedded model: the figures are there, and the fitted profile is worth having."""
+"""One split of the whole life on the embedded model: the figures are there, and the fitted profile is worth having.
+
+The slow stage judges the answers that the tutorial records, so that the model answers once for both.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,18 @@ from typing import Any
 
 import pytest
 
+from tests.test_docs import TUTORIAL
+
 pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")
 pytestmark = pytest.mark.timeout(3_600)
 
 
-def one_split(folder: Path, questions: int) -> dict[str, Any]:
+ROOT = Path(__file__).parents[2]
+
+
+def one_split(recordings: Path, questions: int, page: Path) -> dict[str, Any]:
     """The figures of half of so many answers, judged under a profile fitted on the other half."""
-    page = folder / "results.md"
-    command = [sys.executable, "-m", "tests.benchmarks.life", "--recordings", str(folder / "runs"), "--splits", "1"]
+    command = [sys.executable, "-m", "tests.benchmarks.life", "--recordings", str(recordings), "--splits", "1"]
     command += ["--questions", str(questions), "--page", str(page), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3_500, check=False)
     assert done.returncode == 0, done.stderr
@@ -33,15 +40,25 @@ def one_split(folder: Path, questions: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_profile_fitted_on_sixty_answers_tells_right_from_wrong_among_the_next_sixty(tmp_path: Path) -> None:
-    assert one_split(tmp_path, 120)["auroc_p_success"] > 0.65  # of 60 it scatters by .06 about .83
+def test_the_tutorial_runs_and_a_profile_of_half_of_its_answers_tells_right_from_wrong_in_the_other(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-W", "error", str(ROOT / "tests" / "test_docs.py"), str(ROOT / "docs" / TUTORIAL)]
+    done = subprocess.run([*command, "--slow"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    recordings = tmp_path / "both"
+    recordings.mkdir()
+    for part in ("labelled", "later"):  # 100 and 40 answers
+        (tmp_path / part).rename(recordings / part)
+    split = one_split(recordings, 140, tmp_path / "results.md")
+    assert split["auroc_p_success"] > 0.65  # on 60 it scatters by .06 about .83
 
 
 @pytest.mark.promises
 def test_a_profile_fitted_on_half_of_the_answers_publishes_mostly_right_ones_of_the_other_half(
     tmp_path: Path,
 ) -> None:
-    split = one_split(tmp_path, 400)
+    split = one_split(tmp_path / "runs", 400, tmp_path / "results.md")
     # Of one split of 200 the few wrong ones among the published scatter too much to be compared: they are on the page.
     assert split["auroc_p_success"] > 0.8
     assert split["right_of_published_after"] > 2 * split["right"]
