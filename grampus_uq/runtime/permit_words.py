@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +14,7 @@ from grampus_uq.gate.permits import MOST_OPEN, Permit, PermitState, sentence
 from grampus_uq.records.visible_text import short
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_permits import Standing, stored_permits
-from grampus_uq.stats.earned_threshold import level, update
+from grampus_uq.stats.earned_threshold import Target, earned_from_json, level, update
 
 _SHORTEST_ID: Final = 8
 _MOST_MISSING: Final = 10_000
@@ -114,9 +116,14 @@ def same_as_logged(standing: Standing, replayed: PermitState) -> bool:
 
 def least_missing(permit: Permit, state: PermitState) -> int:
     """The number of right answers, all at the highest scores, up to the first permission; 10,000: or more."""
-    earned, count = state.of(permit), 0
-    while not level(permit.target, earned) and count < _MOST_MISSING:
-        earned, count = update(permit.target, earned, 0, 0.0, False, in_force=0, audit=1.0), count + 1
+    return _least_missing(permit.target, json.dumps(state.earned))
+
+
+@functools.lru_cache(maxsize=128)  # up to seconds of arithmetic, the same each time somebody looks at the permit
+def _least_missing(target: Target, evidence: str) -> int:
+    earned, count = earned_from_json(target, json.loads(evidence)), 0
+    while not level(target, earned) and count < _MOST_MISSING:
+        earned, count = update(target, earned, 0, 0.0, False, in_force=0, audit=1.0), count + 1
     return count
 
 
