@@ -535,9 +535,11 @@ def test_reusing_the_fitting_runs_for_the_threshold_would_break_the_promise() ->
     assert rate(half[0], half[0]) > 0.2
 
 
-@pytest.mark.slow
-def test_fitted_detectors_keep_their_promise_and_see_failures() -> None:
-    repeats, alpha, delta, unlucky, alarmed, power = 60, 0.1, 0.1, 0, 0.0, 0.0
+@pytest.mark.parametrize(
+    "repeats", [pytest.param(20, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.promises)]
+)
+def test_fitted_detectors_keep_their_promise_and_see_failures(repeats: int) -> None:
+    alpha, delta, unlucky, alarmed, power = 0.1, 0.1, 0, 0.0, 0.0
     fresh = _runs(41, 6000, failure_rate=0.4)
     for seed in range(repeats):
         fitted = fit_detector(_runs(1000 + seed, 200, failure_rate=0.4), rng=_rng(seed), alpha=alpha, delta=delta)
@@ -546,7 +548,7 @@ def test_fitted_detectors_keep_their_promise_and_see_failures() -> None:
         alarmed += conformal.false_alarms.estimate / repeats
         power += pac.power.estimate / repeats
     assert unlucky <= binomial_ceiling(repeats, delta)
-    assert alarmed <= alpha + 0.015  # standard error of the mean over 60 calibrations: .005
+    assert alarmed <= alpha + 0.015 * (60 / repeats) ** 0.5  # standard error of the mean over 60 calibrations: .005
     assert power > 0.5
 
 
