@@ -24,7 +24,7 @@ ATTENDED = "attended"
 DEATHS = "worker_deaths"
 STARTED_BY = "started_by"
 """In the metadata of a session: the principal whose run it is."""
-REPLACED = "replaced"
+REPLACED = "looks_replaced"
 """In the metadata of a session: held calls that looks replaced, until decisions about them were heard."""
 _LONGEST_CHILD = 1_500
 _RECORDS = TypeAdapter(list[CallRecord])

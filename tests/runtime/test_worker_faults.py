@@ -627,10 +627,10 @@ _KEPT = [
     "attended",
     "begun_with",
     "looks",
+    "looks_replaced",
     "parent_run",
     "parent_session",
     "parents",
-    "replaced",
     "started_by",
     "worker_deaths",
 ]
