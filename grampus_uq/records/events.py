@@ -14,9 +14,9 @@ from grampus_uq.stats.trajectory_risk import StepComponents
 
 _Unit = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Thresholds = tuple[_Unit, _Unit, _Unit]
-BRANCH: Final = "branch"
+BRANCH: Final = "grampus_uq.branch"
 """In the metadata of a session that goes on after a rollback or a fork: which branch of its run, by any name."""
-ALARMED: Final = "alarmed"
+ALARMED: Final = "grampus_uq.alarmed"
 """Beside it, where an alarm was raised in the discarded steps."""
 
 

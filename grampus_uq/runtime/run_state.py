@@ -129,7 +129,8 @@ class AgentState(BaseModel):
     @property
     def alarmed(self) -> bool:
         """True where a branch that was rolled back raised an alarm."""
-        return self.branch > 0 and bool(self.metadata.get("rollback", {}).get("alarmed"))
+        rollback = self.metadata.get("rollback")
+        return self.branch > 0 and isinstance(rollback, dict) and bool(rollback.get("alarmed"))
 
     def leased_for_s(self) -> float:
         """Seconds left of the lease of the worker that wrote this state; 0 without one."""

@@ -26,14 +26,18 @@ TEXTS = [
 
 
 async def live(recorder: RecordingProcessor, rng: random.Random) -> UncertaintyMonitor:
-    """Forty steps of all kinds; taken up again in the middle by another monitor, from a snapshot."""
+    """Forty steps of all kinds; taken up again in the middle by another monitor, from a snapshot.
+
+    The metadata are the user's own, whatever words they choose: a branch of a repository is not a branch of the run.
+    """
     policy = UncertaintyPolicy(irreversible_tool_names=["delete"])
     monitor = UncertaintyMonitor(policy=policy, processors=[recorder])
-    session = monitor.session("s1", "desk", model="m")
+    session = monitor.session("s1", "desk", model="m", metadata={"branch": "main"})
     for index in range(40):
         if index == 20:
             monitor = UncertaintyMonitor(policy=policy, processors=[recorder])
-            session = monitor.session("s1", "desk", snapshot=session.snapshot(), model="m")
+            own = {"branch": "mend", "alarmed": "no"}
+            session = monitor.session("s1", "desk", snapshot=session.snapshot(), model="m", metadata=own)
         call = ToolCall(
             id=f"c{index}", name=rng.choice(["find_user", "delete_user"]), arguments={"card": "sk-live-secret"}
         )
@@ -61,7 +65,9 @@ def test_a_replay_concludes_what_was_concluded_live(tmp_path: Path, content: Any
     assert all(step.same for step in replayed)
     assert len({step.assessment.level for step in replayed}) > 2
     assert any(step.assessment.action.stops for step in replayed)
-    assert len(find_run(tmp_path, "s1").steps) == 80
+    run = find_run(tmp_path, "s1")
+    assert len(run.steps) == 80
+    assert not run.went_back
     assert [report.findings for report in validate(tmp_path)] == [()]
     assert (b"sk-live-secret" in recorder.path("s1").read_bytes()) is (content == "full")
 
