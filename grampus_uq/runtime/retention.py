@@ -270,7 +270,7 @@ async def _remove(store: SessionStore, changes: list[Change]) -> bool:
 
 
 async def _asked(store: SessionStore) -> set[str]:
-    """The ids of all requests that may be pending, of releases too that made no rows for them.
+    """The ids of all requests whose decisions may still count, of releases too that made no rows for them.
 
     Raises DataError where that cannot be read.
     """
@@ -279,7 +279,7 @@ async def _asked(store: SessionStore) -> set[str]:
         if status not in _ENDED:
             async for document in pages(store, "session", status.value):
                 try:
-                    asked |= {request.id for request in _head(ledger, document).pending()}
+                    asked |= _head(ledger, document).awaited()
                 except DataError as error:
                     failure = error
     if failure is not None:
@@ -294,7 +294,7 @@ async def _asks(store: SessionStore, request: str) -> bool:
         found = await _session_of(store, row)
         if found is None or found.label in _ENDED:
             continue
-        if unquote(request) in {one.id for one in _head(ledger, found).pending()}:
+        if unquote(request) in _head(ledger, found).awaited():
             return True
     return False
 

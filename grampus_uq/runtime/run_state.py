@@ -164,11 +164,7 @@ class AgentState(BaseModel):
 
     def replaced(self) -> list[CallRecord]:
         """The held calls that looks replaced, as far as anybody can read them."""
-        try:
-            found = _RECORDS.validate_python(self.metadata.get(REPLACED, []))
-        except (ValidationError, RecursionError):
-            return []
-        return [held for held in found if len(held.requests) == 1 and held.requests[0].call == held.proposed]
+        return _readable(self.metadata.get(REPLACED))
 
     def keep_replaced(self, held: list[CallRecord]) -> None:
         """Keep these as the held calls that looks replaced."""
@@ -276,6 +272,7 @@ class _HeadMetadata(BaseModel):
     parent_session: Any = None
     parent_run: Any = None
     parents: Any = None
+    looks_replaced: Any = None
 
 
 class SessionHead(BaseModel):
@@ -310,6 +307,20 @@ class SessionHead(BaseModel):
     def pending(self) -> list[ApprovalRequest]:
         """The pending approval requests."""
         return pending(self.review, self.turn)
+
+    def awaited(self) -> set[str]:
+        """The ids of the requests whose decisions may still count: pending ones, and those that looks replaced."""
+        replaced = _readable(self.metadata.looks_replaced)
+        return {request.id for request in [*self.pending(), *(held.requests[0] for held in replaced)]}
+
+
+def _readable(replaced: Any) -> list[CallRecord]:
+    """The held calls that looks replaced, as far as anybody can read them."""
+    try:
+        found = _RECORDS.validate_python(replaced or [])
+    except (ValidationError, RecursionError):
+        return []
+    return [held for held in found if len(held.requests) == 1 and held.requests[0].call == held.proposed]
 
 
 def _count(stored: Any) -> int:

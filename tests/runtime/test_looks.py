@@ -41,6 +41,7 @@ from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.looks import in_its_place
+from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.sub_agents import SubAgent
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
@@ -719,8 +720,9 @@ def bob_again(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelR
     return mailing("bob", 0.95 if any(one.role is Role.ASSISTANT for one in messages) else 0.5)
 
 
+@pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_a_rejection_in_the_moment_of_a_look_outlives_the_worker_wherever_it_dies(left: int) -> None:
+def test_a_rejection_in_the_moment_of_a_look_outlives_the_worker_wherever_it_dies(left: int, pruned: bool) -> None:
     """The audit may fail meanwhile: whoever goes on hears the rejection before the call comes again."""
     store, died = Rejecting(left), 0
     first = Case(mailing("ann", 0.95), store=store, model=ScriptedModel(bob_again), lease_s=0.05)
@@ -734,6 +736,8 @@ def test_a_rejection_in_the_moment_of_a_look_outlives_the_worker_wherever_it_die
                 return
             died += 1
             await anyio.sleep(0.06)  # the dead worker's lease
+            if pruned:
+                await prune(copied, 0.01)
             case = Case(mailing("ann", 0.95), store=copied, model=ScriptedModel(bob_again))
             result = await case.runner.resume("mailer", "s")
             while result.status is AgentStatus.WAITING_FOR_HUMAN:
