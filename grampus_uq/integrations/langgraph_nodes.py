@@ -328,8 +328,9 @@ class GuardNodes:
 
     def cut_off(self, given: Any, config: RunnableConfig) -> AbstractContextManager[Any]:
         """`fence` for the guard's own tools' node, which checks each call itself: no result for a call cut off."""
-        turn = (given.get(KEY) or {}).get("turn") if isinstance(given, dict) else None
-        if not self.judge.acts or not turn or not turn.get("now"):
+        found = given.get(KEY) if isinstance(given, dict) else None
+        turn = found.get("turn") if isinstance(found, dict) else None
+        if not self.judge.acts or not turn or (isinstance(turn, dict) and not turn.get("now")):
             return nullcontext()
         carried = read_state(self.judge, config, given[KEY])
         records = [find_record(carried, call)[0] for call in _calls(given, self.messages_key)]
