@@ -298,12 +298,6 @@ class TurnJudge:
         with self.gate.once(record, run_id) as first:
             yield None if first else RAN_BEFORE
 
-    def cut_off(self, carried: Carried, record: CallRecord | None) -> bool:
-        """Return True for a cleared call whose start here was cancelled: it may have run."""
-        if record is None or record.phase is not CallPhase.CLEARED:
-            return False
-        return self.gate.cut_off(record, carried.terms.run_id)
-
     def overruled(self, record: CallRecord, answers: Iterable[Any]) -> bool:
         """Return True if one of these answers rejects or edits a call that was cleared by another one."""
         if record.phase is not CallPhase.CLEARED or not record.decisions:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.carried import read_decided, read_record
 from grampus_uq.integrations.carried_states import FORKED
 from grampus_uq.integrations.langgraph_threads import KEY
-from grampus_uq.monitor.snapshot import read_snapshot
+from grampus_uq.monitor.snapshot import alarmed_in
 from grampus_uq.records.events import ALARMED, BRANCH
 
 try:
@@ -127,7 +127,7 @@ class _Walk:
             self._answered = {m.tool_call_id for m in messages if m.type == "tool"}
         belief = held.get("belief") or {}
         turns = belief.get("turns", 0)
-        self._alarmed |= ALARMED in held.get(FORKED, ()) or _alarmed(belief.get("session"))
+        self._alarmed = self._alarmed or ALARMED in held.get(FORKED, ()) or alarmed_in(belief.get("session"))
         self._made = max(self._made, turns)
         if turns > step and held.get("turn") is not None:
             decided = [read_decided(item) for item in held.get("decided", ())]
@@ -163,7 +163,3 @@ class _Walk:
             for call_id, record in latest.items():
                 if record.phase is CallPhase.CLEARED and call_id in (self._answered or ()):
                     yield record.change(effect=effects[call_id])
-
-
-def _alarmed(snapshot: Mapping[str, Any] | None) -> bool:
-    return snapshot is not None and read_snapshot(snapshot)[0].alarmed

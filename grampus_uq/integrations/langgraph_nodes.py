@@ -197,7 +197,8 @@ class GuardNodes:
         """True for a cleared call without a result in `state` that was cut off, or that this run's answer overrules."""
         if record is None or record.phase is not CallPhase.CLEARED:
             return False
-        again = self.judge.cut_off(carried, record) or self.judge.overruled(record, answers_of_run(config))
+        cut = self.judge.gate.cut_off(record, carried.terms.run_id)
+        again = cut or self.judge.overruled(record, answers_of_run(config))
         return again and (state is None or record.proposed.id not in _answered(state[self.messages_key], ()))
 
     def _asking_about(self, carried: Carried, cut: Sequence[CallRecord]) -> Carried:

@@ -32,6 +32,11 @@ def processor_entries(snapshot: Mapping[str, Any] | None) -> dict[str, Mapping[s
     return {name: entry for name, entry in others.items() if isinstance(entry, Mapping)}
 
 
+def alarmed_in(snapshot: Mapping[str, Any] | None) -> bool:
+    """True when the session of a snapshot had raised an alarm; raises DataError as `read_snapshot`."""
+    return snapshot is not None and read_snapshot(snapshot)[0].alarmed
+
+
 def read_snapshot(snapshot: Mapping[str, Any]) -> tuple[SessionState, History]:
     """Parse what a session wrote; raises DataError on another version or a broken field."""
     if snapshot.get("v") not in (SNAPSHOT_VERSION, COMPACT_VERSION):

@@ -227,7 +227,7 @@ def refusal_of(pattern: object) -> tuple[str, str] | None:
     if _MARKS.search(seen):
         plain = max(_MARKS.split(seen), key=len).strip("_-. ")
         rule = "a list of plain parts of names, without the marks of globs, regular expressions and lists"
-        return rule, f"The pattern matches every tool whose name contains the text: write {plain!r:.80}."
+        return rule, f"A pattern matches every tool whose name contains it: write {plain!r:.80}."
     return None
 
 

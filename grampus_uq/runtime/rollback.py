@@ -23,7 +23,7 @@ from pydantic import BaseModel, JsonValue
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import Doubt, Terms, request_for
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.monitor.snapshot import read_snapshot
+from grampus_uq.monitor.snapshot import alarmed_in
 from grampus_uq.records.values import AgentDefinition, Message, TokenUsage
 from grampus_uq.records.vocabulary import AgentStatus, Role, UncertaintyLevel
 from grampus_uq.runtime.apply_decisions import ROLLBACK
@@ -213,7 +213,7 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
                     "branch": old.branch + 1,
                     "from_branch": old.branch,
                     "to_step": to_step,
-                    "alarmed": old.alarmed or (old.belief is not None and read_snapshot(old.belief)[0].alarmed),
+                    "alarmed": old.alarmed or alarmed_in(old.belief),
                     "executed": [call.model_dump(mode="json") for call in done],
                 },
             },
