@@ -9,8 +9,11 @@ import signal
 import ssl
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+# Before Hypothesis is imported, and for the interpreters that tests start: each would compile again what it imports.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -21,13 +24,6 @@ from tests.clocks import backend_of
 # A shell starts what runs in the background with Ctrl-C ignored, and every process that a test starts would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# Many tests start interpreters: where no bytecode may be written, each of them would compile the package again.
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    sys.dont_write_bytecode = False
-    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(
-        Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
-    )
 
 # Every HTTP client read the certificates of all authorities, which takes longer than most tests.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
