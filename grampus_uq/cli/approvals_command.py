@@ -178,8 +178,10 @@ def show(request_id: str, url: str, as_json: bool) -> None:
     for line in _signed_lines(shown):
         print_whole(line)
     print_whole("--- the end of the transcript ---")
-    for message in shown.messages[-_TAIL:]:
-        print_whole(f"[{message.role.value}] {visible(short(message.content or '', 400))}")
+    for message in [one for one in shown.messages if not one.metadata.get("placeholder")][-_TAIL:]:
+        calls = [f"-> {visible(call.name)} {arguments_in_short(call.arguments)}" for call in message.tool_calls]
+        said = [visible(short(message.content, 400))] if message.content else []
+        print_whole(" ".join([f"[{message.role.value}]", *said, *calls]))
 
 
 async def _drill(ledger: Ledger, request_id: str) -> Drill | None:

@@ -2,60 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from grampus_uq.errors import MissingDependencyError
 from grampus_uq.inbox.front_door import FrontDoor
 
 try:
-    import h11
     import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    from grampus_uq.runtime.http_server import HttpServer, TimedConnection
 except ImportError as error:
     raise MissingDependencyError.of("uvicorn", "inbox", "The inbox") from error
 
-_HEADERS_S: Final = 10.0
 _MAX_HEADERS: Final = 16_384
 _MAX_CONNECTIONS: Final = 1_000
 _SHUTDOWN_S: Final = 2
 
 
-class _Impatient(H11Protocol):
-    """Closes a connection whose request is not complete within seconds of its beginning."""
-
-    _overdue: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        # asyncio does this only where the listening socket names its protocol; else each answer waits 40 ms for an ACK.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().connection_made(transport)
-        self._hurry()
-
-    def data_received(self, data: bytes) -> None:
-        self._hurry()
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE and self._overdue is not None:
-            self._overdue.cancel()
-            self._overdue = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._overdue is not None:
-            self._overdue.cancel()
-        super().connection_lost(exc)
-
-    def _hurry(self) -> None:
-        if self._overdue is None and self.conn.their_state is h11.IDLE:
-            self._overdue = self.loop.call_later(_HEADERS_S, self.transport.close)
-
-
-class _Server(uvicorn.Server):
-    """Ends in peace on SIGINT and SIGTERM, also while pages listen: uvicorn's own raises them again, and cancels."""
+class _Server(HttpServer):
+    """Ends also while pages listen."""
 
     def __init__(self, config: uvicorn.Config, app: FrontDoor) -> None:
         super().__init__(config)
@@ -64,16 +30,6 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.end()
         await super().shutdown(sockets)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        known = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        before = {number: signal.signal(number, self.handle_exit) for number in known}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -90,7 +46,7 @@ def inbox_server(app: FrontDoor) -> uvicorn.Server:
     """The server, not begun yet."""
     config = uvicorn.Config(
         app,
-        http=_Impatient,
+        http=TimedConnection,
         ws="none",
         lifespan="off",
         log_level="warning",

@@ -22,6 +22,7 @@ from grampus_uq.inbox.inbox_app import inbox_app
 from grampus_uq.inbox.inbox_serving import inbox_server, listening
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import People
+from grampus_uq.runtime import http_server
 from grampus_uq.runtime.stores import open_store
 from tests.benchmarks.inbox import RealBrowser
 
@@ -79,7 +80,7 @@ def hasty(served: tuple[int, Any], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def patience(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_serving, "_HEADERS_S", seconds)
+    monkeypatch.setattr(http_server, "_HEADERS_S", seconds)
     monkeypatch.setattr(front_door, "_BODY_S", seconds)
 
 

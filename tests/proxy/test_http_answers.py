@@ -264,6 +264,43 @@ async def test_a_call_whose_answer_never_comes_is_asked_about_and_not_run_again(
         assert len(one.server.ran()) == 1
 
 
+@pytest.mark.parametrize("tool", ["delete_note", "read_note"])
+@pytest.mark.parametrize(
+    ("headers", "body", "breaks"),
+    [
+        (_EVENTS, event(method="notifications/progress"), False),
+        (_EVENTS, event(id="1", result={}), True),
+        (_EVENTS, b'data: {"jsonrpc":"2.0","id":1,"res', True),
+        (_EVENTS, b"", False),
+        (_JSON, b'{"jsonrpc":"2.0","id":1,"res', True),
+        (_JSON, b"", True),
+    ],
+)
+async def test_a_client_is_told_at_once_that_the_answer_to_its_call_ended_without_a_result(
+    headers: dict[str, str], body: bytes, breaks: bool, tool: str
+) -> None:
+    async with web() as one:
+
+        async def answer(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield body
+            if breaks:
+                raise ConnectionError
+
+        one.server.headers, one.server.answer = headers, answer
+        came: list[str] = []
+
+        async def run() -> None:
+            params = {"name": tool, "arguments": {"path": "a"}}
+            came.append((await one.post(id=1, method="tools/call", params=params)).text)
+
+        await (approved(one, run) if tool == "delete_note" else run())
+        (last,) = [line for line in came[0].splitlines() if '"error"' in line]
+        assert json.loads(last.removeprefix("data: "))["id"] == 1
+        assert ("whether the call took effect is not known" in last) == (tool == "delete_note")
+        asked = [request for session in await one.bench.ledger.pending() for request in session.requests]
+        assert [request.unknown_outcome for request in asked] == [True] * (tool == "delete_note")
+
+
 @pytest.mark.parametrize(
     ("status", "headers", "body"),
     [

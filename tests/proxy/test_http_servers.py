@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,6 +22,7 @@ from grampus_uq.integrations.mcp.http_serving import serve_http
 from grampus_uq.integrations.mcp.http_traffic import Bounds
 from grampus_uq.integrations.mcp.proxy_config import ProxySettings, ServerSettings
 from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
+from grampus_uq.runtime import http_server
 from grampus_uq.runtime.ledger import Ledger
 from tests.proxy.test_http_pages import answer
 from tests.proxy.test_http_proxy import decide, notes, proxied, serving
@@ -151,6 +154,35 @@ def test_a_prefix_is_refused_in_advisory_mode() -> None:
     parts = ProxyParts(settings, "memory:", print)
     with pytest.raises(ConfigurationError, match="advisory"):
         anyio.run(serve_http, settings, parts, "127.0.0.1:8765", print)
+
+
+async def test_a_client_that_begins_no_request_is_let_go_and_a_proxy_that_is_ended_closes_its_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "_HEADERS_S", 0.05)
+    settings, address, closed = ProxySettings(servers={"a": ServerSettings(url="http://a")}), free_port(), []
+    parts = ProxyParts(settings, "memory:", print)
+    close = parts.aclose
+
+    async def aclose() -> None:
+        await close()
+        closed.append(True)
+
+    monkeypatch.setattr(parts, "aclose", aclose)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve_http, settings, parts, f"127.0.0.1:{address}", lambda _: None)
+            while True:
+                with contextlib.suppress(OSError):
+                    client = await anyio.connect_tcp("127.0.0.1", address)
+                    break
+                await anyio.sleep(0.01)
+            async with client:
+                await client.send(b"POST /a HTTP/1.1\r\nHost: 127")
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await client.receive()
+            signal.raise_signal(signal.SIGTERM)
+    assert closed
 
 
 @pytest.mark.slow

@@ -16,10 +16,13 @@ from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 
 try:
     import uvicorn
+
+    from grampus_uq.runtime.http_server import HttpServer, TimedConnection
 except ImportError as error:
     raise MissingDependencyError.of("mcp", "mcp", "serving MCP over HTTP") from error
 
 _SHUTDOWN_S = 2  # streams of the server to the client are open for as long as the client wants
+_MAX_CONNECTIONS = 1_000
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -52,13 +55,16 @@ async def serve_http(settings: ProxySettings, parts: ProxyParts, address: str, s
             app,
             host=host.strip("[]"),
             port=port,
+            http=TimedConnection,
+            ws="none",
             log_level="warning",
             lifespan="off",
+            limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         say(f"serving {', '.join(f'http://{host}:{port}/{name}' for name in upstreams)}")
         try:
-            await uvicorn.Server(config).serve()
+            await HttpServer(config).serve()
         finally:
             with anyio.CancelScope(shield=True):
                 await release()

@@ -93,7 +93,7 @@ class UpstreamAnswer:
         self._as_it_comes = owed.judged is not None
         self._send, self._receive = anyio.create_memory_object_stream[tuple[bytes, str | None]](0)
         self._scope, self._sending = anyio.CancelScope(), anyio.CancelScope()
-        self._gone, self._held = False, 0
+        self._gone, self._handed, self._held = False, False, 0
         self._settled: str | None = None
 
     def response(self, path: bytes) -> StreamingResponse:
@@ -145,11 +145,14 @@ class UpstreamAnswer:
     async def _read(self) -> None:
         try:
             with self._traffic.one(), self._scope:
-                async for part in self._parts(self._chunks()):
-                    if not self._as_it_comes:
-                        await self._hand_over(part)
-        except Exception as error:  # noqa: BLE001 (its call comes to an end all the same)
-            self._say(f"the server's answer broke off: {type(error).__name__}")
+                try:
+                    async for part in self._parts(self._chunks()):
+                        if not self._as_it_comes:
+                            await self._hand_over(part)
+                except Exception as error:  # noqa: BLE001 (its call comes to an end all the same)
+                    self._say(f"the server's answer broke off: {type(error).__name__}")
+                if (line := await self._without_result()) is not None:
+                    await self._hand_over(line)
         finally:
             self._owed.readers -= 1
             self._let_go(self._held)
@@ -158,6 +161,7 @@ class UpstreamAnswer:
                 await self._send.aclose()
 
     async def _hand_over(self, part: bytes) -> None:
+        self._handed = True
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client is gone
             with anyio.move_on_after(LATE_S) as waits:
                 await self._send.send((part, self._settled))
@@ -266,6 +270,24 @@ class UpstreamAnswer:
         with anyio.CancelScope(shield=True):  # a result that came is kept, though nobody reads it any more
             kept.append(await self._session.exchange.returned(taken.record, taken.line, taken.values))
         return kept[0]
+
+    async def _without_result(self) -> bytes | None:
+        """The error for a client that would wait on, or read half a message: the answer is over, and no other goes on.
+
+        A human is asked what became of a call before its client is told.
+        """
+        owed, kind, identity = self._owed, content_kind(self._answer.headers), self._owed.identity
+        stops = kind in EVENTS or (kind in JSON and not self._handed)
+        if self._as_it_comes or self._gone or self._kind_shown is not None or not stops or identity is None:
+            return None
+        if identity not in owed.answers or owed.resumable or owed.readers > 1:
+            return None
+        if owed.record is not None and owed.answers.give_up(identity, owed.record):
+            with anyio.CancelScope(shield=True):
+                await self._session.exchange.lost(owed.record)
+        unknown = ": whether the call took effect is not known" if owed.matters else ""
+        line = error_line(identity, INVALID_REQUEST, f"the server's answer ended without a result{unknown}")
+        return written_event(b"", line) if kind in EVENTS else line
 
     async def _end(self) -> None:
         """The stream has ended: a call that it left unanswered gets its end here, or where the stream goes on."""

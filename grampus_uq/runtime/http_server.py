@@ -1,0 +1,59 @@
+"""The HTTP server of the inbox and of the MCP proxy: ends in peace, and gives a client seconds to say what it wants."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+_HEADERS_S: Final = 10.0
+
+
+class TimedConnection(H11Protocol):
+    """Closes a connection whose request is not complete within seconds of its beginning."""
+
+    _overdue: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        # asyncio does this only where the listening socket names its protocol; else each answer waits 40 ms for an ACK.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().connection_made(transport)
+        self._hurry()
+
+    def data_received(self, data: bytes) -> None:
+        self._hurry()
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE and self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+        super().connection_lost(exc)
+
+    def _hurry(self) -> None:
+        if self._overdue is None and self.conn.their_state is h11.IDLE:
+            self._overdue = self.loop.call_later(_HEADERS_S, self.transport.close)
+
+
+class HttpServer(uvicorn.Server):
+    """`serve` returns after SIGINT or SIGTERM: uvicorn's own raises them again, and what is open is never released."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        known = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self.handle_exit) for number in known}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
