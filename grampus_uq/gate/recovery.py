@@ -27,11 +27,11 @@ def restored(
     believed: bool,
     delegates: bool = False,
 ) -> CallRecord:
-    """A stored record as it counts here: as it is when it is `believed`, else only as far as decisions prove it.
+    """A stored record as it counts here: as it is when it is `believed`, else it waits, whatever its phase.
 
-    It is believed under a valid seal, or when the policy has no signer. A record that is not believed waits whatever
-    its phase; one that had started is of unknown outcome. `delegates`: the tool is a sub-agent, whose own session asks
-    for its own calls.
+    It is believed under a valid seal, or when the policy has no signer. Decisions in one that is not believed have to
+    be given again: when they came, and what voided them since, is not known. One that had started is of unknown
+    outcome. `delegates`: the tool is a sub-agent, whose own session asks for its own calls.
     """
     if believed:
         cleared = record.phase in (CallPhase.CLEARED, CallPhase.STARTED)
@@ -49,8 +49,6 @@ def restored(
     request = record.requests[0] if len(record.requests) == 1 else None
     if record.phase is CallPhase.STARTED or request is None or not bound(request, record, terms):
         return asked(record, terms, approvals, UNKNOWN_OUTCOME if began else UNVOUCHED, now_s)
-    if record.phase is CallPhase.CLEARED and record.decisions:
-        return record  # `clearance` looks at the signatures when it runs
     return record.change(phase=CallPhase.WAITING, call=record.proposed, decisions=(), grant=None, cleared_by=None)
 
 

@@ -131,8 +131,8 @@ class CarriedStates:
             snapshot = {**snapshot, "state": {**snapshot["state"], "session_id": session_id}}
         if given.get("v", _VERSION) not in _READABLE:
             raise DataError(f"version {given.get('v')!r:.40} is not {_VERSION}", field="v")
-        turn = None if not state.get("turn") else _read_turn(state["turn"])
-        believed = (not given and turn is None and not begun) or self.believes(place, state)
+        believed = (not given and not state.get("turn") and not begun) or self.believes(place, state)
+        turn = None if not state.get("turn") else _read_turn(state["turn"], believed)
         belief = {**_FIRST, **{name: value for name, value in given.items() if name != "session"}}
         belief |= {"turns": int(belief["turns"]), "rejected": list(belief["rejected"])}
         belief |= {
@@ -156,8 +156,6 @@ class CarriedStates:
             run_id=belief["run"],
             vouched=belief["vouched"],
         )
-        if turn is not None and not believed:  # when a decision arrived is not known: nothing expired is made good
-            turn["arrived"] = [[decision, time.time()] for decision, _ in turn["arrived"]]
         if turn is not None and not settings.acts:
             turn |= {"stopped": None, "review": None}
         carried = Carried(session=session, belief=belief, terms=terms, turn=turn, records=(), place=place)
@@ -206,7 +204,8 @@ class CarriedStates:
         """The state with what `write_part` wrote of just these calls, as far as it is believed; raises DataError."""
         try:
             believed = self.believes(carried.place, part, "turn")
-            turn = _read_turn({"step_id": "", "calls": part.get("records", ()), **part["turn"]})
+            turn = _read_turn({"step_id": "", "calls": part.get("records", ()), **part["turn"]}, believed)
+            turn |= {} if believed else {"review": (carried.turn or {}).get("review")}
             records = self._records(carried, turn["calls"], believed=believed)
             if [_identity(record) for record in records] != [_identity(record) for record in carried.records]:
                 raise ValueError("it is on other calls")
@@ -234,11 +233,13 @@ class CarriedStates:
         return dict(values) if seal is None else seal.sealed(place, values)
 
     def believes(self, place: str, values: Mapping[str, Any], *keys: str) -> bool:
-        """Return True if values from the framework's state are trusted: sealed, or from a host without signing."""
-        seal = self._gate.approvals.seal
-        names = (*(keys or ("belief", "turn")), SEAL)
-        holds = seal is not None and seal.authentic(place, {key: values[key] for key in names if key in values})
-        return self._gate.believes(holds)
+        """Return True if values from the framework's state are trusted: sealed, or from a host without signing.
+
+        All of the `keys` must be there: a task's turn, which is sealed without a belief, is no state.
+        """
+        seal, names = self._gate.approvals.seal, {*(keys or ("belief", "turn")), SEAL}
+        found = {key: values[key] for key in names if key in values}
+        return self._gate.believes(seal is not None and found.keys() == names and seal.authentic(place, found))
 
 
 def requests_of(carried: Carried) -> list[dict[str, Any]]:
@@ -283,16 +284,20 @@ def _go_back(session: Session, state: Mapping[str, Any]) -> None:
         session.went_back(alarmed=ALARMED in state[FORKED])
 
 
-def _read_turn(turn: Mapping[str, Any]) -> Turn:
-    """A turn as it is carried, what others rely on checked; raises KeyError, TypeError or ValueError."""
-    review, arrived = turn.get("review"), turn.get("arrived") or ()
+def _read_turn(turn: Mapping[str, Any], believed: bool) -> Turn:
+    """A turn as it is carried, what others rely on checked; raises KeyError, TypeError or ValueError.
+
+    Of one that is not believed nobody knows when decisions arrived: now, so that nothing expired is made good.
+    """
+    review, arrived, now_s = turn.get("review"), turn.get("arrived") or (), time.time()
+    arrived = [(ApprovalDecision.model_validate(one), float(at)) for one, at in arrived]
     return {
-        **turn,
+        **{name: value for name, value in turn.items() if believed or name != "reviewed"},
         **{name: [str(one) for one in turn[name]] for name in ("handed", "now") if name in turn},
         "step_id": str(turn["step_id"]),
         "calls": list(turn["calls"]),
         "review": None if review is None else ApprovalRequest.model_validate(review).model_dump(mode="json"),
-        "arrived": [[ApprovalDecision.model_validate(one).model_dump(mode="json"), float(at)] for one, at in arrived],
+        "arrived": [[one.model_dump(mode="json"), at if believed else now_s] for one, at in arrived],
     }
 
 

@@ -125,7 +125,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         kept = type(state) is dict or isinstance(state, Mapping)  # `read_state` says what is wrong with any other
         if not kept or not state.get("decided"):
             return request, [], []
-        decided = self.judge.states.read_decided(place_of(self.judge, get_config()), state)
+        decided = self.judge.states.read_decided(place_of(self.judge, get_config(), state), state)
         return *_with_edits(request, decided), decided
 
     async def _judged(
@@ -221,13 +221,13 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         """Run a call that was cleared, or that a human approved; ask first where one is needed."""
         run, record = await _awaiting(self._cleared(request))
         result = run if isinstance(run, ToolMessage) else await handler(run)
-        return result if record is None else self._with_decisions(result, record)
+        return result if record is None else self._with_decisions(request, result, record)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """`awrap_tool_call` for agents that run without awaiting."""
         run, record = _blocking(self._cleared(request))
         result = run if isinstance(run, ToolMessage) else handler(run)
-        return result if record is None else self._with_decisions(result, record)
+        return result if record is None else self._with_decisions(request, result, record)
 
     def _cleared(self, request: ToolCallRequest) -> Steps:
         """The request to go on with, or the answer in the tool's place; and the record when humans decided on it."""
@@ -331,10 +331,10 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     async def _judge_late(self, unjudged: Carried, read: bool) -> dict[str, Any]:
         return self.judge.states.write_part(self.judge.judge_late(unjudged, read=read))
 
-    def _with_decisions(self, result: Any, record: CallRecord) -> Any:
+    def _with_decisions(self, request: ToolCallRequest, result: Any, record: CallRecord) -> Any:
         """The tool's result as it is; what humans decided is written beside it, for the belief."""
         config: Any = get_config()
-        item = self.judge.states.write_decided(place_of(self.judge, config), record)
+        item = self.judge.states.write_decided(place_of(self.judge, config, _state(request.state)), record)
         config["configurable"][_SEND]([(KEY, {"decided": [item]})])
         return result
 

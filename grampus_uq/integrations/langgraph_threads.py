@@ -72,7 +72,7 @@ def _ours(state: StateSnapshot) -> list[Any]:
 
 def read_state(judge: TurnJudge, config: RunnableConfig, state: Mapping[str, Any] | None, **how: bool) -> Carried:
     """Read a carried state in the session of the run that this config belongs to (`CarriedStates.read`)."""
-    return judge.states.read(session_id_of(config, state), place_of(judge, config), state, **how)
+    return judge.states.read(session_id_of(config, state), place_of(judge, config, state), state, **how)
 
 
 def session_id_of(config: RunnableConfig, state: Any = None) -> str:
@@ -95,9 +95,11 @@ def session_id_of(config: RunnableConfig, state: Any = None) -> str:
     return known if known in around else f"{thread}/{'|'.join(within)}"
 
 
-def place_of(judge: TurnJudge, config: RunnableConfig) -> str:
-    """The framework's name of the run: a seal is bound to it. Sub-graphs that share a state share it."""
-    return session_place(judge.settings.agent_id, str(config.get("configurable", {}).get("thread_id") or ""))
+def place_of(judge: TurnJudge, config: RunnableConfig, state: Any = None) -> str:
+    """The framework's name of the session: a seal is bound to it. Sub-graphs that share a state share it."""
+    thread = str(config.get("configurable", {}).get("thread_id") or "")
+    place, session_id = session_place(judge.settings.agent_id, thread), session_id_of(config, state)
+    return place if session_id == thread or not thread else f"{place}/{session_place('', session_id)}"
 
 
 def answers_of_run(config: RunnableConfig) -> list[Any]:

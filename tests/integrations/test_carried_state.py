@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -20,10 +21,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from grampus_uq import ApprovalPolicy, ToolCall, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.gate.call import CallRecord
+from grampus_uq.gate.call import UNVOUCHED, CallRecord, review
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
-from grampus_uq.integrations.carried_states import Carried
+from grampus_uq.integrations.carried_states import Carried, CarriedStates
 from grampus_uq.integrations.judged_turns import TurnJudge
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
 from grampus_uq.integrations.langchain_messages import shown
@@ -58,6 +59,7 @@ class Bank:
         middleware: Any = (),
         edges: bool = False,
         policy: dict[str, Any] | None = None,
+        precondition: Any = None,
         **agent: Any,
     ) -> None:
         self.paid: list[str] = []
@@ -66,6 +68,7 @@ class Bank:
             "model_client": ScriptedModel(json.dumps({"p_true": p_true})),
             "approvals": approvals,
             "advisory": advisory,
+            "precondition": precondition,
         }
         monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"], **(policy or {})))
 
@@ -251,6 +254,85 @@ def test_a_forged_belief_releases_nothing_that_cannot_be_undone() -> None:
     (request,) = other.run()
     assert request.rule == "unvouched_state"
     assert other.paid == []
+
+
+@pytest.mark.parametrize("why", ["late", "void"])
+def test_a_decision_that_was_refused_clears_no_call_in_a_forged_checkpoint(langchain: bool, why: str) -> None:
+    """It is on exactly the call that waits, and signed: what it came too late for, or what voids it, stands."""
+    closed = (lambda call: "the account is closed") if why == "void" else None
+    approvals = signed(expires_s=0.05 if why == "late" else None)
+    bank = Bank(approvals=approvals, precondition=closed, langchain=langchain)
+    (request,) = bank.run()
+    decision = ANN.sign(request.decide("approve", principal="ann"))
+    time.sleep(0.06 if why == "late" else 0.0)
+    assert bank.resume(decision)
+
+    def change(held: dict[str, Any]) -> None:
+        said = {"requests": [request.model_dump(mode="json")], "decisions": [decision.model_dump(mode="json")]}
+        held["turn"]["calls"][0] |= {"phase": "cleared", **said}
+        held["belief"]["tag"] = "elsewhere"
+
+    bank.forge(change, as_node="model" if langchain else "uncertainty_score")
+    bank.app.invoke(None, CONFIG)
+    assert bank.paid == []
+
+
+@pytest.mark.anyio
+async def test_of_a_tasks_result_without_a_seal_no_time_of_arrival_counts_and_no_word_on_the_answer() -> None:
+    judge = TurnJudge(UncertaintyMonitor(), advisory=False, approvals=signed(expires_s=60.0))
+    carried = await judge.judge(judge.states.read("t", "/t", None, begun=False), ModelTurn(content="Hello.", calls=()))
+    request = review(carried.terms, judge.gate.approvals, UNVOUCHED, "llm_0", 0.0)
+    said = ANN.sign(request.decide("approve", principal="ann")).model_dump(mode="json")
+    carried = replace(carried, turn={**(carried.turn or {}), "arrived": [[said, 1.0]], "reviewed": [said]})
+    part = judge.states.write_part(carried)
+    believed = judge.states.read_part(carried, part).turn or {}
+    assert (believed["arrived"][0][1], believed["reviewed"]) == (1.0, [said])
+    forged = judge.states.read_part(carried, {**part, "seal": "0" * 64}).turn or {}
+    assert forged["arrived"][0][1] > 1.0
+    assert "reviewed" not in forged
+
+
+@pytest.mark.anyio
+async def test_the_sealed_turn_of_a_task_is_no_state_with_a_new_belief() -> None:
+    judge = TurnJudge(UncertaintyMonitor(), advisory=False, approvals=signed())
+    carried = await judge.judge(judge.states.read("t", "/t", None, begun=False), ModelTurn(content="Hello.", calls=()))
+    state, part = judge.states.write(carried), judge.states.write_part(carried)
+    states = CarriedStates(judge.settings, judge.gate)  # one that knows no state of its own
+    assert [states.read("t", "/t", found).terms.vouched for found in (state, part)] == [True, False]
+
+
+def test_no_sub_agent_goes_on_with_the_belief_of_another_one_of_its_thread() -> None:
+    """The sure one pays at once; its state, put in the place of the other's, clears nothing there."""
+    saver, paid = InMemorySaver(), list[str]()
+
+    def app() -> Any:
+        outer: Any = StateGraph(MessagesState)
+        for name, p_true in (("sure", 0.999), ("unsure", 0.6)):
+            bank = Bank(p_true=p_true, approvals=signed(seal=Seal(b"sixteen bytes at least")))
+            bank.paid = paid
+            inner = bank.builder.compile()
+            outer.add_node(name, lambda state, inner=inner: {"messages": inner.invoke(GO)["messages"][-1:]})
+        outer.add_edge(START, "sure")
+        outer.add_edge("sure", "unsure")
+        return outer.compile(checkpointer=saver)
+
+    app().invoke(GO, CONFIG)
+    assert paid == ["5 to bob"]
+    places = {name.partition(":")[0]: name for name in saver.storage["t"]}
+    where: Any = {name: {"configurable": {"thread_id": "t", "checkpoint_ns": place}} for name, place in places.items()}
+    cleared = [found.checkpoint["channel_values"].get(KEY) for found in saver.list(where["sure"])]
+    state = next(state for state in cleared if state and state["turn"]["calls"])
+    unsure = saver.get_tuple(where["unsure"])
+    assert unsure is not None
+    values = {**unsure.checkpoint["channel_values"], KEY: state}
+    saver.storage["t"][places["unsure"]].clear()
+    made: Any = {**unsure.checkpoint, "channel_values": values}
+    saver.put(where["unsure"], made, unsure.metadata, made["channel_versions"])
+    elsewhere = app()
+    elsewhere.invoke(None, CONFIG)
+    assert paid == ["5 to bob"]
+    (request,) = waiting(elsewhere.get_state(CONFIG))
+    assert request.rule == "unvouched_state"
 
 
 def test_a_checkpoint_of_another_process_counts_under_a_shared_seal(langchain: bool) -> None:
