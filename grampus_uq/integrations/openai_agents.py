@@ -47,6 +47,7 @@ except ImportError as error:
 from grampus_uq.integrations.openai_agents_model import (
     WatchedModel,
     answered_ids,
+    hosted_requests,
     read_messages,
     read_output,
 )
@@ -185,6 +186,7 @@ class UncertaintyGuard:
         if run is None:
             return
         run.hear_rejections(items)
+        run.free.update(hosted_requests(output, self._reach.allow_ungated))
         turn, written = read_output(output, usage, tools)
         if not run.calls.session.tools_declared:
             turn = replace(turn, tools=[*self._reach.schemas, *(tool.name for tool in tools if hasattr(tool, "name"))])

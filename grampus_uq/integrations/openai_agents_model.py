@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -208,6 +208,12 @@ def answered_calls(items: Any) -> Iterator[tuple[str, ToolCall | None, Any]]:
         elif kind == "mcp_approval_response" and field(item, "approve") is False:
             call_id = text_field(item, "approval_request_id")
             yield call_id, known.get(call_id), item
+
+
+def hosted_requests(output: Sequence[Any], labels: Collection[str]) -> set[str]:
+    """Ids of the requests in an answer for calls of the hosted servers with these labels."""
+    asked = [item for item in output if labels and text_field(item, "type") == "mcp_approval_request"]
+    return {text_field(item, "id") for item in asked if text_field(item, "server_label") in labels}
 
 
 Written = dict[tuple[str, str, str], ToolCall]

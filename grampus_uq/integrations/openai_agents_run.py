@@ -36,6 +36,8 @@ class WatchedRun:
         self.model = model
         self._latest: list[ToolCall] = []
         self.aborted: AbortedRunError | None = None
+        self.free: set[str] = set()
+        """Ids of requests, in the model's answers, for calls of hosted servers that the user lets run ungated."""
         self._proposed: dict[tuple[str, str, str], ToolCall] = {}
 
     async def observe(self, settings: AdapterSettings, turn: ModelTurn, written: Written) -> None:
@@ -91,25 +93,25 @@ class WatchedRun:
         return tool_call(call_id, name, form)
 
     def vouched_items(self, items: Any) -> Any:
-        """A model's input without the approvals of provider-run calls that no human gave here.
+        """A model's input without the approvals of provider-run calls that no human signed here: a provider acts on it.
 
-        Of a run that goes on from a state nobody vouches for: a provider acts on an approval in its input. It stays
-        where a decision stands behind it, and the request beside it, if there is one, is of the call that was approved.
+        Whoever writes a stored text, the SDK's own session memory or a user's part of the input may put one there. It
+        stays where a decision stands behind it, and the request beside it, if there is one, is of the call that was
+        approved; else it goes with that request.
         """
         calls = self.calls
-        if isinstance(items, str) or calls.terms.vouched or not calls.acts or calls.gate.approvals.signer is None:
+        if isinstance(items, str) or not calls.acts or calls.gate.approvals.signer is None:
             return items
         kinds = [(text_field(item, "type"), item) for item in items]
         asked = [call for kind, item in kinds if kind == "mcp_approval_request" and (call := item_call(item))]
 
-        def stands(kind: str, item: Any) -> bool:
-            if kind != "mcp_approval_response" or field(item, "approve") is False:
-                return True
-            call_id = text_field(item, "approval_request_id")
+        def stands(call_id: str) -> bool:
             approved = calls.records.approved(call_id)
-            return bool(approved) and all(call in approved for call in asked if call.id == call_id)
+            return call_id in self.free or (bool(approved) and all(c in approved for c in asked if c.id == call_id))
 
-        return [item for kind, item in kinds if stands(kind, item)]
+        said = [item for kind, item in kinds if kind == "mcp_approval_response" and field(item, "approve") is not False]
+        gone = {call_id for item in said if not stands(call_id := text_field(item, "approval_request_id"))}
+        return [item for _, item in kinds if not gone or not _is_on(gone, item)]
 
     def snapshot(self) -> dict[str, Any]:
         """The belief and the calls as JSON values, for `UncertaintyGuard.session(snapshot=...)` in another process."""
@@ -119,6 +121,14 @@ class WatchedRun:
     def belief(self) -> AgentBeliefState:
         """The belief now."""
         return self.calls.session.belief()
+
+
+def _is_on(gone: Collection[str], item: Any) -> bool:
+    """Return True for one of these requests, and for an approval of one."""
+    kind = text_field(item, "type")
+    if kind == "mcp_approval_response":
+        return field(item, "approve") is not False and text_field(item, "approval_request_id") in gone
+    return kind == "mcp_approval_request" and text_field(item, "id") in gone
 
 
 # -- a run that waits --------------------------------------------------------------------------------------------------
