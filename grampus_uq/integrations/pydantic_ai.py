@@ -86,7 +86,7 @@ class _Gated(WrapperToolset[Any]):
 
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
         tools = await super().get_tools(ctx)
-        self.capability.gated_tools.update(tools)
+        self.capability.gated_tools = set(tools)  # an earlier step's may be another's by now
         return tools
 
     async def call_tool(self, name: str, tool_args: Any, ctx: RunContext[Any], tool: ToolsetTool[Any]) -> Any:
@@ -123,7 +123,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         self.run: WatchedRun | None = None
         """The run that this instance belongs to; None on the one that the agent was built with."""
         self.gated_tools: set[str] = set()
-        """Names of the tools of this run that are called through the gate before the tools themselves."""
+        """Names of the tools of this step that are called through the gate before the tools themselves."""
         self._judged_outputs: dict[str, Any] = {}
         self._unread: dict[str, ToolCall] | None = None  # calls out of the answer that is being streamed, if one is
 

@@ -116,12 +116,16 @@ def native_calls(response: ModelResponse) -> list[tuple[ToolCall, str | None]]:
 
 
 def find_part(messages: Sequence[ModelMessage], call_id: str, name: str) -> ToolCallPart | None:
-    """The call as it stands in the transcript; None where no answer of the model holds it."""
+    """The call as it stands in the transcript, of the tool that runs: a capability may have given it another name.
+
+    None where no answer of the model holds it.
+    """
     for message in reversed(messages):
         parts = message.parts if isinstance(message, ModelResponse) else ()
         same_id = [p for p in parts if isinstance(p, ToolCallPart) and p.tool_call_id == call_id]
         if same_id:  # more than one where the model repeats its ids
-            return next((p for p in same_id if p.tool_name == name), same_id[0])
+            args: Any = same_id[0].args
+            return next((p for p in same_id if p.tool_name == name), ToolCallPart(name, args, tool_call_id=call_id))
     return None
 
 

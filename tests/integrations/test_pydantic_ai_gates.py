@@ -14,7 +14,7 @@ from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.messages import ModelResponse, NativeToolCallPart, NativeToolReturnPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.tools import DeferredToolRequests
-from pydantic_ai.toolsets import AbstractToolset, WrapperToolset
+from pydantic_ai.toolsets import AbstractToolset, RenamedToolset, WrapperToolset
 
 from grampus_uq import ConfigurationError, UncertaintyError, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.pydantic_ai import resume, waiting
@@ -228,6 +228,30 @@ async def test_an_edit_runs_with_the_same_conversions() -> None:
     edit = sign(waiting(first)[0], "edit", arguments={"day": "2026-03-04", "note": "late"})
     result = await bank.agent.run(**resume(first.all_messages_json(), [edit]))
     assert (ran, isinstance(result.output, str)) == ([(date(2026, 3, 4), "late")], True)
+
+
+@dataclass
+class Renames(AbstractCapability[Any]):
+    """Another capability, which exchanges the names of two tools."""
+
+    def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
+        return RenamedToolset(toolset, {"look": "pay", "pay": "look"})
+
+
+async def test_a_call_is_judged_by_the_name_of_the_tool_that_runs() -> None:
+    bank = beside(Bank(says(ToolCallPart("look", {"to": "bob", "amount": 5}, tool_call_id="c1")), says()), Renames())
+
+    @bank.agent.tool_plain
+    def look(to: str, amount: int) -> str:
+        return "nothing"
+
+    result = await bank.go()
+    assert bank.paid == []
+    (request,) = waiting(result)
+    assert request.call is not None
+    assert request.call.name == "pay"
+    await bank.agent.run(**resume(result.all_messages_json(), [sign(request)]))
+    assert bank.paid == [["bob", 5]]
 
 
 async def test_a_tool_of_a_capability_around_the_guard_is_gated_too() -> None:
