@@ -110,7 +110,7 @@ class CarriedStates:
 
     def _known(self, session_id: str, place: str, state: Mapping[str, Any], to_judge: bool) -> Carried | None:
         belief = state.get("belief")
-        if not belief or belief.get("session") is None:
+        if not belief or belief.get("session") is None or FORKED in state:  # a branch begins with a session of its own
             return None
         with self._lock:
             tag, known = self._at_hand.get(session_id, ("", None))
@@ -118,7 +118,6 @@ class CarriedStates:
                 return None
             if to_judge:
                 del self._at_hand[session_id]
-        _go_back(known.session, state)
         repeats = _repeats(state)
         if not repeats:
             return known
@@ -148,7 +147,6 @@ class CarriedStates:
             advisory=settings.advisory,
             metadata=_branch(state),
         )
-        _go_back(session, state)
         terms = self._gate.terms(
             session.agent_id,
             session.session_id,
@@ -274,14 +272,9 @@ def _repeats(state: Mapping[str, Any]) -> list[str]:
 
 
 def _branch(state: Mapping[str, Any]) -> dict[str, str]:
+    """What a fork wrote beside the seal of what it left behind: it can only make more calls ask."""
     forked = state.get(FORKED, {})
     return {name: str(forked[name])[:_TAG] for name in (BRANCH, ALARMED) if name in forked}
-
-
-def _go_back(session: Session, state: Mapping[str, Any]) -> None:
-    """Tell the session of a fork, which wrote beside the seal what it left behind: it can only make more calls ask."""
-    if FORKED in state:
-        session.went_back(alarmed=ALARMED in state[FORKED])
 
 
 def _read_turn(turn: Mapping[str, Any], believed: bool) -> Turn:

@@ -28,7 +28,7 @@ from grampus_uq.monitor.snapshot import processor_entries, read_snapshot
 from grampus_uq.monitor.unread_turns import UnreadTurns
 from grampus_uq.monitor.wiring import ProfileSource, Wiring
 from grampus_uq.recording.artifacts import ProfileArtifact
-from grampus_uq.records.events import Event, SessionStarted
+from grampus_uq.records.events import ALARMED, BRANCH, Event, SessionStarted
 from grampus_uq.records.protocols import ModelClient, Processor
 from grampus_uq.records.values import Message, StepUncertainty, ToolCall
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
@@ -220,6 +220,8 @@ class UncertaintyMonitor:
         An id names one run. A session that begins anew (without a snapshot) under the id of one that still lives takes
         its place: where there are processors, the earlier one raises SessionConflictError at its next step, or,
         advisory, is no longer recorded.
+
+        `metadata` that name a branch (`grampus_uq.branch`) say that the run went back: see `Session.went_back`.
         """
         session_id = self._named(session_id, "session_id", advisory)
         agent_id = self._named(agent_id, "agent_id", advisory)
@@ -251,6 +253,8 @@ class UncertaintyMonitor:
             expected=wiring.expected,
             agent=(model, prompt_hash, tools_hash),
         )
+        if metadata is not None and BRANCH in metadata:
+            session.went_back(alarmed=ALARMED in metadata)
         with self._lock:
             earlier = None if snapshot is not None else self._by_id.get(session_id)
             self._by_id[session_id] = session

@@ -413,8 +413,6 @@ class AgentRunner:
             metadata=({BRANCH: str(state.branch)} if state.branch else {})
             | ({ALARMED: "true"} if state.alarmed else {}),
         )
-        if state.branch:
-            session.went_back(alarmed=state.alarmed)
         self.monitor.bind(session)
         return session
 

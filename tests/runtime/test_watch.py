@@ -18,6 +18,7 @@ import pytest
 from grampus_uq import Outcome, Profile, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.learn.fit.detector import fit_budget
+from grampus_uq.records.events import BRANCH
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun, finished_run, label_run, stored_statuses
 from grampus_uq.runtime.store import Change, SessionStore
@@ -351,8 +352,7 @@ async def test_a_run_that_was_rolled_back_counts_an_alarm_of_its_discarded_steps
     session._state = replace(session.state, alarmed=True)
     assert finished_run(session, Outcome(success=True)) == replace(told, log_peak=math.inf)
     at_calls = Profile(detector=replace(monitor.profile.detector, at_calls=True))
-    session = UncertaintyMonitor(profile=at_calls).session("run")
-    session.went_back()
+    session = UncertaintyMonitor(profile=at_calls).session("run", metadata={BRANCH: "2"})
     assert finished_run(session, Outcome(success=True)) is None
     session._state = replace(session.state, alarmed=True)
     assert finished_run(session, Outcome(success=True)) == replace(told, log_peak=math.inf)
