@@ -453,12 +453,12 @@ class Gate:
 
     def spent(self, record: CallRecord, run_id: str = "") -> bool:
         """True when another task started a call here on the decisions on this record's request, or on its permit."""
-        by = _let_by(record, run_id)
+        by = let_by(record, run_id)
         return by in self._spent and by not in _RUNNING.get()
 
     def cut_off(self, record: CallRecord, run_id: str) -> bool:
         """True when a start on the decisions on this record, or on its permit, was cancelled: the call may have run."""
-        by = _let_by(record, run_id)
+        by = let_by(record, run_id)
         return by is not None and self._spent.get(by) is True
 
     @contextlib.contextmanager
@@ -468,7 +468,7 @@ class Gate:
         That is of a call that humans decided on, or that permits let ahead in this run. Nested uses in that task see
         True as well. An exception gives the decision back: the host may try again. A cancelled start is `cut_off`.
         """
-        by = _let_by(record, run_id)
+        by = let_by(record, run_id)
         if by is None or not self._spend(by):
             yield by is None
             return
@@ -536,7 +536,7 @@ def permitted(record: CallRecord) -> bool:
     return record.cleared_by is not None and record.cleared_by.startswith(PERMITTED) and not record.decisions
 
 
-def _let_by(record: CallRecord, run_id: str) -> str | None:
+def let_by(record: CallRecord, run_id: str) -> str | None:
     """Return the id under which a call may run once: the decided request, or this run's call released by permits."""
     if record.decisions:
         return record.requests[0].id

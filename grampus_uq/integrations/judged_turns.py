@@ -56,6 +56,7 @@ from grampus_uq.integrations.settings import AdapterSettings, Settings
 
 NOT_CLEARED = "Not executed: this call was not cleared. Propose it in a turn of the model."
 _STOPPED = "Not executed: the run was stopped ({why})."
+_MAX_OVERRULED = 1_024
 _ANOTHER_ANSWER = replace(UNREAD, reason="The answer that holds this call is not the one that was judged.")
 
 
@@ -70,6 +71,7 @@ class TurnJudge:
         self.schemas: dict[str, Callable[[], Mapping[str, Any]]] = {}
         self.gate = self.settings.gate(lambda name: self.schemas[name]() if name in self.schemas else None)
         self.states = CarriedStates(self.settings, self.gate)
+        self._overruled: dict[str, None] = {}
 
     @property
     def acts(self) -> bool:
@@ -299,13 +301,25 @@ class TurnJudge:
             yield None if first else RAN_BEFORE
 
     def overruled(self, record: CallRecord, answers: Iterable[Any]) -> bool:
-        """Return True if one of these answers rejects or edits a call that was cleared by another one."""
+        """Return True if one of these answers rejects or edits a call that was cleared by another one.
+
+        It stays so in this process: a cancelled run forgets its answers.
+        """
         if record.phase is not CallPhase.CLEARED or not record.decisions:
             return False
         request, now_s = record.requests[0], time.time()
-        said = [one for answer in answers for one in _decisions(answer)[0] if one.request_id == request.id]
+        said = self.answered(record, answers)
         others = [one for one in said if one not in record.decisions and one.kind is not ApprovalKind.APPROVE]
-        return any(self.gate.approvals.holding(request, [(one, now_s)], self.gate.problem)[0] for one in others)
+        if any(self.gate.approvals.holding(request, [(one, now_s)], self.gate.problem)[0] for one in others):
+            self._overruled[request.id] = None
+            while len(self._overruled) > _MAX_OVERRULED:
+                self._overruled.pop(next(iter(self._overruled)), None)
+        return request.id in self._overruled
+
+    def answered(self, record: CallRecord, answers: Iterable[Any]) -> list[ApprovalDecision]:
+        """The decisions in these answers that are on this call's requests."""
+        ids = {request.id for request in record.requests}
+        return [one for answer in answers for one in _decisions(answer)[0] if one.request_id in ids]
 
     def ask_again(self, carried: Carried, record: CallRecord, *, began: bool = False) -> CallRecord:
         """The cleared record with a new request: about its unknown outcome where it `began`, here or elsewhere."""

@@ -18,6 +18,7 @@ import inspect
 import json
 import os
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
@@ -25,7 +26,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
 
 from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
-from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.call import RAN_BEFORE, CallPhase, CallRecord
 from grampus_uq.gate.gate import runs_once
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, Turn, requests_of
@@ -208,7 +209,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         asked = _with_review_of(carried.turn or {}, agent_state["messages"])
         if asked["review"] is None:
             return None
-        carried = yield from self._ask(replace(carried, records=(), turn=asked))
+        carried = yield from self._ask(replace(carried, records=(), turn=asked), (yield from _log()))
         word = answer_of(carried.turn["reviewed"][0])
         update: dict[str, Any] = {KEY: self.judge.states.write(self.judge.record_decisions(carried, ()))}
         return update if word is None else {**update, "messages": [HumanMessage(word)], "jump_to": "model"}
@@ -221,16 +222,16 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         """Run a call that was cleared, or that a human approved; ask first where one is needed."""
         run, record = await _awaiting(self._cleared(request))
         result = run if isinstance(run, ToolMessage) else await handler(run)
-        return result if record is None else self._with_decisions(request, result, record)
+        return result if record is None else await _awaiting(self._ended(request, result, record))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """`awrap_tool_call` for agents that run without awaiting."""
         run, record = _blocking(self._cleared(request))
         result = run if isinstance(run, ToolMessage) else handler(run)
-        return result if record is None else self._with_decisions(request, result, record)
+        return result if record is None else _blocking(self._ended(request, result, record))
 
     def _cleared(self, request: ToolCallRequest) -> Steps:
-        """The request to go on with, or the answer in the tool's place; and the record when humans decided on it."""
+        """The request to go on with, or the answer in the tool's place; and the record of a call that ends here."""
         judge = self.judge
         if not judge.acts:
             return request, None
@@ -241,44 +242,58 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             unjudged = judge.unjudged(carried, call)
             part = yield functools.partial(self._judge_late, unjudged, read)
             (record,) = judge.states.read_part(unjudged, part).records
-        waited = False
-        if record.waiting or runs_once(record):
+        once = record.waiting or runs_once(record)
+        if once:
+            log = yield from _log()
+            answer = next((one["answer"] for one in reversed(log) if one.get("answer_of") == call.id), None)
+            decided = judge.answered(record, answers_of_run(get_config()))
+            if answer is not None and not decided:  # a cancelled attempt at this task ended the call
+                return ToolMessage(**answer), None
             if request.tool is not None:
                 judge.schemas[record.proposed.name] = functools.partial(schema_of, request.tool)
             turn = {**(carried.turn or {}), "review": None, "arrived": []}
-            carried, waited = yield from self._begun(replace(carried, records=(record,), turn=turn))
+            carried = replace(carried, records=(record,), turn=turn)
+            if answer is not None:
+                carried = yield from self._ask(carried, log)
+                return ToolMessage(**answer), carried.records[0]
+            carried = self._settled(carried, log) or (yield from self._begun(carried, log))
             (record,) = carried.records
-        decided = record if waited else None
+        ended = record if once else None
         if record.phase is CallPhase.SETTLED:
-            return answers_of([record])[0], decided
+            return answers_of([record])[0], ended
         if record.edited:
             request = request.override(tool_call={**request.tool_call, "args": dict(record.call.arguments)})
         refusal = judge.refusal(carried, record, record.call)
         if refusal is not None:
-            return unrun(request.tool_call, refusal), decided
+            return unrun(request.tool_call, refusal), ended
         bind = _binding(functools.partial(self._running, carried, record, request.tool), judge.look(record))
-        return _Guarded.of(request, bind), decided
+        return _Guarded.of(request, bind), ended
 
-    def _begun(self, carried: Carried) -> Steps:
-        """The state when its one call may run, or is settled; and whether humans decided on it in this task.
+    def _settled(self, carried: Carried, log: Log) -> Carried | None:
+        """The state as a human's word in a cancelled attempt settled it: no later answer lets the call run."""
+        parts = [self.judge.states.read_part(carried, one) for one in log if one.get("step") == _DECIDE]
+        return next((part for part in parts if part.records[0].phase is CallPhase.SETTLED), None)
+
+    def _begun(self, carried: Carried, log: Log) -> Steps:
+        """The state when its one call may run, or is settled.
 
         That it begins is checkpointed. If it began in an earlier attempt at this task, and did not fail in this
         process, it may have run: a human is asked about that, whatever was decided on it since.
         """
-        waited, marks = False, list[Any]()
+        marks = list[Any]()
         while True:
             if carried.records[0].waiting:
-                carried, waited = (yield from self._ask(carried, marks)), True
+                carried = yield from self._ask(carried, log, marks)
             if not marks and carried.records[0].phase is not CallPhase.CLEARED:
-                return carried, waited
+                return carried
             first: list[bool] = []
             overruled = self.judge.overruled(carried.records[0], answers_of_run(get_config()))
             begin = functools.partial(self._begin, carried, overruled, first)
-            marks.append((yield from _logged(begin, marks, step=_BEGIN)))
+            marks.append((yield from _logged(log, begin, marks, step=_BEGIN)))
             if first and len(marks) == 1 and not overruled:
-                return carried, waited
-            part = yield from _logged(functools.partial(self._begin_again, carried, marks[:]), marks, step=_AGAIN)
-            carried = self.judge.states.read_part(carried, part)
+                return carried
+            again = functools.partial(self._begin_again, carried, marks[:])
+            carried = self.judge.states.read_part(carried, (yield from _logged(log, again, marks, step=_AGAIN)))
             marks.clear()
 
     async def _begin(self, carried: Carried, overruled: bool, first: list[bool]) -> dict[str, Any]:
@@ -311,7 +326,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         call = ToolCall.trusted(record.call.id, given["name"], arguments)
         return judge.running(carried, record, call, may_change=True)  # middleware inside this one may
 
-    def _ask(self, carried: Carried, marks: list[Any] | None = None) -> Steps:
+    def _ask(self, carried: Carried, log: Log, marks: list[Any] | None = None) -> Steps:
         """Interrupt until decisions hold on all that waits; the state after them. `marks`: as in `_begun`."""
         refused: list[str] = []
         while requests_of(carried):
@@ -319,7 +334,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
                 marks.clear()  # the human is told
             answer = interrupt({"type": REVIEW, "requests": requests_of(carried), "refused": refused})
             decide = functools.partial(self._decide, carried, answer)
-            part = yield from _logged(decide, marks, step=_DECIDE, answer=_digest(answer))
+            part = yield from _logged(log, decide, marks, step=_DECIDE, answer=_digest(answer))
             carried, refused = self.judge.states.read_part(carried, part), part.get("refused", [])
         return carried
 
@@ -331,18 +346,29 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     async def _judge_late(self, unjudged: Carried, read: bool) -> dict[str, Any]:
         return self.judge.states.write_part(self.judge.judge_late(unjudged, read=read))
 
-    def _with_decisions(self, request: ToolCallRequest, result: Any, record: CallRecord) -> Any:
-        """The tool's result as it is; what humans decided is written beside it, for the belief."""
-        config: Any = get_config()
-        item = self.judge.states.write_decided(place_of(self.judge, config, _state(request.state)), record)
-        config["configurable"][_SEND]([(KEY, {"decided": [item]})])
+    def _ended(self, request: ToolCallRequest, result: Any, record: CallRecord) -> Steps:
+        """The tool's result as it is; it is checkpointed, and with it, for the belief, what humans decided."""
+        place = place_of(self.judge, get_config(), _state(request.state))
+        decided = [self.judge.states.write_decided(place, record)] if record.decisions else []
+        # A command may hold what no checkpoint can, and a refusal to run is no result: what became of it stays unknown.
+        known = isinstance(result, ToolMessage) and result.content not in (NOT_CLEARED, RAN_BEFORE)
+        entry = {"step": _END, "answer_of": record.proposed.id, "answer": dict(result) if known else None}
+        yield functools.partial(self._end, entry, decided)
         return result
+
+    async def _end(self, entry: dict[str, Any], decided: list[Any]) -> dict[str, Any]:
+        config: Any = get_config()
+        config["configurable"][_SEND]([(KEY, {"decided": [item]}) for item in decided])
+        return entry
 
 
 _MAX_NODES = 1024
 """Of how many runs of the model's node, at the same time, the answers are known."""
 _SEND = "__pregel_send"
-"""Where LangGraph takes writes of a task beside its result: middleware outside is given the result alone."""
+"""Where LangGraph takes writes of a task beside its result. In a node's own task they would count as its result."""
+
+Log = deque[Any]
+"""What earlier attempts at a task checkpointed and this one has not used yet."""
 
 Steps = Generator[Callable[[], Awaitable[Any]], Any, Any]
 """Work that awaits, step by step; each step's result is checkpointed, so that a second run finds it and repeats none.
@@ -352,22 +378,38 @@ second, and an approval that was refused would count.
 """
 
 
-_DECIDE, _BEGIN, _AGAIN = "decide", "begin", "begin again"
+_READ, _DECIDE, _BEGIN, _AGAIN, _END = "read", "decide", "begin", "begin again", "end"
 """The `step` of what is checkpointed; earlier versions gave their one kind of step no name."""
 
 
-def _logged(work: Callable[[], Awaitable[Any]], marks: list[Any] | None, **fits: str) -> Steps:
-    """The result of this step, past those of earlier attempts that took another way: LangGraph numbers results.
+def _log() -> Steps:
+    """What earlier attempts at this task checkpointed: LangGraph numbers results, and one more ends them."""
+    log, first = Log(), list[bool]()
+
+    async def read() -> dict[str, Any]:
+        first.append(True)
+        return {"step": _READ}
+
+    while True:
+        entry = yield read
+        if first:
+            return log
+        log += [entry] if entry else []  # a step that was cancelled behind what it sent has none
+
+
+def _logged(log: Log, work: Callable[[], Awaitable[Any]], marks: list[Any] | None, **fits: str) -> Steps:
+    """The result of this step, past those of earlier attempts that took another way.
 
     A run that is cancelled forgets the human's answer, and the next attempt may be given another one. `marks` takes
     what it passes of calls that began.
     """
-    while True:
-        entry = yield work
+    while log:
+        entry = log.popleft()
         if all(entry.get(name, value) == value for name, value in fits.items()):
             return entry
         if marks is not None and entry.get("step") == _BEGIN:
             marks.append(entry)
+    return (yield work)
 
 
 def _digest(answer: Any) -> str:

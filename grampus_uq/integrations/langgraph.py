@@ -129,20 +129,23 @@ class UncertaintyGuard:
         # Where what a node returns is added to the messages, the turn is known before it is written.
         adds = getattr(builder.channels.get(self.messages_key), "operator", None) is add_messages
         inside = adds and not conditional_edges
-        led = [] if conditional_edges else [score, gate]
+        leading = [] if conditional_edges else [score, gate]
         if inside and wrap_node(builder, after, schema, nodes.inside, (score, *ways)):
-            led.append(after)
+            leading.append(after)
         else:
             wrap_node(builder, after, schema, nodes.note, ())
             builder.add_edge(after, score)
-        for name in led:
+        for name in leading:
             lead_updates(builder, name, conditional_edge(schema, nodes.updated))
-        fence, look = (nodes.fence, nodes.look) if isinstance(tools, str) else (nodes.cut_off, None)
-        targets = () if conditional_edges else (after, gate)
-        if wrap_node(builder, node, schema, nodes.behind_tools, targets, fence, look) and not conditional_edges:
-            lead_updates(builder, node, conditional_edge(schema, nodes.updated_tools))
+        own = not isinstance(tools, str)
+        fence, look = functools.partial(nodes.fence, own=own), None if own else nodes.look
+        back = (after, gate, score)
+        led = wrap_node(builder, node, schema, nodes.behind_tools, () if conditional_edges else back, fence, look)
+        path = conditional_edge(schema, nodes.updated_tools)
+        if led and not conditional_edges:
+            lead_updates(builder, node, path)
         else:
-            builder.add_conditional_edges(node, conditional_edge(schema, nodes.after_tools), [after, gate])
+            builder.add_conditional_edges(node, path, list(back))
 
     def tool_node(self, tools: Sequence[Any], **given: Any) -> ToolNode:
         """A `ToolNode` that runs a call only as it was cleared; `given` goes to its constructor."""

@@ -24,7 +24,7 @@ from langgraph.types import Command, Send, interrupt
 
 from grampus_uq import ConfigurationError
 from grampus_uq.gate.call import CallPhase, CallRecord, settled
-from grampus_uq.gate.gate import runs_once
+from grampus_uq.gate.gate import let_by, runs_once
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
@@ -54,7 +54,7 @@ _MAX_NOTED = 1_024
 _PUSHED = ("__pregel_push",)
 """What LangGraph's metadata give as the trigger of a task that a `Send` started."""
 _Look = Callable[[], Coroutine[Any, Any, Any]]
-_Fence = Callable[[Any, RunnableConfig], AbstractContextManager[Any]]
+_Fence = Callable[[Any, RunnableConfig], AbstractContextManager[list[Any]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,8 @@ class GuardNodes:
     """Route by `Command`, else by conditional edges."""
     one_by_one: Callable[[], bool]
     """True for a graph with a key that takes one value in a superstep: the tools' node may write it for each call."""
+    _results: dict[str, list[Any]] = field(default_factory=dict)
+    """Results of the tools' node for calls that run once, by what lets them run."""
     _noted: dict[tuple[str, str], None] = field(default_factory=dict)
     """Messages of the model as its node returned them, until `score` judges them."""
 
@@ -241,10 +243,8 @@ class GuardNodes:
         return self.gate_node if goto == self.agent and self._ready(state, (), carried) else goto
 
     def updated_tools(self, state: dict[str, Any], config: RunnableConfig) -> str:
-        """`updated` for a write as the tools' node."""
-        carried, messages = read_state(self.judge, config, state.get(KEY)), state.get(self.messages_key) or ()
-        judged = not self.judge.acts or _is_judged(carried, messages)
-        return self.after_tools(state, config) if judged else self.score_node
+        """The way from the tools' node, also for a write of `update_state` as it."""
+        return self.score_node if self._unjudged(state, config) else self.after_tools(state, config)
 
     def _open(self, state: dict[str, Any], carried: Carried) -> Carried:
         """The state in which calls with a result given by hand no longer wait."""
@@ -306,17 +306,26 @@ class GuardNodes:
     # -- the tools' node ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def fence(self, given: Any, config: RunnableConfig) -> Iterator[Any]:
-        """The answers to calls when one of them may not run: for a tools' node that may have no fence of its own."""
+    def fence(self, given: Any, config: RunnableConfig, *, own: bool = False) -> Iterator[list[Any]]:
+        """A list for the result of the tools' node, which is run only where there is none yet.
+
+        The result of a call that runs once stays in it: a run that is cancelled now loses the node's. The guard's `own`
+        node refuses each call itself.
+        """
         key, judge = self.messages_key, self.judge
+        found = given.get(KEY) if isinstance(given, dict) else None
         calls = _calls(given, key) if judge.acts else []
-        if not calls:
-            yield None
+        if self._unjudged(given, config):
+            yield [{}]
             return
-        carried = read_state(judge, config, given.get(KEY) if isinstance(given, dict) else None)
+        if not calls or (own and not _handed_now(found)):
+            yield []
+            return
+        carried = read_state(judge, config, found)
         pairs = [find_record(carried, call) for call in calls]
-        if any(self._asks_again(config, carried, record) for record, _ in pairs):
-            yield {}
+        held = self._held(carried, [record for record, _ in pairs])
+        if held or any(self._asks_again(config, carried, record) for record, _ in pairs):
+            yield held or [{}]
             return
         refused = [judge.refusal(carried, *pair) for pair in pairs]
         if len({call["id"] for call in calls}) < len(calls):  # ours have an id each
@@ -325,17 +334,25 @@ class GuardNodes:
             if not any(refused):
                 refused = [running.enter_context(judge.running(carried, *pair)) for pair in pairs]
             answers = [unrun(call, why or NOT_CLEARED) for call, why in zip(calls, refused, strict=True)]
-            yield {key: answers} if any(refused) else None
+            yield held if not any(refused) else [] if own else [{key: answers}]
 
-    def cut_off(self, given: Any, config: RunnableConfig) -> AbstractContextManager[Any]:
-        """`fence` for the guard's own tools' node, which checks each call itself: no result for a call cut off."""
-        found = given.get(KEY) if isinstance(given, dict) else None
-        turn = found.get("turn") if isinstance(found, dict) else None
-        if not self.judge.acts or not turn or (isinstance(turn, dict) and not turn.get("now")):
-            return nullcontext()
-        carried = read_state(self.judge, config, given[KEY])
-        records = [find_record(carried, call)[0] for call in _calls(given, self.messages_key)]
-        return nullcontext({} if any(self._asks_again(config, carried, record) for record in records) else None)
+    def _held(self, carried: Carried, records: Sequence[CallRecord | None]) -> list[Any]:
+        """The list with the result of a call that runs once; it takes it. A new one for all other calls."""
+        record = records[0] if len(records) == 1 else None
+        by = None if record is None else let_by(record, carried.terms.run_id)
+        if by is None:
+            return []
+        held = self._results.setdefault(by, [])
+        while len(self._results) > _MAX_NOTED:
+            self._results.pop(next(iter(self._results)), None)
+        return held
+
+    def _unjudged(self, state: Any, config: RunnableConfig) -> bool:
+        """True where an edge led a proposal to the tools' node that was never judged: it is, before it runs."""
+        if not self.judge.acts or not isinstance(state, dict) or _is_pushed(config):
+            return False
+        messages = state.get(self.messages_key) or ()
+        return not _is_judged(read_state(self.judge, config, state.get(KEY)), messages)
 
     def look(self, given: Any, config: RunnableConfig) -> _Look | None:
         """A check to await before the tools' node runs calls let ahead by permits: the answers instead."""
@@ -345,7 +362,7 @@ class GuardNodes:
             return None
         carried = read_state(judge, config, given.get(KEY) if isinstance(given, dict) else None)
         records = [find_record(carried, call)[0] for call in calls]
-        if any(self._asks_again(config, carried, record) for record in records):
+        if self._held(carried, records) or any(self._asks_again(config, carried, record) for record in records):
             return None
         looks = [judge.look(record) for record in records]
 
@@ -362,7 +379,7 @@ class GuardNodes:
         if self.judge.acts:
             many = isinstance(result, list | tuple)
             result = [self._unled(one) for one in result] if many else self._unled(result)
-        return _leading(result, self.after_tools(state, config)) if self.commands else result
+        return _leading(result, self.updated_tools(state, config)) if self.commands else result
 
     def _unled(self, one: Any) -> Any:
         led = isinstance(one, Command) and one.graph is None and one.goto in (self.agent, [self.agent], (self.agent,))
@@ -401,7 +418,7 @@ class GuardedNode(RunnableLambda[Any, Any]):
     ) -> None:
         self.name = name
         self._work, self._inner, self._read = work, inner, read
-        self._fence = fence or (lambda state, config: nullcontext())
+        self._fence = fence or (lambda state, config: nullcontext([]))
         self._look = look or (lambda state, config: None)
         self.func, self.afunc = self.invoke, self.ainvoke
 
@@ -415,10 +432,10 @@ class GuardedNode(RunnableLambda[Any, Any]):
             return run_blocking(lambda: self._work(input, config))
         look = self._look(input, config)
         hindered = None if look is None else run_blocking(look)
-        with nullcontext(hindered) if hindered else self._fence(input, config) as result:
-            if result is None:
-                result = self._inner.invoke(self._read(input, config), config, **more)
-        return run_blocking(lambda: self._work(input, result, config))
+        with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
+            if not held:
+                held.append(self._inner.invoke(self._read(input, config), config, **more))
+        return run_blocking(lambda: self._work(input, held[0], config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
         config = config or {}
@@ -427,10 +444,10 @@ class GuardedNode(RunnableLambda[Any, Any]):
         look = self._look(input, config)
         hindered = None if look is None else await look()
         await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
-        with nullcontext(hindered) if hindered else self._fence(input, config) as result:
-            if result is None:
-                result = await self._inner.ainvoke(self._read(input, config), config, **more)
-        return await self._work(input, result, config)
+        with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
+            if not held:
+                held.append(await self._inner.ainvoke(self._read(input, config), config, **more))
+        return await self._work(input, held[0], config)
 
 
 def wrap_node(
@@ -453,8 +470,7 @@ def wrap_node(
     plain = isinstance(own, type) and issubclass(own, dict)
 
     def read(state: Any, config: RunnableConfig) -> Any:
-        pushed = tuple(config.get("metadata", {}).get("langgraph_triggers", ())) == _PUSHED
-        if not isinstance(state, dict) or (pushed and KEY not in state):  # somebody sent it: LangGraph hands it over so
+        if not isinstance(state, dict) or (KEY not in state and _is_pushed(config)):  # sent: handed over as it is
             return state
         values = {key: state[key] for key in keys if key in state}
         return values if plain else own(**values)
@@ -511,6 +527,17 @@ def conditional_edge(schema: Any, route: Callable[[Any, RunnableConfig], Any]) -
     path.__name__ = route.__name__
     path.__annotations__["state"] = schema
     return path
+
+
+def _is_pushed(config: RunnableConfig) -> bool:
+    """Return True in a task that a `Send` started."""
+    return tuple(config.get("metadata", {}).get("langgraph_triggers", ())) == _PUSHED
+
+
+def _handed_now(state: Any) -> bool:
+    """Return True for a turn of which each call is a task of its own; what is no state is for its reader to refuse."""
+    turn = state.get("turn") if isinstance(state, dict) else None
+    return bool(turn) and (not isinstance(turn, dict) or bool(turn.get("now")))
 
 
 def _leading(result: Any, goto: Any) -> Any:

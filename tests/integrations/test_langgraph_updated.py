@@ -197,3 +197,41 @@ def test_a_call_that_waits_is_asked_about_whatever_is_written_beside_it(
         thread.run(resume(thread.app.get_state(CONFIG), decisions))
     assert sorted(thread.paid) == shown
     assert thread.waiting == []
+
+
+@pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_proposal_that_another_node_wrote_and_an_edge_led_to_the_tools_is_judged_before_it_runs(
+    own: bool, edges: bool
+) -> None:
+    paid: list[str] = []
+
+    def pay(to: str) -> str:
+        """Pay."""
+        paid.append(to)
+        return f"paid {to}"
+
+    def look(to: str) -> str:
+        """Look."""
+        return f"saw {to}"
+
+    def planner(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("plan", tool_calls=[call("pay", "1", "bob"), call("look", "2", "bob")])]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("planner", planner)
+    builder.add_node("agent", lambda state: {"messages": [AIMessage("Done.")]})
+    builder.add_edge(START, "planner")
+    builder.add_edge("planner", "tools")
+    if own:
+        builder.add_node("tools", ToolNode([pay, look]))
+    uncertainty_guard(MONITOR).attach(builder, tools="tools" if own else [pay, look], conditional_edges=edges)
+    app = builder.compile(checkpointer=InMemorySaver())
+    app.invoke({"messages": [HumanMessage("Pay.")]}, CONFIG)
+    (request,) = waiting(app.get_state(CONFIG))
+    assert request.call is not None
+    assert (request.call.name, paid) == ("pay", [])
+    app.invoke(resume(app.get_state(CONFIG), [request.decide("approve", principal="ann")]), CONFIG)
+    results = [message.text for message in app.get_state(CONFIG).values["messages"] if message.type == "tool"]
+    assert paid == ["bob"]
+    assert sorted(results) == ["paid bob", "saw bob"]
