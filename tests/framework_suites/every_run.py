@@ -1,7 +1,7 @@
 """A pytest plugin for the frameworks' own tests: an advisory guard, or a middleware that does nothing, in every run.
 
 Loaded by name into the framework's test process (`pytest -p every_run`). The environment variable VARIANT says what is
-put in: "plain" nothing, "empty" the same hooks doing nothing, "guard" the product as a user writes it. OUTCOMES is the
+put in: "empty" hooks that do nothing, "guard" the product as a user writes it. OUTCOMES is the
 file for {"outcomes": {test id: outcome}, "runs": how many runs it was put into, "events": what the monitor committed}.
 """
 
@@ -163,10 +163,8 @@ def _through(inside: contextvars.ContextVar[bool], plain: Any, watched: Any, con
     return awaited if inspect.iscoroutinefunction(plain) else method
 
 
-if VARIANT != "plain":
-    {"langchain": put_into_langchain, "langgraph": put_into_langgraph, "openai-agents": put_into_openai_agents}[
-        os.environ["FRAMEWORK"]
-    ]()
+PUT_INTO = {"langchain": put_into_langchain, "langgraph": put_into_langgraph, "openai-agents": put_into_openai_agents}
+PUT_INTO[os.environ["FRAMEWORK"]]()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

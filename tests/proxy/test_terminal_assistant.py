@@ -94,7 +94,8 @@ def test_an_assistant_reads_waits_for_the_terminal_and_its_model_is_told_what_th
         f'store = "{url}"\nsession = "desk"\nhold_s = 1.0\n'
         '[effects]\n"read_*" = "read"\n"list_*" = "read"\nwrite_file = "irreversible"\n'
     )
-    own = tmp_path / "project" / "opencode.json"
+    told = settings(tmp_path, port, "--config", str(tmp_path / "guard.toml"))
+    (tmp_path / "project" / "opencode.json").write_text(json.dumps(told))
     path = {"type": "string", "enum": [str(plan)]}
     to = {"type": "string", "enum": [str(note)]}
     text = {"type": "string", "minLength": 10, "maxLength": 80}
@@ -104,15 +105,6 @@ def test_an_assistant_reads_waits_for_the_terminal_and_its_model_is_told_what_th
     small = SmallModel(model, [("read_text_file", reads), ("write_file", writes)])
     try:
         with serving(small.app(), port):
-            own.write_text(json.dumps(settings(tmp_path, port, "--unguarded")))
-            unguarded = run(program, tmp_path, TASK)
-            assert unguarded.returncode == 0, unguarded.stderr
-            assert reached(tmp_path) == ["read_text_file", "write_file"]
-            for side in ("to", "from"):  # byte for byte
-                assert (tmp_path / f"client.{side}").read_bytes() == (tmp_path / f"server.{side}").read_bytes()
-            note.unlink()
-
-            own.write_text(json.dumps(settings(tmp_path, port, "--config", str(tmp_path / "guard.toml"))))
             first = run(program, tmp_path, TASK)
             assert first.returncode == 0, first.stderr
             assert "whales are counted" in small.told[0]
