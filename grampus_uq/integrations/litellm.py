@@ -53,7 +53,7 @@ _MAX_KNOWN = 4096
 class _Call:
     """One finished call, as litellm hands it over."""
 
-    call_id: Any
+    key: tuple[Any, Any]
     session_id: str
     model: str
     messages: Any
@@ -105,13 +105,25 @@ class UncertaintyCallback(CustomLogger):
         self._client, self._model_id = model_client, model_id
         self._max_sessions, self._expires_s = max_sessions, expires_s
         self._sessions: OrderedDict[str, _Watched] = OrderedDict()
-        self._known: OrderedDict[Any, bool | None] = OrderedDict()  # was the answer judged; None while it waits
+        # By id and beginning, because users may give two calls one id. Was the answer judged; None while it waits.
+        self._known: OrderedDict[tuple[Any, Any], bool | None] = OrderedDict()
+        self._latest: OrderedDict[Any, Any] = OrderedDict()  # the beginning of the latest call with an id
         self._waiting: queue.Queue[_Call | None] = queue.Queue(max_waiting)
         self._lock = threading.Lock()
         self._over = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
 
     # -- what litellm calls ---------------------------------------------------------------------------------------
+
+    def log_pre_api_call(self, model: Any, messages: Any, kwargs: Any) -> None:
+        """A call begins: its answer is the one to wait for, whatever had its id before."""
+        try:
+            call_id, begun = _key(kwargs)
+            with self._lock:
+                if call_id in self._latest:
+                    self._latest[call_id] = begun
+        except Exception as error:  # noqa: BLE001 (a callback must never take the call down)
+            self._failed(error)
 
     def log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
         """A synchronous call is over."""
@@ -137,13 +149,13 @@ class UncertaintyCallback(CustomLogger):
             if not (getattr(response, "choices", None) or getattr(response, "output", None)):
                 _log_unread(type(response).__name__)
                 return
-            call_id = given.get("litellm_call_id")
+            key = _key(given)
             with self._lock:
-                if call_id in self._known:  # litellm may report one to both kinds of callback
+                if key in self._known:  # litellm may report one to both kinds of callback
                     return
-                self._know(call_id, None)
+                self._know(key, None)
             call = _Call(
-                call_id=call_id,
+                key=key,
                 session_id=str(named),
                 model=str(given.get("model") or ""),
                 messages=given.get("messages"),
@@ -155,16 +167,18 @@ class UncertaintyCallback(CustomLogger):
         except queue.Full:
             with self._over:
                 self.dropped += 1
-                self._know(given.get("litellm_call_id"), False)
+                self._know(_key(given), False)
         except Exception as error:  # noqa: BLE001 (a callback must never take the call down)
             self._failed(error)
 
-    def _know(self, call_id: Any, judged: bool | None) -> None:
+    def _know(self, key: tuple[Any, Any], judged: bool | None) -> None:
         """Remember what became of a call's answer; under the lock."""
-        if call_id is not None:
-            self._known[call_id] = judged
-            while len(self._known) > _MAX_KNOWN:
-                self._known.popitem(last=False)
+        if key[0] is not None:
+            self._known[key] = judged
+            self._latest.setdefault(*key)
+            for kept in (self._known, self._latest):
+                while len(kept) > _MAX_KNOWN:
+                    kept.popitem(last=False)
             self._over.notify_all()
 
     def _failed(self, error: Exception) -> None:
@@ -198,20 +212,23 @@ class UncertaintyCallback(CustomLogger):
                     self._failed(error)
                 finally:
                     with self._over:
-                        self._know(call.call_id, judged)
+                        self._know(call.key, judged)
                     self._waiting.task_done()
 
     async def _judge(self, call: _Call) -> None:
         watched = self._session(call.session_id, call.model)
         watched.steps += 1
-        await watched.session.observe_llm_response(
-            call.response,
-            f"call-{watched.steps}",
-            prompt_messages=read_messages(call.messages).messages if self._client is not None else (),
-            model_client=self._client,
-            model_id=self._model_id,
-            tools=call.tools,
-        )
+        others = list(getattr(call.response, "choices", None) or ())[1:]
+        said = [(one, f"call-{watched.steps}.{place}") for place, one in enumerate(others, 2)]
+        for response, step_id in [*reversed(said), (call.response, f"call-{watched.steps}")]:  # the caller may take any
+            await watched.session.observe_llm_response(
+                response,
+                step_id,
+                prompt_messages=read_messages(call.messages).messages if self._client is not None else (),
+                model_client=self._client,
+                model_id=self._model_id,
+                tools=call.tools,
+            )
 
     def _session(self, session_id: str, model: str) -> _Watched:
         now_s = time.monotonic()
@@ -243,8 +260,12 @@ class UncertaintyCallback(CustomLogger):
                 "response", "UncertaintyCallback.wait_for", "what a call of litellm returned", type(response)
             )
         with self._over:
-            self._over.wait_for(lambda: self._known.get(call_id) is not None, timeout_s)
-            return bool(self._known.get(call_id))
+            return bool(
+                self._over.wait_for(lambda: self._judged(call_id) is not None, timeout_s) and self._judged(call_id)
+            )
+
+    def _judged(self, call_id: Any) -> bool | None:
+        return self._known.get((call_id, self._latest.get(call_id)))
 
     async def wait_for_async(self, response: Any, timeout_s: float = 10.0) -> bool:
         """`wait_for`, without standing in the event loop's way."""
@@ -281,6 +302,10 @@ class UncertaintyCallback(CustomLogger):
         """The decision on a tool call as it would be now; None, which is no leave, for an unknown session."""
         session = self.session(session_id)
         return None if session is None else session.would_allow(call)
+
+
+def _key(given: Any) -> tuple[Any, Any]:
+    return given.get("litellm_call_id"), given.get("start_time")
 
 
 @functools.lru_cache(maxsize=64)

@@ -36,6 +36,10 @@ def behave(request: Request, server: Loopback) -> Reply:
         return respond(request)
     if request.body["messages"][0]["content"] == "Fail.":
         return as_json({"error": {"message": "no"}}, status=400)
+    if request.body.get("n"):
+        many = chat("Rome", logprobs={"content": [TOKEN | {"logprob": -0.001, "top_logprobs": []}]})
+        many["choices"].append(chat("Paris", logprobs={"content": [TOKEN]}, tool_calls=[CALL])["choices"][0])
+        return as_json(many)
     if not request.body.get("stream"):
         usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
         return as_json(chat("Paris", logprobs={"content": [TOKEN]}, usage=usage, tool_calls=[CALL]))
@@ -253,6 +257,22 @@ class Scene:
         asyncio.run(asynchronously())
         return {"judged": judged, "steps": len(seen.steps), "lost": [callback.failures, callback.dropped]}
 
+    def one_id_for_all(self) -> Any:
+        callback, seen = self.watch()
+        judged = []
+        for stream in (False, True, False, True):
+            answer = litellm.completion(**self.given("s", stream=stream, litellm_call_id="mine"))
+            list(answer if stream else ())
+            judged.append([callback.wait_for(answer), len(seen.steps)])
+        return {"judged": judged, "lost": [callback.failures, callback.dropped]}
+
+    def several_choices(self) -> Any:
+        callback, seen = self.watch()
+        judged = callback.wait_for(litellm.completion(**self.given("s", n=2, logprobs=True)))
+        verdict = callback.would_allow("s", "pay")
+        steps = [[event.step.step_id, event.step.text, len(event.step.tool_calls)] for event in seen.steps]
+        return {"judged": judged, "steps": steps, "allowed": verdict is not None and verdict.allowed}
+
     def ten_at_once(self) -> Any:
         callback, seen = self.watch()
 
@@ -289,6 +309,8 @@ def main() -> None:
         Scene.waiting_for_an_answer,
         Scene.other_kinds,
         Scene.loops_that_end,
+        Scene.one_id_for_all,
+        Scene.several_choices,
     )
     with serving(behave) as server:
         found = {scene.__name__: scene(Scene(server)) for scene in scenes}

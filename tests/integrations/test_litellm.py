@@ -94,3 +94,13 @@ def test_an_answer_of_the_responses_interface_is_a_step_and_other_kinds_are_name
 def test_an_answer_of_an_event_loop_that_has_ended_is_judged_once(found: dict[str, Any]) -> None:
     """Of `completion(fallbacks=...)`, which starts such a loop, and of `asyncio.run`."""
     assert found["loops_that_end"] == {"judged": [True] * 9, "steps": 9, "lost": [0, 0]}
+
+
+def test_calls_that_are_given_one_id_are_judged_and_waited_for_one_by_one(found: dict[str, Any]) -> None:
+    assert found["one_id_for_all"] == {"judged": [[True, n] for n in range(1, 5)], "lost": [0, 0]}
+
+
+def test_each_of_several_choices_is_a_step_because_the_caller_may_take_any(found: dict[str, Any]) -> None:
+    seen = found["several_choices"]
+    assert seen["steps"] == [["call-1.2", "Paris", 1], ["call-1", "Rome", 0]]
+    assert (seen["judged"], seen["allowed"]) == (True, False)
