@@ -21,7 +21,7 @@ from grampus_uq.integrations.langgraph_threads import before_node
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 PROMPT: Any = {"messages": [HumanMessage("Pay.")]}
-STEPS = 56
+STEPS = 40
 KINDS = ["own node", "own node, edges", "tools", "tools, edges", "sub-graph", "langchain"]
 
 
@@ -165,7 +165,8 @@ def test_an_approved_call_that_is_cancelled_anywhere_runs_once_or_a_human_is_ask
             assert rejected.get(number, runs) == runs, "what a human rejected last does not run"
         return len(asked)
 
-    for steps in [None, None, *range(STEPS)]:
+    first = 16 if kind == "langchain" else 0  # it begins a call later than a graph does
+    for steps in [None, None, *range(first, first + STEPS)]:
         said = "reject" if said == "approve" else "approve"
         cut += asyncio.run(one(steps, said))
     assert cut > 0

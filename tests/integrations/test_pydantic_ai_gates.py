@@ -11,6 +11,7 @@ import pytest
 from pydantic import Field
 from pydantic_ai import Agent, ToolOutput
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.messages import ModelResponse, NativeToolCallPart, NativeToolReturnPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.tools import DeferredToolRequests
@@ -403,3 +404,11 @@ async def test_a_conversation_that_starts_while_the_caller_reads_another_is_its_
     assert request.session_id == "inner"
     await bank.agent.run(**resume(inside.all_messages_json(), [sign(request)]), conversation_id="inner")
     assert bank.paid == [["bob", 5]]
+
+
+async def test_an_answer_with_two_calls_of_one_id_is_refused_by_the_framework_before_anything_runs() -> None:
+    """The framework's deferred requests are by id: a human would be shown one of them twice."""
+    bank = Bank(says(pay("bob"), pay("eve"), sure=0.99))
+    with pytest.raises(UnexpectedModelBehavior, match="unique"):
+        await bank.go()
+    assert bank.paid == []
