@@ -337,8 +337,8 @@ def _decide(
             print_whole(line)
     how = "signed" if signer is not None else "unsigned (no key is set)"
     click.echo(
-        f"{kind} by {visible(principal)}, {how}: stored. The runner checks the signature, and who may decide, "
-        "when the session is resumed."
+        f"{kind} by {visible(principal)}, {how}: stored. The agent's program checks the signature, and who may decide, "
+        "when it takes this up."
     )
     if before:
         click.echo(f"An earlier decision comes first if it is valid: {_status(before, before)}.")

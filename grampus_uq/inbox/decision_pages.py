@@ -132,7 +132,7 @@ async def store(visit: Visit, one: OpenRequest | Drill, decision: Decision) -> s
     assert isinstance(one, OpenRequest)  # noqa: S101 (a decision was read because it is)
     await store_decision(ledger, one, decision)
     more = visit.inbox.required - len(Voices([*_alike(one, decision), decision]).distinct())
-    waits = f" {more} more needed." if decision.kind in _AGREED and more > 0 else " A worker will carry it out."
+    waits = f" {more} more needed." if decision.kind in _AGREED and more > 0 else " The agent's program takes it up."
     return f"{_DONE[decision.kind]}.{waits}"
 
 

@@ -73,7 +73,7 @@ async def test_one_touch_decides_three_calls_and_each_runs_once(store: SessionSt
     assert page.count("data-part") == 3
     done = await signed(ann, calls, (await prepared(ann, calls)).json())
     told = [f'send_email: to "{name}", body "hi". Approved.' for name in ("ann", "bob", "eve")]
-    assert done.json()["told"] == [f"{one} A worker will carry it out." for one in told]
+    assert done.json()["told"] == [f"{one} The agent's program takes it up." for one in told]
     assert await sent_of(desk, "ann", "bob", "eve") == ["ann", "bob", "eve"]
     assert "No pending requests" in (await ann.get("/requests")).text
 
@@ -202,7 +202,7 @@ async def test_a_drill_among_them_is_in_the_batch_and_told(store: SessionStore) 
     assert {one["id"] for one in calls} == {card.id, *(one.id for one in requests)}
     told = (await signed(ann, calls, (await prepared(ann, calls)).json())).json()["told"]
     assert sum("This was a drill, and nothing runs" in one for one in told) == 1
-    assert sum("Approved. A worker will carry it out." in one for one in told) == 3
+    assert sum("Approved. The agent's program takes it up." in one for one in told) == 3
     assert sorted(await sent_of(desk, "ann", "bob", "eve")) == ["ann", "bob", "eve"]
 
 

@@ -107,7 +107,7 @@ async def test_what_was_approved_on_the_page_runs_once(store: SessionStore) -> N
     listed = await ann.get("/requests")
     assert 'send_email: to "bob", body "hi".' in html.unescape(listed.text)
     done = await decide(ann, request.id)
-    assert done.json() == {"told": "Approved. A worker will carry it out."}
+    assert done.json() == {"told": "Approved. The agent's program takes it up."}
     assert (await desk.resume()).status is AgentStatus.COMPLETED
     assert desk.world.sent == [("bob", "hi")]
     gone = await ann.get(f"/requests/{request.id}")
@@ -240,7 +240,7 @@ async def test_four_eyes_are_two_people(store: SessionStore) -> None:
     assert (await decide(ann, request.id)).status_code == 409
     await desk.resume()
     assert desk.world.sent == []
-    assert (await decide(bob, request.id)).json()["told"] == "Approved. A worker will carry it out."
+    assert (await decide(bob, request.id)).json()["told"] == "Approved. The agent's program takes it up."
     await desk.resume()
     assert desk.world.sent == [("bob", "hi")]
 

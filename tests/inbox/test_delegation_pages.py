@@ -76,7 +76,7 @@ async def test_a_deputy_decides_in_the_place_of_who_signed_it_and_the_runner_bel
     card = await office.dan.get(f"/requests/{request.id}")
     assert "You decide in the place of <b>ann</b>" in card.text
     assert "data-decide" in card.text
-    assert (await decide(office.dan, request.id)).json()["told"] == "Approved. A worker will carry it out."
+    assert (await decide(office.dan, request.id)).json()["told"] == "Approved. The agent's program takes it up."
     assert "Approved by <b>dan for ann</b>" in (await office.bob.get(f"/requests/{request.id}")).text
     await office.resume()
     assert office.world.sent == [("bob", "hi")]
@@ -229,7 +229,7 @@ async def test_where_two_must_agree_a_deputy_is_not_a_second_person(store: Sessi
     again = await decide(office.dan, request.id)
     assert (again.status_code, "Somebody else" in again.json()["error"]) == (409, True)
     await delegated(office.bob)
-    assert (await decide(office.dan, request.id)).json()["told"] == "Approved. A worker will carry it out."
+    assert (await decide(office.dan, request.id)).json()["told"] == "Approved. The agent's program takes it up."
     await office.resume()
     assert office.world.sent == [("bob", "hi")]
 

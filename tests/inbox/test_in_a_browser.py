@@ -303,7 +303,7 @@ def test_a_call_is_approved_on_a_phone_and_runs_once(
     playwright.expect(page).to_have_title(re.compile(r"\(1\) send_email: "))
     choose(page, "Approve")
     choose(page, "Sign: approve")
-    page.get_by_text("Approved. A worker will carry it out.").wait_for()
+    page.get_by_text("Approved. The agent's program takes it up.").wait_for()
     assert house.work() == AgentStatus.COMPLETED
     assert house.world.sent == [("bob", "hi")]
     page.get_by_role("link", name="Next").click()
@@ -441,7 +441,7 @@ def test_a_call_that_changes_while_it_is_open_is_refused(house: House, open_page
     page.get_by_text("no longer what was shown").wait_for()
     house.change('"to":"eve"', '"to":"bob"')
     choose(page, "Sign: approve")
-    page.get_by_text("Approved. A worker will carry it out.").wait_for()
+    page.get_by_text("Approved. The agent's program takes it up.").wait_for()
 
 
 def test_what_a_change_marks_is_what_differs_and_no_text_is_lost(house: House, open_page: Callable[..., Any]) -> None:
@@ -478,7 +478,7 @@ def test_of_two_reviewers_the_second_reads_who_was_first(house: House, open_page
         page.goto(f"{house.origin}/requests/{request}")
         choose(page, "Approve")
     choose(ann, "Sign: approve")
-    ann.get_by_text("Approved. A worker will carry it out.").wait_for()
+    ann.get_by_text("Approved. The agent's program takes it up.").wait_for()
     choose(bob, "Sign: approve")
     bob.get_by_text("ann decided this already: approved").wait_for()
     house.work()
@@ -507,7 +507,7 @@ def test_where_four_eyes_are_asked_for_one_pair_runs_nothing(
     bob.get_by_text("Approved by ann").wait_for()
     choose(bob, "Approve")
     choose(bob, "Sign: approve")
-    bob.get_by_text("Approved. A worker will carry it out.").wait_for()
+    bob.get_by_text("Approved. The agent's program takes it up.").wait_for()
     assert house.work() == AgentStatus.COMPLETED
     assert house.world.sent == [("bob", "hi")]
 
@@ -610,7 +610,7 @@ def test_calls_alike_are_decided_together_once_all_were_on_screen(house: House, 
     choose(page, "Cancel")
     choose(page, "Approve")
     choose(page, "Sign: approve 2")
-    page.get_by_text("Approved. A worker will carry it out.").nth(1).wait_for()
+    page.get_by_text("Approved. The agent's program takes it up.").nth(1).wait_for()
     for session in ("bob", "eve"):
         assert house.work(session) == AgentStatus.COMPLETED
     assert sorted(to for to, _ in house.world.sent) == ["bob", "eve"]
@@ -678,7 +678,7 @@ def test_a_deputy_decides_on_a_phone_in_somebodys_place_until_it_is_revoked(
     shot(dan, "deputy-390")
     choose(dan, "Approve")
     choose(dan, "Sign: approve")
-    dan.get_by_text("Approved. A worker will carry it out.").wait_for()
+    dan.get_by_text("Approved. The agent's program takes it up.").wait_for()
     shot(dan, "decided-390")
     assert house.work() == AgentStatus.COMPLETED
     assert house.world.sent == [("bob", "hi")]
@@ -688,7 +688,7 @@ def test_a_deputy_decides_on_a_phone_in_somebodys_place_until_it_is_revoked(
         choose(dan, "Approve")
         if waits == decided:
             choose(dan, "Sign: approve")
-            dan.get_by_text("Approved. A worker will carry it out.").wait_for()
+            dan.get_by_text("Approved. The agent's program takes it up.").wait_for()
     ann.get_by_role("button", name="Revoke the delegation to dan").click()
     ann.get_by_text("was revoked, by ann").wait_for()
     choose(dan, "Sign: approve")
