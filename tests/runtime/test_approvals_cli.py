@@ -136,11 +136,13 @@ def test_a_word_of_another_script_stays_readable() -> None:
 
 def test_the_digest_and_the_call_are_shown_and_what_is_signed_is_printed(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    assert f"digest     {desk.request.digest()}" in desk.cli("show", desk.request.id).output
+    shown = desk.cli("show", desk.request.id).output
+    assert f"digest     {desk.request.digest()}" in shown
+    assert '-> send_email body="hi" to="bob"' in shown
     approved = desk.cli("approve", desk.request.id, "--as", "ann").output
     assert f"digest     {desk.request.digest()}" in approved
     assert '  to = "bob"' in approved
-    assert "stored. The runner checks the signature" in approved
+    assert "stored. The agent's program checks the signature" in approved
     assert "unsigned (no key is set)" in approved
 
 

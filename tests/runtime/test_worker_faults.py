@@ -472,6 +472,16 @@ async def waiting_child(store: MemoryStore, world: World) -> Any:
     return (await Ledger(store).find_request(waiting.pending[0].id))[1]
 
 
+async def test_who_decides_on_a_sub_agent_that_is_at_work_is_told_to_try_again() -> None:
+    store, world = MemoryStore(), World()
+    asked = await waiting_child(store, world)
+    lease = await runner(world, store=store).take(*await Ledger(store).known("mailer", asked.session_id))
+    with pytest.raises(SessionError, match="at work now: try again"):
+        await Ledger(store).find_request(asked.id)
+    await lease.release()
+    assert (await Ledger(store).find_request(asked.id))[1] == asked
+
+
 async def test_a_sub_agent_whose_parent_ended_asks_nobody_runs_nothing_and_is_forgotten_with_it() -> None:
     store, world = MemoryStore(), World()
     asked = await waiting_child(store, world)
