@@ -25,6 +25,7 @@ from grampus_uq.errors import MissingDependencyError
 from grampus_uq.integrations.mcp.answers import Answers
 from grampus_uq.integrations.mcp.byte_budget import ByteBudget
 from grampus_uq.integrations.mcp.call_exchange import Answered, CallExchange, Passed
+from grampus_uq.integrations.mcp.event_stream import written_event
 from grampus_uq.integrations.mcp.http_headers import (
     SHARED,
     answer_problem,
@@ -267,14 +268,17 @@ class _Door:
     async def _forward(self, request: Request, body: bytes | None, session: HttpSession, owed: Owed) -> Response:
         """Pass a request on, and its answer back as it is read."""
         answer = await self._sent(request, self._outgoing(request, body, session, owed), session, owed)
+        goes_on = body is None and owed.identity in owed.answers and not self._upstream.advisory
         if not isinstance(answer, httpx.Response):
             ran = body is None or not isinstance(answer, httpx.ConnectError | httpx.ConnectTimeout)
-            return await self._unanswered(session, owed, "the server cannot be reached", ran=ran)
+            return await self._unanswered(session, owed, "the server cannot be reached", ran=ran, goes_on=goes_on)
         problem = None if self._upstream.advisory else answer_problem(answer.status_code, answer.headers)
+        if problem is None and goes_on and answer.status_code >= 400:
+            problem = f"the server does not go on with its answer ({answer.status_code})"
         if problem is not None:
             await answer.aclose()
-            self._say(problem)
-            return await self._unanswered(session, owed, problem, ran=True)  # also a redirect may follow the act
+            self._say(problem)  # and a redirect may follow the act
+            return await self._unanswered(session, owed, problem, ran=True, goes_on=goes_on)
         reading = UpstreamAnswer(
             answer,
             owed,
@@ -332,16 +336,21 @@ class _Door:
             group.cancel_scope.cancel()
         return answer
 
-    async def _unanswered(self, session: HttpSession, owed: Owed, why: str, *, ran: bool) -> Response:
+    async def _unanswered(self, session: HttpSession, owed: Owed, why: str, *, ran: bool, goes_on: bool) -> Response:
         """No answer to a request will come; one to a call that did not run is that it did not.
 
-        `ran`: the server may have it. Only the request that carried a call can say that it has not.
+        `ran`: the server may have it. Only the request that carried a call can say that it has not. `goes_on`: a client
+        asked for the rest of a stream, and reads there that none comes: after an error it would wait on.
         """
         if owed.readers:  # a stream of its answer is still read
             return _error(owed.identity, why, 502)
         if owed.record is not None and owed.identity is not None and owed.answers.give_up(owed.identity, owed.record):
             exchange = session.exchange
             await (exchange.lost(owed.record) if ran else exchange.not_sent(owed.record, why))
+        why = owed.unknown(why) if ran else why
+        if goes_on:
+            line = error_line(owed.identity, INVALID_REQUEST, why)
+            return Response(written_event(b"", line), media_type="text/event-stream")
         return _error(owed.identity, why, 502)
 
 

@@ -46,6 +46,10 @@ class Owed:
         """Return True for a call whose outcome must be reported."""
         return self.record is not None and matters(self.record)
 
+    def unknown(self, why: str) -> str:
+        """The words for a client whose request had this instead of an answer, after it was sent."""
+        return f"{why}: whether the call took effect is not known" if self.matters else why
+
 
 @dataclass(slots=True)
 class HttpSession:

@@ -285,8 +285,7 @@ class UpstreamAnswer:
         if owed.record is not None and owed.answers.give_up(identity, owed.record):
             with anyio.CancelScope(shield=True):
                 await self._session.exchange.lost(owed.record)
-        unknown = ": whether the call took effect is not known" if owed.matters else ""
-        line = error_line(identity, INVALID_REQUEST, f"the server's answer ended without a result{unknown}")
+        line = error_line(identity, INVALID_REQUEST, owed.unknown("the server's answer ended without a result"))
         return written_event(b"", line) if kind in EVENTS else line
 
     async def _end(self) -> None:
