@@ -343,12 +343,12 @@ print(count, steps, len(refused), peak // 1024)
 @pytest.mark.parametrize(
     ("form", "size"),
     [
-        *(pytest.param(form, 2**28, marks=pytest.mark.slow) for form in FORMATS),
+        *(pytest.param(form, 2**27, marks=pytest.mark.slow) for form in FORMATS),
         *(pytest.param(form, 2**30, marks=pytest.mark.promises) for form in FORMATS),
     ],
 )
 def test_a_file_of_any_size_is_read_in_bounded_memory(tmp_path: Path, form: str, size: int) -> None:
-    """A gigabyte through each streaming importer, in a process whose resident set is then looked at."""
+    """A large file through each streaming importer, in a process whose resident set is then looked at."""
     path = tmp_path / "x"
     head, tail = samples.AROUND.get(form, (b"", b""))
     written = number = 0
@@ -376,4 +376,4 @@ def test_a_file_of_any_size_is_read_in_bounded_memory(tmp_path: Path, form: str,
     count, steps, refused, peak_mb = map(int, run.stdout.split())
     print(f"{form}: {written / 2**20:.0f} MB, {count} runs, {steps} steps, peak {peak_mb} MB")
     assert (count, refused) == (number, 0)
-    assert peak_mb < 200
+    assert peak_mb < 150  # 55 to 85; with the file in memory, 183 at least
