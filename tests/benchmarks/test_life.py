@@ -1,6 +1,7 @@
 """One split of the whole life on the embedded model: the figures are there, and the fitted profile is worth having.
 
-The slow stage judges the answers that the tutorial records, so that the model answers once for both.
+The slow stage judges the answers that the tutorial records, so that the model answers once for both, and asks fewer
+questions than the page: an answer takes two seconds of a processor.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ def one_split(recordings: Path, questions: int, page: Path) -> dict[str, Any]:
     assert mean["split"] == "mean"
     assert (split["fitted_on"], split["held_out"]) == (questions // 2, questions // 2)
     assert split["tps_after"] > split["tps_before"]
-    assert split["false_alarms"] < 0.25
     assert sum(line.startswith("| 0 |") for line in page.read_text(encoding="utf-8").splitlines()) == 3
     return split
 
@@ -43,15 +43,22 @@ def one_split(recordings: Path, questions: int, page: Path) -> dict[str, Any]:
 def test_the_tutorial_runs_and_a_profile_of_half_of_its_answers_tells_right_from_wrong_in_the_other(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-W", "error", str(ROOT / "tests" / "test_docs.py"), str(ROOT / "docs" / TUTORIAL)]
+    text = (ROOT / "docs" / TUTORIAL).read_text(encoding="utf-8")
+    for asked, fewer in (("--n 100 ", "--n 60 "), ("--n 40 ", "--n 20 "), ("--n 10 ", "--n 4 ")):
+        assert asked in text
+        text = text.replace(asked, fewer)
+    page = tmp_path / TUTORIAL
+    page.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-W", "error", str(ROOT / "tests" / "test_docs.py"), str(page)]
     done = subprocess.run([*command, "--slow"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     recordings = tmp_path / "both"
     recordings.mkdir()
-    for part in ("labelled", "later"):  # 100 and 40 answers
+    for part in ("labelled", "later"):
         (tmp_path / part).rename(recordings / part)
-    split = one_split(recordings, 140, tmp_path / "results.md")
-    assert split["auroc_p_success"] > 0.65  # on 60 it scatters by .06 about .83
+    split = one_split(recordings, 80, tmp_path / "results.md")
+    assert split["auroc_p_success"] > 0.6  # on 40 it scatters by .07 about .83
+    assert split["false_alarms"] < 0.4  # of some fifteen right answers, a tenth is allowed
 
 
 @pytest.mark.promises
@@ -61,4 +68,5 @@ def test_a_profile_fitted_on_half_of_the_answers_publishes_mostly_right_ones_of_
     split = one_split(tmp_path / "runs", 400, tmp_path / "results.md")
     # Of one split of 200 the few wrong ones among the published scatter too much to be compared: they are on the page.
     assert split["auroc_p_success"] > 0.8
+    assert split["false_alarms"] < 0.25
     assert split["right_of_published_after"] > 2 * split["right"]
