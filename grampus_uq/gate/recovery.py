@@ -40,7 +40,7 @@ def restored(
             return record.change(phase=CallPhase.WAITING, cleared_by=None)
         return record.clear_here() if by_monitor else record.change()
     if record.phase is CallPhase.SETTLED:
-        return record
+        return record.change(requests=(), decisions=(), grant=None, cleared_by=None)
     record = record.change(guidance=None)
     if delegates and record.child_session is not None and record.waiting:
         return record

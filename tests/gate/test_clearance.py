@@ -375,6 +375,7 @@ def test_of_a_state_that_is_not_believed_every_open_call_waits(record: CallRecor
     after = restored(record, TERMS, SIGNED, NOW, believed=False)
     assert after.phase in (CallPhase.WAITING, CallPhase.SETTLED)
     assert after.waiting or after.phase is record.phase
+    assert (after.decisions, after.grant, after.cleared_by) == ((), None, None), "what nobody checked is not passed on"
     again = recovered(after, TERMS, SIGNED, Effect.READ, NOW)
     assert not runs(again, effect=Effect.READ) or really_approved(again)
 

@@ -480,7 +480,8 @@ def test_of_a_record_that_is_not_believed_what_it_says_of_itself_is_dropped() ->
     assert (unasked.requests[0].rule, unasked.requests[0].created_s) == (UNVOUCHED.rule, NOW)
     done = settled(lied, "done")
     assert (done.text, done.is_error) == ("done", False)
-    assert restored(done, TERMS, OPEN, NOW, believed=False) == done
+    over = restored(done, TERMS, OPEN, NOW, believed=False)
+    assert over == done.change(decisions=(), grant=None, cleared_by=None)
 
 
 def test_a_sub_agents_call_waits_on_only_where_the_host_knows_the_tool_as_one() -> None:

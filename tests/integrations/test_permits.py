@@ -81,6 +81,22 @@ async def test_calls_that_are_held_one_by_one() -> None:
     assert await counted(store) == (1, 0, 1)
 
 
+@pytest.mark.parametrize("phase", ["settled", "cleared"])
+async def test_permits_learn_nothing_from_an_answer_in_a_state_that_nobody_sealed(phase: str) -> None:
+    store, permits, monitor = await office()
+    approvals = ApprovalPolicy(signer=PublicKeys({"ann": Ed25519Signer.generate().public_key}))
+    chosen = AdapterSettings(monitor=monitor, permits=permits, approvals=approvals)
+    gate = chosen.gate(lambda name: None)
+    held = take_up(chosen, gate, "s", "clerk")
+    await held.observe(chosen, ModelTurn(content=SAYS, calls=(pay(1),)), [pay(1)])
+    (request,) = (await held.judge(pay(1))).requests
+    forged = {**write_snapshot(held), "seal": None}
+    said = request.decide("approve", principal="ann").model_dump(mode="json")
+    forged["calls"][0] |= {"phase": phase, "decisions": [said]}
+    assert not (await take_up(chosen, gate, "s", "clerk", forged).release(pay(1))).run
+    assert await counted(store) == (0, 0, 0)
+
+
 async def test_turns_that_are_judged_as_a_whole() -> None:
     store, permits, monitor = await office()
     judge = TurnJudge(monitor, permits=permits, agent_id="clerk")
