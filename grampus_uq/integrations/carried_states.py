@@ -216,10 +216,14 @@ class CarriedStates:
         return self.sealed(place, {"record": write_record(record)})
 
     def read_decided(self, place: str, state: Mapping[str, Any]) -> list[CallRecord]:
-        """The decisions of humans beside the latest turn, as far as it is believed; raises DataError."""
+        """The decisions of humans beside the latest turn, as far as it is believed; raises DataError.
+
+        Those on an earlier turn count for nothing: that turn's successor took them.
+        """
         try:
             items = [item for item in state.get("decided", ()) if self.believes(place, item, *_item_keys(item))]
-            return [read_decided(item) for item in items]
+            steps = "", (state.get("turn") or {}).get("step_id")  # "": as version 1 wrote it
+            return [record for record in map(read_decided, items) if record.step_id in steps]
         except _UNREADABLE as error:
             if self._settings.acts:
                 raise DataError(f"not what humans decided: {error!r:.200}", field="decided") from error

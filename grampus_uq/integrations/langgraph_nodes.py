@@ -338,9 +338,9 @@ class GuardNodes:
 
     def _held(self, carried: Carried, records: Sequence[CallRecord | None]) -> list[Any]:
         """The list with the result of a call that runs once; it takes it. A new one for all other calls."""
-        record = records[0] if len(records) == 1 else None
-        by = None if record is None else let_by(record, carried.terms.run_id)
-        if by is None:
+        cleared = [record for record in records if record is not None and record.phase is CallPhase.CLEARED]
+        by = let_by(cleared[0], carried.terms.run_id) if len(records) == len(cleared) == 1 else None
+        if by is None:  # a record that is not cleared may name the request of any thread
             return []
         held = self._results.setdefault(by, [])
         while len(self._results) > _MAX_NOTED:

@@ -18,6 +18,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Send
 from pydantic import BaseModel
 
 from grampus_uq import ApprovalPolicy, ToolCall, UncertaintyMonitor, UncertaintyPolicy
@@ -34,6 +35,7 @@ from grampus_uq.testing import ScriptedModel
 from tests.integrations.forging import into_state
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
+OTHER: Any = {"configurable": {"thread_id": "u"}}
 GO: Any = {"messages": [("user", "Pay what is due.")]}
 ANN, BEN = Ed25519Signer.generate(), Ed25519Signer.generate()
 KEYS = PublicKeys({"ann": ANN.public_key, "ben": BEN.public_key})
@@ -299,6 +301,43 @@ async def test_the_sealed_turn_of_a_task_is_no_state_with_a_new_belief() -> None
     state, part = judge.states.write(carried), judge.states.write_part(carried)
     states = CarriedStates(judge.settings, judge.gate)  # one that knows no state of its own
     assert [states.read("t", "/t", found).terms.vouched for found in (state, part)] == [True, False]
+
+
+@pytest.mark.anyio
+async def test_a_decision_put_beside_a_later_turn_is_not_taken_again() -> None:
+    """It would answer an alarm that came since, and stand in the recording twice."""
+    judge = TurnJudge(UncertaintyMonitor(), advisory=False, approvals=signed())
+    states, turn = judge.states, ModelTurn(content="I look.", calls=())
+    carried = await judge.judge(states.read("t", "/t", None, begun=False), turn)
+    item = states.write_decided("/t", CallRecord.new(ToolCall(id="1", name="pay"), "llm_0"))
+    assert len(states.read_decided("/t", {**states.write(carried), "decided": [item]})) == 1
+    later = states.write(await judge.judge(carried, turn))
+    assert states.read_decided("/t", {**later, "decided": [item]}) == []
+
+
+def test_a_forged_state_is_given_no_result_of_another_thread() -> None:
+    saver = InMemorySaver()
+    bank = Bank(approvals=signed(), saver=saver)
+    (request,) = bank.run()
+    decision = ANN.sign(request.decide("approve", principal="ann"))
+    bank.resume(decision)
+    said = {"requests": [request.model_dump(mode="json")], "decisions": [decision.model_dump(mode="json")]}
+    record = {"proposed": request.call.model_dump(mode="json"), "step_id": "llm_0", "phase": "settled", **said}
+    forged = copy.deepcopy(bank.app.get_state(CONFIG).values[KEY])
+    forged["belief"] |= {"tag": "elsewhere", "turns": 1}
+    forged["turn"] |= {"step_id": "llm_0", "now": ["1"], "calls": [record]}
+    bank.app.invoke(GO, OTHER)
+    found: Any = saver.get_tuple(OTHER)
+    versions = found.checkpoint["channel_versions"]
+    values = {"messages": found.checkpoint["channel_values"]["messages"]}
+    values["__pregel_tasks"] = [Send("tools", {"messages": [pays()], KEY: forged})]
+    made = {**found.checkpoint, "channel_values": values}
+    made["channel_versions"] = {**versions, "__pregel_tasks": max(versions.values())}
+    saver.storage["u"][""].clear()
+    saver.put(found.config, made, found.metadata, made["channel_versions"])
+    bank.app.invoke(None, OTHER)
+    (result,) = [m.text for m in bank.app.get_state(OTHER).values["messages"] if m.type == "tool"]
+    assert "not cleared" in result
 
 
 def test_no_sub_agent_goes_on_with_the_belief_of_another_one_of_its_thread() -> None:
