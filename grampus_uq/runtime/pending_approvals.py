@@ -74,29 +74,45 @@ async def requests_of(ledger: Ledger, rows: Sequence[Document]) -> list[Approval
     """The requests of rows of the index that wait and can be decided."""
 
     async def work() -> list[tuple[Document, ApprovalRequest | None]]:
-        return [(row, await _still_asked(ledger, row)) for row in rows]
+        sessions = dict[tuple[str, str], _Asks | None]()  # many calls of one session may wait: it is read once
+        return [(row, await _still_asked(ledger, row, sessions)) for row in rows]
 
     asked = await ledger.store.at_once(work)
     return [request for row, request in asked if request is not None and not request.expired(row.read_s)]
 
 
-async def _still_asked(ledger: Ledger, row: Document) -> ApprovalRequest | None:
+_Asks = tuple[set[str], Sequence[ApprovalRequest]]
+"""The ids of the requests in a session, and those of them that wait and can be decided now."""
+
+
+async def _still_asked(
+    ledger: Ledger, row: Document, sessions: dict[tuple[str, str], _Asks | None]
+) -> ApprovalRequest | None:
     """The request of a row of the index, if it waits."""
     job = read_job(row.body)
     if job is None:
         return None  # `prune` removes it when nothing asks for it any more
-    try:
-        document = await ledger.store.get("session", session_key(job.agent_id, job.session_id))
-        head = None if document is None else ledger.head(document)[0]
-    except (ValueError, RecursionError, StoreError):
+    place = job.agent_id, job.session_id
+    if place not in sessions:
+        sessions[place] = await _asked_in(ledger, *place)
+    found = sessions[place]
+    if found is None:
         return None  # its session is unreadable
     request_id = asked_in(row)
-    if document is None or head is None or all(one.id != request_id for one in head.pending()):
+    if request_id not in found[0]:
         with suppress(SessionConflictError):
             await ledger.store.write(Delete(kind=ASKED, key=row.key, expected=row.version))
+    return next((one for one in found[1] if one.id == request_id), None)
+
+
+async def _asked_in(ledger: Ledger, agent_id: str, session_id: str) -> _Asks | None:
+    try:
+        document = await ledger.store.get("session", session_key(agent_id, session_id))
+        ids = set() if document is None else {one.id for one in ledger.head(document)[0].pending()}
+    except (ValueError, RecursionError, StoreError):
         return None
-    session = await ledger.pending_in(document)
-    return None if session is None else next(one for one in session.requests if one.id == request_id)
+    session = None if document is None or not ids else await ledger.pending_in(document)
+    return ids, () if session is None else session.requests
 
 
 async def count_pending(store: SessionStore, most: int) -> int:

@@ -22,7 +22,10 @@ from grampus_uq import (
     UncertaintyMonitor,
     open_store,
 )
-from grampus_uq.runtime.pending_approvals import pending_approvals
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.pending_approvals import oldest_pending, pending_approvals
+from grampus_uq.runtime.store import Document
+from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.telemetry import MetricsProcessor
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner, scripted
@@ -54,6 +57,27 @@ def test_every_waiting_approval_is_counted_and_decided_ones_no_more(tmp_path: Pa
 
     anyio.run(reject)
     assert count() == 2
+
+
+def test_a_page_reads_a_session_once_however_many_of_its_calls_wait() -> None:
+    class Counted(MemoryStore):
+        gets = 0
+
+        async def get(self, kind: str, key: str) -> Document | None:
+            self.gets += kind == "session"
+            return await super().get(kind, key)
+
+    async def work() -> tuple[int, list[str], int]:
+        store = Counted()
+        proposed = [mail(f"c{number}", f"bob{number}") for number in range(5)]
+        turns = [answer("I will mail.", tool_calls=proposed), answer("Done.")]
+        asked = (await runner(World(), turns, store=store).run(AGENT, "x", session_id="s")).pending
+        store.gets = 0
+        found, _ = await oldest_pending(Ledger(store))
+        assert {one.id for one in found} == {one.id for one in asked}
+        return store.gets, [one.session_id for one in found], len(asked)
+
+    assert anyio.run(work) == (1, ["s"] * 5, 5)
 
 
 def test_what_a_sub_agent_waits_for_is_counted_once(tmp_path: Path) -> None:
