@@ -461,6 +461,11 @@ class Gate:
         by = let_by(record, run_id)
         return by is not None and self._spent.get(by) is True
 
+    def began_elsewhere(self, by: str) -> None:
+        """Another process started the call that `by` lets run, and nobody knows what became of it."""
+        with self._lock:
+            self._spent.setdefault(by, True)
+
     @contextlib.contextmanager
     def once(self, record: CallRecord, run_id: str = "") -> Iterator[bool]:
         """For hosts that cannot store a record as started: True for the one task that may run the call.

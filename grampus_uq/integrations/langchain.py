@@ -18,8 +18,7 @@ import inspect
 import json
 import os
 import uuid
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from hashlib import sha256
@@ -39,7 +38,6 @@ try:
     from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
     from langchain_core.tools import BaseTool
     from langgraph.config import get_config
-    from langgraph.func import task
     from langgraph.types import Command, interrupt
     from langsmith.utils import tracing_is_enabled
 except ImportError as error:
@@ -62,6 +60,7 @@ from grampus_uq.integrations.langchain_messages import (
     with_arguments,
     with_ids,
 )
+from grampus_uq.integrations.langgraph_steps import Log, Steps, awaiting, blocking, read_log
 from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, answers_of_run, place_of, read_state, resume, waiting
 
 if TYPE_CHECKING:
@@ -189,13 +188,13 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     @hook_config(can_jump_to=["model"])
     async def aafter_agent(self, state: Any, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Hold an answer in grave doubt back until a human accepts it, or sends the agent on with a word."""
-        update: dict[str, Any] | None = await _awaiting(self._reviewed(state))
+        update: dict[str, Any] | None = await awaiting(self._reviewed(state))
         return update
 
     @hook_config(can_jump_to=["model"])
     def after_agent(self, state: Any, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """`aafter_agent` for agents that run without awaiting."""
-        update: dict[str, Any] | None = _blocking(self._reviewed(state))
+        update: dict[str, Any] | None = blocking(self._reviewed(state))
         return update
 
     def _reviewed(self, agent_state: Any) -> Steps:
@@ -209,7 +208,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         asked = _with_review_of(carried.turn or {}, agent_state["messages"])
         if asked["review"] is None:
             return None
-        carried = yield from self._ask(replace(carried, records=(), turn=asked), (yield from _log()))
+        carried = yield from self._ask(replace(carried, records=(), turn=asked), (yield from read_log({"step": _READ})))
         word = answer_of(carried.turn["reviewed"][0])
         update: dict[str, Any] = {KEY: self.judge.states.write(self.judge.record_decisions(carried, ()))}
         return update if word is None else {**update, "messages": [HumanMessage(word)], "jump_to": "model"}
@@ -220,15 +219,15 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """Run a call that was cleared, or that a human approved; ask first where one is needed."""
-        run, record = await _awaiting(self._cleared(request))
+        run, record = await awaiting(self._cleared(request))
         result = run if isinstance(run, ToolMessage) else await handler(run)
-        return result if record is None else await _awaiting(self._ended(request, result, record))
+        return result if record is None else await awaiting(self._ended(request, result, record))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """`awrap_tool_call` for agents that run without awaiting."""
-        run, record = _blocking(self._cleared(request))
+        run, record = blocking(self._cleared(request))
         result = run if isinstance(run, ToolMessage) else handler(run)
-        return result if record is None else _blocking(self._ended(request, result, record))
+        return result if record is None else blocking(self._ended(request, result, record))
 
     def _cleared(self, request: ToolCallRequest) -> Steps:
         """The request to go on with, or the answer in the tool's place; and the record of a call that ends here."""
@@ -244,7 +243,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             (record,) = judge.states.read_part(unjudged, part).records
         once = record.waiting or runs_once(record)
         if once:
-            log = yield from _log()
+            log = yield from read_log({"step": _READ})
             answer = next((one["answer"] for one in reversed(log) if one.get("answer_of") == call.id), None)
             decided = judge.answered(record, answers_of_run(get_config()))
             if answer is not None and not decided:  # a cancelled attempt at this task ended the call
@@ -367,34 +366,8 @@ _MAX_NODES = 1024
 _SEND = "__pregel_send"
 """Where LangGraph takes writes of a task beside its result. In a node's own task they would count as its result."""
 
-Log = deque[Any]
-"""What earlier attempts at a task checkpointed and this one has not used yet."""
-
-Steps = Generator[Callable[[], Awaitable[Any]], Any, Any]
-"""Work that awaits, step by step; each step's result is checkpointed, so that a second run finds it and repeats none.
-
-A hook that interrupted runs again from its top: without this, a precondition that failed the first time might hold the
-second, and an approval that was refused would count.
-"""
-
-
 _READ, _DECIDE, _BEGIN, _AGAIN, _END = "read", "decide", "begin", "begin again", "end"
 """The `step` of what is checkpointed; earlier versions gave their one kind of step no name."""
-
-
-def _log() -> Steps:
-    """What earlier attempts at this task checkpointed: LangGraph numbers results, and one more ends them."""
-    log, first = Log(), list[bool]()
-
-    async def read() -> dict[str, Any]:
-        first.append(True)
-        return {"step": _READ}
-
-    while True:
-        entry = yield read
-        if first:
-            return log
-        log += [entry] if entry else []  # a step that was cancelled behind what it sent has none
 
 
 def _logged(log: Log, work: Callable[[], Awaitable[Any]], marks: list[Any] | None, **fits: str) -> Steps:
@@ -414,38 +387,6 @@ def _logged(log: Log, work: Callable[[], Awaitable[Any]], marks: list[Any] | Non
 
 def _digest(answer: Any) -> str:
     return sha256(json.dumps(answer, default=str, skipkeys=True).encode()).hexdigest()
-
-
-async def _awaiting(steps: Steps) -> Any:
-    result = None
-    while True:
-        try:
-            work = steps.send(result)
-        except StopIteration as end:
-            return end.value
-        result = await _once(work)
-
-
-def _blocking(steps: Steps) -> Any:
-    result = None
-    while True:
-        try:
-            work = steps.send(result)
-        except StopIteration as end:
-            return end.value
-        result = _once_blocking(work).result()
-
-
-async def _work(work: Callable[[], Awaitable[Any]]) -> Any:
-    return await work()
-
-
-def _work_blocking(work: Callable[[], Awaitable[Any]]) -> Any:
-    return run_blocking(functools.partial(_work, work))
-
-
-_as_task: Any = task(name="uncertainty_step")
-_once, _once_blocking = _as_task(_work), _as_task(_work_blocking)
 
 
 def _state(agent_state: Any) -> dict[str, Any]:

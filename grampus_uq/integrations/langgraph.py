@@ -118,6 +118,7 @@ class UncertaintyGuard:
             gate_node=gate,
             end=end,
             commands=not conditional_edges,
+            own=not isinstance(tools, str),
             one_by_one=lambda: any(name != KEY and _takes_one(kind) for name, kind in builder.channels.items()),
         )
         ways = (after, node, gate, end)
@@ -137,10 +138,9 @@ class UncertaintyGuard:
             builder.add_edge(after, score)
         for name in leading:
             lead_updates(builder, name, conditional_edge(schema, nodes.updated))
-        own = not isinstance(tools, str)
-        fence, look = functools.partial(nodes.fence, own=own), None if own else nodes.look
         back = (after, gate, score)
-        led = wrap_node(builder, node, schema, nodes.behind_tools, () if conditional_edges else back, fence, look)
+        targets, look = () if conditional_edges else back, None if nodes.own else nodes.look
+        led = wrap_node(builder, node, schema, nodes.behind_tools, targets, nodes.fence, look, nodes.begin)
         path = conditional_edge(schema, nodes.updated_tools)
         if led and not conditional_edges:
             lead_updates(builder, node, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -41,11 +42,13 @@ from grampus_uq.integrations.langchain_messages import (
     with_arguments,
     with_ids,
 )
+from grampus_uq.integrations.langgraph_steps import Steps, awaiting, blocking, read_log
 from grampus_uq.integrations.langgraph_threads import (
     KEY,
     REVIEW,
     answers_of_run,
     before_node,
+    may_repeat,
     read_state,
     session_id_of,
 )
@@ -70,8 +73,11 @@ class GuardNodes:
     end: str
     commands: bool
     """Route by `Command`, else by conditional edges."""
+    own: bool
+    """The tools' node is the guard's, which refuses each call itself, and answers each that it runs."""
     one_by_one: Callable[[], bool]
     """True for a graph with a key that takes one value in a superstep: the tools' node may write it for each call."""
+    _name: str = field(default_factory=lambda: uuid.uuid4().hex)
     _results: dict[str, list[Any]] = field(default_factory=dict)
     """Results of the tools' node for calls that run once, by what lets them run."""
     _noted: dict[tuple[str, str], None] = field(default_factory=dict)
@@ -167,9 +173,9 @@ class GuardNodes:
         """Ask the human about what waits, and take the answer; runs again from its top when it is resumed."""
         judge, carried_state = self.judge, state.get(KEY) or {}
         before = self._open(state, read_state(judge, config, carried_state, to_judge=True))
-        cut = [record for record in before.records if self._asks_again(config, before, record, state)]
+        cut = [one for one in before.records if self._asks_again(config, before, one, state) or self._lost(one, state)]
         if cut:  # a request lives in the state: it is asked about in the next superstep
-            return self._go_on(state, self._asking_about(before, cut), [])
+            return self._go_on(state, self._asking_about(before, cut, state), [])
         requests = requests_of(before)
         if not requests or self._ready(state, (), before):
             return self._go_on(state, before, [])
@@ -203,11 +209,20 @@ class GuardNodes:
         again = cut or self.judge.overruled(record, answers_of_run(config))
         return again and (state is None or record.proposed.id not in _answered(state[self.messages_key], ()))
 
-    def _asking_about(self, carried: Carried, cut: Sequence[CallRecord]) -> Carried:
+    def _lost(self, record: CallRecord, state: dict[str, Any]) -> bool:
+        """True for a call that the guard's own tools' node was handed, and gave no result: it was cut off elsewhere."""
+        turn = (state.get(KEY) or {}).get("turn") or {}
+        handed = self.own and runs_once(record) and record.proposed.id in turn.get("handed", ())
+        return handed and record.proposed.id not in _answered(state[self.messages_key], ())
+
+    def _asking_about(self, carried: Carried, cut: Sequence[CallRecord], state: dict[str, Any]) -> Carried:
         """The state with new requests about these calls, no longer handed to the tools' node."""
         judge, turn = self.judge, carried.turn or {}
         ids = {record.proposed.id for record in cut}
-        records = [judge.ask_again(carried, r) if r.proposed.id in ids else r for r in carried.records]
+        records = [
+            judge.ask_again(carried, r, began=self._lost(r, state)) if r.proposed.id in ids else r
+            for r in carried.records
+        ]
         handed = [one for one in turn.get("handed", ()) if one not in ids]
         return replace(carried, turn={**turn, "handed": handed}, records=tuple(records))
 
@@ -306,11 +321,10 @@ class GuardNodes:
     # -- the tools' node ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def fence(self, given: Any, config: RunnableConfig, *, own: bool = False) -> Iterator[list[Any]]:
+    def fence(self, given: Any, config: RunnableConfig) -> Iterator[list[Any]]:
         """A list for the result of the tools' node, which is run only where there is none yet.
 
-        The result of a call that runs once stays in it: a run that is cancelled now loses the node's. The guard's `own`
-        node refuses each call itself.
+        The result of a call that runs once stays in it: a run that is cancelled now loses the node's.
         """
         key, judge = self.messages_key, self.judge
         found = given.get(KEY) if isinstance(given, dict) else None
@@ -318,7 +332,7 @@ class GuardNodes:
         if self._unjudged(given, config):
             yield [{}]
             return
-        if not calls or (own and not _handed_now(found)):
+        if not calls or (self.own and not _handed_now(found)):
             yield []
             return
         carried = read_state(judge, config, found)
@@ -334,7 +348,22 @@ class GuardNodes:
             if not any(refused):
                 refused = [running.enter_context(judge.running(carried, *pair)) for pair in pairs]
             answers = [unrun(call, why or NOT_CLEARED) for call, why in zip(calls, refused, strict=True)]
-            yield held if not any(refused) else [] if own else [{key: answers}]
+            yield held if not any(refused) else [] if self.own else [{key: answers}]
+
+    def begin(self, given: Any, config: RunnableConfig) -> Steps | None:
+        """Checkpoint that a call which runs once begins: another process cannot know that it may have run."""
+        found = given.get(KEY) if isinstance(given, dict) else None
+        if not self.judge.acts or not _handed_now(found) or self.tools in may_repeat.get():
+            return None
+        carried = read_state(self.judge, config, found)
+        records = [find_record(carried, call)[0] for call in _calls(given, self.messages_key)]
+        by = None if len(records) != 1 or records[0] is None else let_by(records[0], carried.terms.run_id)
+        return None if by is None else self._begun(by)
+
+    def _begun(self, by: str) -> Steps:
+        entry = {"began": by, "at": [self._name, os.getpid()]}
+        if any(one.get("began") == by and one != entry for one in (yield from read_log(entry))):
+            self.judge.gate.began_elsewhere(by)
 
     def _held(self, carried: Carried, records: Sequence[CallRecord | None]) -> list[Any]:
         """The list with the result of a call that runs once; it takes it. A new one for all other calls."""
@@ -415,11 +444,13 @@ class GuardedNode(RunnableLambda[Any, Any]):
         read: Callable[[Any, RunnableConfig], Any] = lambda state, config: state,
         fence: _Fence | None = None,
         look: Callable[[Any, RunnableConfig], _Look | None] | None = None,
+        begin: Callable[[Any, RunnableConfig], Steps | None] | None = None,
     ) -> None:
         self.name = name
         self._work, self._inner, self._read = work, inner, read
         self._fence = fence or (lambda state, config: nullcontext([]))
         self._look = look or (lambda state, config: None)
+        self._begin = begin or (lambda state, config: None)
         self.func, self.afunc = self.invoke, self.ainvoke
 
     @property
@@ -432,6 +463,9 @@ class GuardedNode(RunnableLambda[Any, Any]):
             return run_blocking(lambda: self._work(input, config))
         look = self._look(input, config)
         hindered = None if look is None else run_blocking(look)
+        begin = None if hindered else self._begin(input, config)
+        if begin is not None:
+            blocking(begin)
         with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
             if not held:
                 held.append(self._inner.invoke(self._read(input, config), config, **more))
@@ -444,6 +478,9 @@ class GuardedNode(RunnableLambda[Any, Any]):
         look = self._look(input, config)
         hindered = None if look is None else await look()
         await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
+        begin = None if hindered else self._begin(input, config)
+        if begin is not None:
+            await awaiting(begin)
         with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
             if not held:
                 held.append(await self._inner.ainvoke(self._read(input, config), config, **more))
@@ -458,6 +495,7 @@ def wrap_node(
     ways: tuple[str, ...],
     fence: _Fence | None = None,
     look: Callable[[Any, RunnableConfig], _Look | None] | None = None,
+    begin: Callable[[Any, RunnableConfig], Steps | None] | None = None,
 ) -> bool:
     """Let a node of the graph go on to `work` with its result; False for one that is not there, cached, or a graph.
 
@@ -475,7 +513,7 @@ def wrap_node(
         values = {key: state[key] for key in keys if key in state}
         return values if plain else own(**values)
 
-    runnable: Any = GuardedNode(name, work, spec.runnable, read, fence, look)
+    runnable: Any = GuardedNode(name, work, spec.runnable, read, fence, look, begin)
     ends = tuple(dict.fromkeys([*(spec.ends or ()), *ways]))
     builder.nodes[name] = replace(spec, runnable=runnable, input_schema=schema, ends=ends)
     return True

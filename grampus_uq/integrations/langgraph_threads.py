@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,9 @@ async def _nothing() -> None:
 
 before_node: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("grampus_before_node", default=_nothing)
 """Awaited before a node that the guard wraps; what it raises keeps the node from running."""
+
+may_repeat: ContextVar[Collection[str]] = ContextVar("grampus_may_repeat", default=())
+"""Nodes of which the host says that they may run again, whatever became of an attempt in another process."""
 
 
 def waiting(state: StateSnapshot) -> list[ApprovalRequest]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from grampus_uq import AgentStatus, ApprovalDecision, ApprovalRequest, MissingDependencyError, SessionError
 from grampus_uq.integrations.langgraph_nodes import GuardedNode
-from grampus_uq.integrations.langgraph_threads import asking, before_node
+from grampus_uq.integrations.langgraph_threads import asking, before_node, may_repeat
 from grampus_uq.runtime import HostedRunner, SessionStore, still_held
 
 try:
@@ -61,6 +61,7 @@ class _Threads:
         lost = [] if asked else sorted({*snapshot.next} - self._repeatable)
         if lost:
             raise SessionError(f"The thread's process died in {', '.join(lost)}, which may have acted already.")
+        may_repeat.set(self._repeatable)
         answers: dict[str, Any] = {}
         for interrupt, requests in asked.items():
             ids = {request.id for request in requests}
