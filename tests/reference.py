@@ -10,7 +10,10 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from annotated_types import BaseMetadata
 
 import grampus_uq
 
@@ -46,13 +49,36 @@ def _signature(value: Any) -> str:
     if not callable(value) or (inspect.isclass(value) and issubclass(value, (enum.Enum, BaseException))):
         return ""
     try:
-        text = str(inspect.signature(value))
+        signature = inspect.signature(value)
     except ValueError:
         return ""
+    given = [one.replace(annotation=_annotation(one.annotation)) for one in signature.parameters.values()]
+    text = str(signature.replace(parameters=given))
     text = re.sub(r"((?:: |-> ))'([^']*)'", r"\1\2", text)  # annotations that are kept as text
     text = re.sub(r"<factory>|<object object at 0x\w+>|<function [^>]*>", "...", text)
     text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", re.sub(r"grampus_uq(?:\.\w+)*\.(?=[A-Z])|typing\.", "", text))
     return text if len(text) < 100 else "(\n" + _parameters(text)
+
+
+def _annotation(value: Any) -> Any:
+    """An annotation as a reader wants it: unions by `|` on every Python, and of what is annotated the bounds alone."""
+    origin, parts = get_origin(value), get_args(value)
+    if origin is Union or origin is UnionType:
+        return " | ".join(_written(part) for part in parts)
+    if origin is Annotated:
+        bounds = [bound for one in parts[1:] for bound in getattr(one, "metadata", (one,))]
+        shown = [repr(bound) for bound in bounds if isinstance(bound, BaseMetadata)]
+        return ", ".join([f"Annotated[{_written(parts[0])}", *shown]) + "]" if shown else _written(parts[0])
+    if origin is tuple:
+        return f"tuple[{', '.join(_written(part) for part in parts)}]"
+    return value
+
+
+def _written(value: Any) -> str:
+    if value is NoneType or value is Ellipsis:
+        return {NoneType: "None", Ellipsis: "..."}[value]
+    plain = _annotation(value)
+    return plain if isinstance(plain, str) else inspect.formatannotation(plain)
 
 
 def _parameters(text: str) -> str:
