@@ -348,7 +348,11 @@ class StoredPermits:
         raise _busy(permit.id)
 
     async def _standing(self, permit: Permit) -> Standing:
-        """The state as far as it is believed, brought up to what a human closed meanwhile."""
+        """The state as far as it is believed, brought up to what a human closed meanwhile.
+
+        It is held against what was seen before the read began: another task may write while the answer is under way.
+        """
+        seen = self._seen.get(permit.id, 0)
         definition = await self.store.get(_PERMIT, permit.id)
         document = await self.store.get(_STATE, permit.id)
         now_s = 0.0 if definition is None else definition.read_s
@@ -359,10 +363,10 @@ class StoredPermits:
                 state = PermitState.read(permit, values)
             except DataError as error:
                 trouble = str(error) if values is not None else "its state has no valid seal"
-        if trouble is None and state.revision < self._seen.get(permit.id, 0):
+        if trouble is None and state.revision < seen:
             trouble = "its state is older than one that was seen here"
         if trouble is None:
-            self._seen[permit.id] = state.revision
+            self._seen[permit.id] = max(state.revision, self._seen.get(permit.id, 0))
         closed, closing = (
             "its definition is gone" if definition is None else _values(definition.body).get("closed"),
             None,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
-from grampus_uq import AgentRunner, Ed25519Signer, PublicKeys, Seal, UncertaintyMonitor
+from grampus_uq import AgentRunner, Ed25519Signer, PublicKeys, Seal, Session, UncertaintyMonitor
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import DataError, StoreError
 from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallRecord, Terms, asked, decided
+from grampus_uq.gate.gate import Held
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.permits import Entry, Permit, PermitState
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
@@ -26,7 +28,7 @@ from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.run_state import ExecutionResult
-from grampus_uq.runtime.store import Append, Change, Delete, Put, SessionStore
+from grampus_uq.runtime.store import Append, Change, Delete, Document, Put, SessionStore
 from grampus_uq.runtime.stored_permits import (
     Standing,
     StoredPermits,
@@ -39,6 +41,7 @@ from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner
+from tests.runtime.permit_kills import DOUBT, Believed
 from tests.sampling import crossed, sampled
 from tests.scripted_runs import Captured
 
@@ -668,6 +671,45 @@ async def test_workers_that_share_a_permit_lose_no_answer_and_count_none_twice(
     assert (found.state.answers, found.state.wrong, found.state.open) == (24, 4, ())
     assert found.state == await replayed_permit(store, one)
     assert PermitState.read(one, json.loads(found.state.model_dump_json())) == found.state
+
+
+class Answering(MemoryStore):
+    """A store whose answers take their time on the way: what was read may be old when it arrives."""
+
+    delays: Callable[[], float]
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        found = await super().get(kind, key)
+        await anyio.sleep(self.delays())
+        return found
+
+    async def write(self, *changes: Change) -> None:
+        await super().write(*changes)
+        await anyio.sleep(self.delays())
+
+
+async def test_tasks_of_one_worker_lose_no_answer_though_the_store_answers_in_any_order() -> None:
+    """What another task wrote while a state was under way does not make that state an old one."""
+    draw, store, one = random.Random(1), Answering(), permit(epsilon=0.02, delta=0.05)
+    store.delays = lambda: draw.random() * 0.002
+    await grant_permit(store, one)
+    permits, session = StoredPermits(store), cast(Session, Believed())
+
+    async def ask(number: int) -> None:
+        terms = Terms(agent_id="a", session_id=str(number), run_id="r")
+        proposed = CallRecord(proposed=mail("m", "bob", str(number)), step_id="llm_0")
+        waits = asked(proposed, terms, ApprovalPolicy(), DOUBT, time.time())
+        held = await permits.release(waits, session, terms, alike=False)
+        assert (type(held), held.trouble if isinstance(held, Held) else "") == (Held, None)
+        says = "reject" if number % 3 else "approve"
+        await permits.answered(decided(waits, [waits.requests[0].decide(says, principal="ann")]), terms)
+
+    async with anyio.create_task_group() as group:
+        for number in range(8):
+            group.start_soon(ask, number)
+    (found,) = await stored_permits(store)
+    assert (found.state.answers, found.state.wrong, found.state.open) == (8, 5, ())
+    assert found.state == await replayed_permit(store, one)
 
 
 @pytest.mark.jumping_clocks
