@@ -408,7 +408,7 @@ def _sentence(target: Target, stream: str, found: Simulated) -> str:
     sure = f"{100.0 * (1.0 - target.delta):g} %"
     again = f" It was withdrawn {found.withdrawn} times before." if found.withdrawn else ""
     if found.threshold is None:
-        least = math.ceil(math.log(target.delta) / math.log1p(-target.epsilon))
+        least = math.ceil(math.log(target.delta) / math.log1p(-target.share))
         return (
             f"No calls are cleared after {found.calls} calls, {found.wrong} of them wrong: every call is asked about. "
             f"At most {share} at {sure} takes {least} right answers at the least.{again}"

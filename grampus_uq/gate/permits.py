@@ -7,11 +7,12 @@ it counts as wrong), or none was asked for; tickets are *counted* in their order
 Why the promise of `stats.earned_threshold` holds. Let F be everything about the tickets before i, their answers
 included. The threshold and the audit probability of ticket i are functions of a part of F, its draw is independent of
 all else, and its stake is computed when it is counted, from the state that the tickets before it left: a function of F.
-So with the risk at least epsilon given F each factor has a mean of at most 1, however late answers come. Counted as
-they arrive, they would not: quick answers may be the right ones. An overdue ticket counts as wrong, which only lowers
-the wealth. A call that the permit has to ask about for another reason than its draw (an equal call is pending) takes a
-ticket without a threshold: it is seen with probability 1. While a wrong answer above the threshold waits to be counted,
-the audit probability is 1: an earlier question that nobody answers holds back what was earned, not what was refused.
+So with the risk at least `Target.share` given F each factor has a mean of at most 1, however late answers come. Counted
+as they arrive, they would not: quick answers may be the right ones. An overdue ticket counts as wrong, which only
+lowers the wealth. A call that the permit has to ask about for another reason than its draw (an equal call is pending)
+takes a ticket without a threshold: it is seen with probability 1. While a wrong answer above the threshold waits to be
+counted, the audit probability is 1: an earlier question that nobody answers holds back what was earned, not what was
+refused.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ class PermitState(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    v: Literal[4] = 4
+    v: Literal[5] = 5
     permit: str
     judge: str | None = None
     revision: Count = 0
@@ -250,7 +251,7 @@ class PermitState(BaseModel):
     @classmethod
     def read(cls, permit: Permit, values: Any) -> PermitState:
         """A state out of JSON values; raises DataError unless it is one of exactly this permit."""
-        if isinstance(values, dict) and values.get("v") in (1, 2, 3):
+        if isinstance(values, dict) and values.get("v") in (1, 2, 3, 4):
             raise DataError("its state was written by an earlier release: revoke it and grant a new one")
         try:
             state = cls.model_validate(values)

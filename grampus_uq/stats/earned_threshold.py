@@ -3,11 +3,15 @@
 Calls of one scope arrive with a score (higher: likelier right). Where one is asked about, the answer says whether it
 was wrong; above the threshold in force it goes out unasked except for a random audit. For each candidate threshold c
 
-    W_t(c) = prod_i (1 + lambda_i (epsilon - x_i)),   x_i = asked_i * wrong_i * 1{S_i >= c} / P(asked_i)
+    W_t(c) = prod_i (1 + lambda_i (s - x_i)),   x_i = asked_i * wrong_i * 1{S_i >= c} / P(asked_i)
 
-is a nonnegative supermartingale while at least a share epsilon of calls would go out wrong at c, so that it ever
-reaches 1/delta with probability at most delta (Ville). The stake lambda_i and the audit probability are functions of
-the state before call i: of no score, draw or answer of that call. All functions work on one permit or, with leading
+with s = epsilon / (1 - q), q the least audit probability. Proof: let F be all that came before call i, its stake
+lambda_i in [0, 1 / (1 / q_i - s)] and its audit probability q_i >= q functions of F, of no score, draw or answer of
+that call. Its draw is independent of all else, so E[x_i | F] = r_i, the chance given F that it is wrong and at or above
+c, and x_i <= 1 / q_i: no factor is negative, and each has mean 1 + lambda_i (s - r_i). While r_i >= s given any F,
+W(c) is a nonnegative supermartingale that begins at 1, and ever reaches 1 / delta with probability at most delta
+(Ville). With c in force, the call goes out wrong with probability (1 - q_i) r_i <= (1 - q) r_i: an audited call does
+not go out. So where more than epsilon go out wrong at c, r_i > s. All functions work on one permit or, with leading
 axes, on many.
 
 Sources: Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting; Xu, Karampatziakis
@@ -34,8 +38,8 @@ from grampus_uq.stats.ranks import check_level
 MOST_THRESHOLDS: Final = 64
 CANDIDATES: Final = (0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.92, 0.9, 0.88, 0.85, 0.82, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)
 """Thresholds for a stream in [0, 1], fixed before any data are seen."""
-_LEAST_SHARE: Final = 0.8  # of epsilon: no stake assumes fewer wrong calls than this times epsilon squared
-_BOLD = (0.05, 2.0)  # wrong calls, and calls in units of 1/epsilon, that the stake on the strictest threshold adds to
+_LEAST_SHARE: Final = 0.8  # no stake assumes fewer wrong calls than this times the square of `Target.share`
+_BOLD = (0.05, 2.0)  # wrong calls, and calls in units of 1 / share, that the stake on the strictest threshold adds to
 _HEDGED = (1.5, 8.0)  # what was seen, so that the first permission comes early; those of the others
 _DOUBTED = 0.2  # wrong calls that a plan adds above the threshold in force
 _LEAST_MISSING = 0.05
@@ -81,6 +85,14 @@ class Target:
             check_level(name, "Target", getattr(self, name))
         if self.epsilon > 0.5:
             raise ConfigurationError.of("epsilon", "Target", "at most 0.5", self.epsilon)
+
+    @property
+    def share(self) -> float:
+        """s of the bets: the share of calls wrong at or above a threshold that they rule out, audited ones included.
+
+        At most 0.5. With `of_released` epsilon itself: audits stop the same part of the calls that may go out.
+        """
+        return self.epsilon if self.of_released else min(self.epsilon / (1.0 - self.audit_rate), 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,17 +216,17 @@ def audit_probability(target: Target, earned: Earned) -> FloatArray:
 def _worth(target: Target, earned: Earned, in_force: IntArray) -> FloatArray:
     """Share of further calls that the best candidate would let out, per call that is audited on the way to it.
 
-    Under stakes that fit, log W grows by room * (1 - s + s log s) a fully audited call, where room is epsilon less the
-    risk between the threshold in force and the candidate, and s the risk above it over room.
+    Under stakes that fit, log W grows by room * (1 - a + a log a) a fully audited call, where room is `Target.share`
+    less the risk between the threshold in force and the candidate, and a the risk above it over room.
     """
     k = len(target.thresholds)
     out = _out(earned.reached, in_force)
     answered, wrong = (np.cumsum(counts, axis=-1)[..., :-1] for counts in _answers(earned))
-    count = _counted(target, earned) + _HEDGED[1] / target.epsilon
+    count = _counted(target, earned) + _HEDGED[1] / target.share
     found = _out(wrong, in_force) * out / np.maximum(_out(answered, in_force), 1.0)
-    room = target.epsilon - (np.maximum(wrong - _out(wrong, in_force), 0.0) + _HEDGED[0]) / count
-    s = np.minimum((found + _DOUBTED) / count / np.maximum(room, 1e-9), 1.0)
-    growth = room * (1.0 - s + s * np.log(s)) * _counted(target, earned) / np.maximum(earned.calls, 1.0)
+    room = target.share - (np.maximum(wrong - _out(wrong, in_force), 0.0) + _HEDGED[0]) / count
+    above = np.minimum((found + _DOUBTED) / count / np.maximum(room, 1e-9), 1.0)
+    growth = room * (1.0 - above + above * np.log(above)) * _counted(target, earned) / np.maximum(earned.calls, 1.0)
     missing = np.maximum(math.log((k if target.of_released else 1) / target.delta) - earned.log_wealth, _LEAST_MISSING)
     worth = (earned.reached - out) * growth / (missing * np.maximum(out, 1.0))
     best: FloatArray = np.where(np.arange(k) >= in_force[..., None], worth, 0.0).max(axis=-1)
@@ -241,10 +253,10 @@ def stakes(target: Target, earned: Earned, audit: FloatArray) -> FloatArray:
     """lambda of the next call for each threshold, from what was seen before it.
 
     With risks a above the threshold in force and b between it and the candidate, and audits of probability q, log W
-    grows fastest near 1 - (a + q b) / (epsilon - (1 - q) b) of the largest stake: where audits are rare, a wrong call
+    grows fastest near 1 - (a + q b) / (s - (1 - q) b) of the largest stake: where audits are rare, a wrong call
     that is always seen costs its share and no more.
     """
-    eps, q = target.epsilon, np.asarray(audit)[..., None]
+    eps, q = target.share, np.asarray(audit)[..., None]
     first = np.arange(len(target.thresholds)) == 0
     wrong, calls = (np.where(first, bold, hedged) for bold, hedged in zip(_BOLD, _HEDGED, strict=True))
     count = _counted(target, earned) + calls / eps
@@ -270,11 +282,11 @@ def update(
 
     It was where its `place` is not in force, or its draw is below its audit probability.
 
-    Guarantee: if the calls' chance to be wrong at or above c, given the past, is at least epsilon (of all calls, or of
-    those at or above c), W(c) ever reaches 1/delta with probability at most delta. What breaks it: calls left out for
-    how they look or went, answers that are not the truth, an audit drawn otherwise than with the probability stated,
-    thresholds or scores chosen with the answers that are counted here, calls that count though they have no score,
-    a risk that moves faster than audits see.
+    Guarantee: if the calls' chance to be wrong at or above c, given the past, is at least `Target.share` (of all calls,
+    or of those at or above c), W(c) ever reaches 1/delta with probability at most delta. What breaks it: calls left out
+    for how they look or went, answers that are not the truth, an audit drawn otherwise than with the probability
+    stated, thresholds or scores chosen with the answers that are counted here, calls that count though they have no
+    score, a risk that moves faster than audits see.
 
     Args:
         at: `place` of its score.
@@ -292,7 +304,7 @@ def update(
     above = spot <= np.arange(len(target.thresholds))
     counts = above if target.of_released else np.ones_like(above)
     loss = np.where(bad & above, weight, 0.0)
-    gain = np.where(counts, np.log1p(stakes(target, earned, q[..., 0]) * (target.epsilon - loss)), 0.0)
+    gain = np.where(counts, np.log1p(stakes(target, earned, q[..., 0]) * (target.share - loss)), 0.0)
     wealth = earned.log_wealth + gain
     lasting = _lasting(target, earned, out, bad & (drawn < target.audit_rate), q < 1.0)
     return replace(
@@ -308,11 +320,11 @@ def update(
 def broken(target: Target, earned: Earned) -> tuple[BoolArray, BoolArray]:
     """True if the threshold in force must be withdrawn: the promise is broken; wrong answers have become frequent.
 
-    Guarantee of the first: while at most epsilon go out wrong given the past, it becomes True after 50,000 calls at the
-    earliest on average, and seldom before (an e-detector). Of the second, each kind of change would withdraw within n
-    calls with probability at most the sum of 1 over what it needs at each (.98 for 50,000), while answers of a zone of
-    the score are wrong no more often than before, were that share known. It is an estimate on the cautious side, and
-    the score within a zone may move: `tests/benchmarks/permits.py` measures both.
+    Guarantee of the first: while at most epsilon are wrong above the threshold given the past, it becomes True after
+    50,000 calls at the earliest on average, and seldom before (an e-detector). Of the second, each kind of change would
+    withdraw within n calls with probability at most the sum of 1 over what it needs at each (.98 for 50,000), while
+    answers of a zone of the score are wrong no more often than before, were that share known. It is an estimate on the
+    cautious side, and the score within a zone may move: `tests/benchmarks/permits.py` measures both.
     """
     contrary = np.logaddexp.reduce(earned.log_contrary, axis=-1) - math.log(len(_RATIOS)) >= _LOG_WITHDRAWAL
     needed = math.log(_CHANGE[0]) + np.log1p(earned.calls[..., 0] / _CHANGE[1])
@@ -322,7 +334,8 @@ def broken(target: Target, earned: Earned) -> tuple[BoolArray, BoolArray]:
 def spent(earned: Earned) -> BoolArray:
     """True if the permission is withdrawn for good: over all its time more went out wrong than promised.
 
-    Guarantee: while it did not given the past, this is ever True with probability at most 1 % (`lasting_evidence`).
+    Guarantee: while at most epsilon were wrong above the threshold given the past, also of those audited, this is ever
+    True with probability at most 1 % (`lasting_evidence`).
     """
     found: BoolArray = earned.log_lasting_peak[..., 0] >= LOG_SPENT
     return found

@@ -1,15 +1,16 @@
 """Evidence that never forgets, against an agent that is right whenever everything is asked about.
 
 A call is exposed while it could go out unseen: its audit probability is below 1. Let q be the least audit rate, a
-constant, x_t = 1 / q where exposed call t could go out, its draw was below q and it was wrong, else 0, and epsilon what
-was promised of E[x_t | past]. A call whose draw is below q is asked about whatever its own audit probability is, so
-x_t is always known. On exposed calls alone, in their order and across every new beginning of a permission, R_0 = 1 and
+constant, x_t = 1 / q where exposed call t could go out, its draw was below q and it was wrong, else 0, and epsilon the
+promised share: E[x_t | past] is at most that while so many are wrong, audited ones included. A call whose draw is below
+q is asked about whatever its own audit probability is, so x_t is always known. On exposed calls alone, in their order
+and across every new beginning of a permission, R_0 = 1 and
 
     R_t = (R_{t-1} + w_t) (1 + mu (x_t - epsilon)),   w_t = 1 / (1 + log t) - 1 / (1 + log(t + 1))
 
-with mu = (ratio - 1) q: bets that begin with call 1, or with any later one. The w_t sum to 1, so R_t plus those to
-come is a nonnegative supermartingale that begins at 2 while the promise is kept: the mean of R_t / 2 over the K ratios
-ever reaches 100 with probability at most 1 % (Ville). Right answers while everything is asked about pay for nothing.
+with mu = (ratio - 1) q: bets that begin with call 1, or with any later one. The w_t sum to 1, so R_t plus those to come
+is a nonnegative supermartingale that begins at 2 while that holds: the mean of R_t / 2 over the K ratios ever reaches
+100 with probability at most 1 % (Ville). Right answers while everything is asked about pay for nothing.
 
 Against any agent, however it steers the audit probabilities: it must have reached 100 after n exposed calls of which k
 had x_t > 0 where, for one ratio r,

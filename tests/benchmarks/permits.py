@@ -160,6 +160,9 @@ class Earned:
 class Free(Earned):
     """Sees the truth of every call, asked about or not, and audits nothing: a bound on what these bets can save."""
 
+    def __init__(self, world: World, populations: int) -> None:
+        super().__init__(replace(world, audit_rate=1e-12), populations)
+
     def audit(self) -> FloatArray:
         return np.zeros(len(self.out))
 
@@ -176,7 +179,7 @@ class Knowing(Earned):
         self.risk = world.wrong_share(0) * world.wrong_at_or_above()
 
     def take(self, at: IntArray, draw: FloatArray, wrong: BoolArray, audit: FloatArray, stored: BoolArray) -> None:
-        eps, q, before = self.target.epsilon, audit[:, None], self.state
+        eps, q, before = self.target.share, audit[:, None], self.state
         could, level = self.out[np.arange(len(at)), at], self.out.sum(axis=1)
         above = np.minimum(np.append(0.0, self.risk)[level][:, None], self.risk)
         below = self.risk - above
@@ -270,7 +273,7 @@ class Oracle(Earned):
     def _choose(self) -> None:
         share = self.world.wrong_share(self.call) if self.world.waits is None else self.world.waits
         risk = share * self.above
-        self.out[:] = self.places < (risk <= self.target.epsilon).sum()
+        self.out[:] = self.places < (risk <= self.target.share).sum()
 
 
 RULES: dict[str, Callable[[World, int], Rule]] = {
@@ -369,7 +372,8 @@ def simulate(world: World, rule: Rule, populations: int, calls: int = CALLS, see
         all_wrong_out += ~seen & wrong
         if call < CALLS:
             wrong_out += ~seen & wrong
-            exceeded |= (rule.out * share_at).sum(axis=1) * base > world.epsilon + 1e-12
+            unaudited = 1.0 - np.minimum(rule.audit(), world.audit_rate)
+            exceeded |= (rule.out * share_at).sum(axis=1) * base * unaudited > world.epsilon + 1e-12
         rule.take(at, tossed, wrong & ~approved, audit, stored)
         if call < CALLS or (world.then is None and world.then_out is None):
             revoked_before |= rule.revoked

@@ -777,10 +777,10 @@ def test_a_state_with_a_ticket_that_no_call_can_have_taken_is_refused() -> None:
 
 def test_a_state_of_an_earlier_release_is_refused_by_its_name() -> None:
     values = json.loads(EARNED.model_dump_json())
-    for old in (1, 2, 3):
+    for old in (1, 2, 3, 4):
         with pytest.raises(DataError, match="by an earlier release: revoke it"):
             PermitState.read(PERMIT, values | {"v": old})
     with pytest.raises(DataError, match="its state is broken: v: "):
-        PermitState.read(PERMIT, values | {"v": 5})
+        PermitState.read(PERMIT, values | {"v": 6})
     with pytest.raises(DataError, match=r"its state is broken: open.0.at: "):
         PermitState.read(PERMIT, values | {"open": [{"at": -1}]})

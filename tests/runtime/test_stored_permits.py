@@ -683,9 +683,10 @@ class Answering(MemoryStore):
         await anyio.sleep(self.delays())
         return found
 
-    async def write(self, *changes: Change) -> None:
-        await super().write(*changes)
+    async def write(self, *changes: Change) -> float:
+        written = await super().write(*changes)
         await anyio.sleep(self.delays())
+        return written
 
 
 async def test_tasks_of_one_worker_lose_no_answer_though_the_store_answers_in_any_order() -> None:

@@ -75,23 +75,24 @@ WORLD = st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 1.0)), min_size=
 
 @settings(deadline=None)
 @given(TARGETS, HISTORIES, WORLD, st.integers(0, K), st.floats(0.01, 1.0))
-def test_no_bet_on_a_threshold_gains_on_average_while_its_risk_is_at_least_epsilon(
+def test_no_bet_on_a_threshold_gains_on_average_while_at_least_epsilon_would_go_out_wrong_at_it(
     target: e.Target, history: Any, world: Any, level: int, audit: float
 ) -> None:
     places, wrong = np.array(world).T
     places = places / places.sum()
-    state = played(target, history)
+    state, audit = played(target, history), max(audit, target.audit_rate)
     wealth, contrary = expected_factors(target, state, places, wrong, level, audit, e.update)
     risk = risk_of(target, places, wrong)
-    assert (wealth[risk >= target.epsilon] <= 1.0 + 1e-9).all()
+    goes_out = risk if target.of_released else risk * (1.0 - target.audit_rate)
+    assert (wealth[goes_out >= target.epsilon] <= 1.0 + 1e-9).all()
     if level and risk[level - 1] <= target.epsilon:
         assert contrary <= 1.0 + 1e-9
 
 
 PLACES = np.array([0.2, 0.2, 0.2, 0.2, 0.2])
-AT_EPSILON = np.array([0.02, 0.02, 0.1, 0.11, 0.5])
+AT_EPSILON = np.array([0.02, 0.02, 0.1, 0.11, 0.5]) / 0.95
 FAIR = e.Target(thresholds=(0.9, 0.7, 0.5, 0.3), epsilon=0.05)
-"""The risk of the laxest threshold is exactly epsilon: a fair bet stays at 1."""
+"""At the laxest threshold exactly epsilon go out wrong, with audits of 5 %: a fair bet stays at 1."""
 
 
 def factor_with(update: Update) -> float:
@@ -101,6 +102,13 @@ def factor_with(update: Update) -> float:
 
 def test_a_bet_at_exactly_epsilon_is_fair() -> None:
     assert factor_with(e.update) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_sabotage_bets_on_what_goes_out_after_audits_gain_where_fewer_are_audited() -> None:
+    def stopped_half(target: e.Target, state: e.Earned, *call: Any, **terms: Any) -> e.Earned:
+        return e.update(replace(target, audit_rate=0.5), state, *call, **terms)
+
+    assert factor_with(stopped_half) > 1.0 + 1e-4
 
 
 def test_sabotage_an_answer_that_is_looked_at_before_the_bet_gains() -> None:
@@ -286,7 +294,7 @@ def test_without_a_change_hardly_any_permit_is_withdrawn(calls: int) -> None:
     assert found["falsely_revoked"] * 100 <= binomial_ceiling(100, 0.05)
 
 
-@pytest.mark.parametrize(("epsilon", "most"), [(0.05, 61), (0.02, 153)])
+@pytest.mark.parametrize(("epsilon", "most"), [(0.05, 58), (0.02, 146)])
 def test_the_first_permission_comes_early_when_no_answer_is_wrong(epsilon: float, most: int) -> None:
     target = e.Target(thresholds=(0.5,), epsilon=epsilon)
     state, answers = e.nothing_earned(target), 0
@@ -294,7 +302,7 @@ def test_the_first_permission_comes_early_when_no_answer_is_wrong(epsilon: float
         assert e.audit_probability(target, state) == 1.0
         state = e.update(target, state, 0, ASKED, False, in_force=0, audit=1.0)
         answers += 1
-    assert math.log(target.delta) / math.log(1.0 - epsilon) <= answers <= most
+    assert math.log(target.delta) / math.log(1.0 - epsilon / 0.95) <= answers == most
 
 
 def test_of_those_released_the_calls_below_a_threshold_are_no_evidence_for_it() -> None:
@@ -345,7 +353,7 @@ def test_stakes_under_audits_fall_with_wrong_audits_far_more_than_with_wrong_cal
 
 
 def test_a_stake_on_the_strictest_threshold_is_bold_and_the_others_are_hedged() -> None:
-    first = e.stakes(FAIR, e.nothing_earned(FAIR), np.array(1.0)) * (1.0 - FAIR.epsilon)
+    first = e.stakes(FAIR, e.nothing_earned(FAIR), np.array(1.0)) * (1.0 - FAIR.epsilon / 0.95)
     assert first == pytest.approx([1.0 - 0.05 * 0.8, 0.8125, 0.8125, 0.8125], abs=0.02)
 
 
@@ -382,9 +390,10 @@ def test_audits_become_denser_the_nearer_the_next_threshold_is_and_the_more_call
 
 
 def test_an_audit_is_planned_where_it_saves_as_many_questions_as_it_costs() -> None:
-    """By hand: 10 more for 100 calls, growth (e-b)(1 - s + s log s) a call, 3 to go, over 400 calls."""
-    b, above = 1.5 / (200 + 160), 0.2 / (200 + 160)
-    room = FAIR.epsilon - b
+    """By hand: 10 more for 100 calls, growth (share-b)(1 - s + s log s) a call, 3 to go, over 400 calls."""
+    share = FAIR.epsilon / 0.95
+    b, above = 1.5 / (200 + 8 / share), 0.2 / (200 + 8 / share)
+    room = share - b
     growth = room - above + above * math.log(above / room)
     assert rate_with(3.0) == pytest.approx((400 * 0.1 * growth / 3.0) ** 3, rel=1e-6)
 
