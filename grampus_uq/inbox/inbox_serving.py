@@ -20,18 +20,6 @@ _MAX_CONNECTIONS: Final = 1_000
 _SHUTDOWN_S: Final = 2
 
 
-class _Server(HttpServer):
-    """Ends also while pages listen."""
-
-    def __init__(self, config: uvicorn.Config, app: FrontDoor) -> None:
-        super().__init__(config)
-        self._app = app
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.end()
-        await super().shutdown(sockets)
-
-
 def listening(host: str, port: int) -> socket.socket:
     """A socket at this address; raises OSError where it is taken, or not of this machine."""
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -58,4 +46,4 @@ def inbox_server(app: FrontDoor) -> uvicorn.Server:
         timeout_graceful_shutdown=_SHUTDOWN_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
     )
-    return _Server(config, app)
+    return HttpServer(config, app.end)

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -46,7 +46,18 @@ class TimedConnection(H11Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """`serve` returns after SIGINT or SIGTERM: uvicorn's own raises them again, and what is open is never released."""
+    """`serve` returns after SIGINT or SIGTERM: uvicorn's own raises them again, and what is open is never released.
+
+    `end` is called first, and lets open requests end in peace: what stays open for seconds after that is cancelled.
+    """
+
+    def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end = end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._end()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -156,7 +156,7 @@ def test_a_prefix_is_refused_in_advisory_mode() -> None:
         anyio.run(serve_http, settings, parts, "127.0.0.1:8765", print)
 
 
-async def test_a_client_that_begins_no_request_is_let_go_and_a_proxy_that_is_ended_closes_its_store(
+async def test_who_begins_no_request_is_let_go_and_a_proxy_that_ends_answers_and_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_server, "_HEADERS_S", 0.05)
@@ -181,7 +181,18 @@ async def test_a_client_that_begins_no_request_is_let_go_and_a_proxy_that_is_end
                 await client.send(b"POST /a HTTP/1.1\r\nHost: 127")
                 with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                     await client.receive()
+            came: list[str] = []
+
+            async def call() -> None:
+                body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "send", "arguments": {}}}
+                async with httpx.AsyncClient(verify=False) as caller:
+                    came.append((await caller.post(f"http://127.0.0.1:{address}/a", json=body)).text)
+
+            group.start_soon(call)
+            while not await Ledger(parts._store).pending():  # noqa: ASYNC110 (nothing tells it)
+                await anyio.sleep(0.01)
             signal.raise_signal(signal.SIGTERM)
+    assert "waits for a human" in came[0]
     assert closed
 
 

@@ -8,6 +8,7 @@ times at most; before that they are told in words.
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -105,7 +106,7 @@ class CallExchange:
         prefix: str = "",
     ) -> None:
         self.calls, self.elicitation, self._spans, self.prefix = calls, elicitation, spans, prefix
-        self._states, self._say, self._hold_s = states, say, hold_s
+        self._states, self._say, self._hold_s, self._until = states, say, hold_s, math.inf
         self.put: Callable[[bytes], Awaitable[None]] | None = None
         """Set by a transport whose client answers questions while its call waits."""
 
@@ -193,7 +194,7 @@ class CallExchange:
                     await self.put(line)
             if over:
                 return Answered(line=_result_line(message, self._pending(message, call, became, round_)))
-            with anyio.move_on_after(until - anyio.current_time()) as scope:
+            with anyio.move_on_after(min(until, self._until) - anyio.current_time()) as scope:
                 await _first_of(changed.wait, cancelled.wait)
             over = scope.cancelled_caught
             if over:  # then it is looked at once more: what the client is told is what is known last
@@ -293,6 +294,11 @@ class CallExchange:
             return
         await self.calls.finish(record, text=f"Not executed: {why}.", is_error=True)
         self.calls.delivered(record.proposed.id)
+
+    def end(self) -> None:
+        """The proxy ends: clients whose calls wait are told so now."""
+        self._until = -math.inf
+        self.calls.session.wake()
 
     async def aclose(self) -> None:
         """The client and the server are gone."""

@@ -111,6 +111,7 @@ def http_app(
     routes = [Route(f"/{name}", door.serve, methods=["GET", "POST", "DELETE"]) for name, door in doors.items()]
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False
+    app.state.end = lambda: [door.sessions.end() for door in doors.values()]
     return app, aclose
 
 

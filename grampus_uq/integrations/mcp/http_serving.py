@@ -64,7 +64,7 @@ async def serve_http(settings: ProxySettings, parts: ProxyParts, address: str, s
         )
         say(f"serving {', '.join(f'http://{host}:{port}/{name}' for name in upstreams)}")
         try:
-            await HttpServer(config).serve()
+            await HttpServer(config, app.state.end).serve()
         finally:
             with anyio.CancelScope(shield=True):
                 await release()

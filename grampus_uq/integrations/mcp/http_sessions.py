@@ -148,6 +148,11 @@ class HttpSessions:
             await session.exchange.aclose()
             session.scope.cancel()
 
+    def end(self) -> None:
+        """Keep no request open any more whose call waits."""
+        for session in self._sessions.values():
+            session.exchange.end()
+
     async def aclose(self) -> None:
         """Let all go."""
         for name in list(self._sessions):
