@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import hashlib
 import json
 import os
@@ -76,14 +77,15 @@ class _WithoutProse(ast.NodeTransformer):
         return ast.Constant("") if isinstance(node.value, str) and " " in node.value else node
 
 
-def _meaning(lines: list[str]) -> tuple[str, list[int]]:
+@functools.cache  # each change of a function is compared with the function as it is
+def _meaning(code: str) -> tuple[str, list[int]]:
     """The code without prose, and how many arguments its calls have."""
-    tree = _WithoutProse().visit(ast.parse(textwrap.dedent("\n".join(lines))))
+    tree = _WithoutProse().visit(ast.parse(textwrap.dedent(code)))
     return ast.dump(tree), [len(n.args) + len(n.keywords) for n in ast.walk(tree) if isinstance(n, ast.Call)]
 
 
 def _worth_trying(old: list[str], new: list[str]) -> bool:
-    (meaning, arguments), (changed, fewer) = _meaning(old), _meaning(new)
+    (meaning, arguments), (changed, fewer) = _meaning("\n".join(old)), _meaning("\n".join(new))
     return meaning != changed and not (len(arguments) == len(fewer) and sum(fewer) == sum(arguments) - 1)
 
 
