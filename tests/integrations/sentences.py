@@ -1,6 +1,6 @@
 """The conformance sentences as test parameters: the hard ones of some adapters always, the others with pytest -m slow.
 
-`pytest -m conformance` asks every adapter the hard ones, as does each set of the frameworks' versions.
+`pytest -m conformance` asks every adapter the hard ones; each set of the frameworks' versions asks those of frameworks.
 """
 
 from __future__ import annotations
