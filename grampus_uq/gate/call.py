@@ -53,6 +53,7 @@ __all__ = [
     "request_for",
     "review",
     "settled",
+    "under",
 ]
 
 REJECTED = "Not executed: a human rejected this call.{message} Do not propose it again."
@@ -361,10 +362,19 @@ def review(terms: Terms, approvals: ApprovalPolicy, doubt: Doubt, step_id: str, 
 
 def bound(request: ApprovalRequest, record: CallRecord, terms: Terms) -> bool:
     """True when a request is on exactly this call of this session, run and step, under the current rules."""
-    return request.call == record.proposed and (
-        (request.agent_id, request.session_id, request.run_id, request.step_id, request.rules, request.started_by)
-        == (terms.agent_id, terms.session_id, terms.run_id, record.step_id, terms.rules, terms.started_by)
-    )
+    return request.call == record.proposed and under(request, terms, record.step_id)
+
+
+def under(request: ApprovalRequest, terms: Terms, step_id: str) -> bool:
+    """True when a request, also one on the run itself, is of this session, run and step, under the current rules."""
+    return (
+        request.agent_id,
+        request.session_id,
+        request.run_id,
+        request.step_id,
+        request.rules,
+        request.started_by,
+    ) == (terms.agent_id, terms.session_id, terms.run_id, step_id, terms.rules, terms.started_by)
 
 
 # -- deciding ---------------------------------------------------------------------------------------------------------

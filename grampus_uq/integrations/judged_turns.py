@@ -47,6 +47,7 @@ from grampus_uq.gate.call import (
     doubt_of,
     review,
     settled,
+    under,
 )
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import permitted, record_answer, runs_once
@@ -213,12 +214,15 @@ class TurnJudge:
             records.append(after)
         if turn.get("review") is not None:
             request = ApprovalRequest.model_validate(turn["review"])
-            holding, refused = self.gate.approvals.holding(request, _on([request], arrived))
+            begun = replace(carried.terms, run_id=request.run_id)  # of several first answers each begins a run
+            ours = under(request, begun, step_id_of(carried))
+            holding, refused = self.gate.approvals.holding(request, _on([request], arrived if ours else ()))
             refusals += [why for _, why in refused]
             if holding:
                 turn |= {"review": None, "reviewed": [decision.model_dump(mode="json") for decision in holding]}
-            elif request.expired(now_s):
-                again = review(carried.terms, self.gate.approvals, doubt_of(request), request.step_id, now_s)
+            elif not ours or request.expired(now_s):
+                refusals += [] if ours else ["the request was made under other rules, or elsewhere"]
+                again = review(carried.terms, self.gate.approvals, doubt_of(request), step_id_of(carried), now_s)
                 turn["review"] = again.model_dump(mode="json")
         after_all = replace(carried, turn=turn, records=tuple(records))
         waiting = {request["id"] for request in requests_of(after_all)}

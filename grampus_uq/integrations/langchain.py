@@ -99,7 +99,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         super().__init__()
         self.judge = TurnJudge(monitor, **settings)
         self._name = uuid.uuid4().hex
-        self._reviews: Callable[[str], dict[str, Any]] = functools.lru_cache(_MAX_NODES)(lambda node: {})
+        self._reviews: Callable[..., dict[str, Any]] = functools.lru_cache(_MAX_NODES)(lambda thread, node: {})
         if not tracing_is_enabled():
             self.awrap_model_call = _untraced(self.awrap_model_call)  # type: ignore[method-assign]
             self.awrap_tool_call = _untraced(self.awrap_tool_call)  # type: ignore[method-assign]
@@ -181,7 +181,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     def _reviews_of(self, config: Any) -> dict[str, Any]:
         """The answers judged in this run of the model's node, by id: the request to review each, where it needs one."""
-        return self._reviews(config["configurable"]["checkpoint_ns"])
+        given = config["configurable"]  # LangGraph makes the node's name of the checkpoint's id, which others may copy
+        return self._reviews(str(given.get("thread_id")), given["checkpoint_ns"])
 
     # -- the answer -----------------------------------------------------------------------------------------------
 

@@ -295,6 +295,22 @@ async def test_of_a_tasks_result_without_a_seal_no_time_of_arrival_counts_and_no
 
 
 @pytest.mark.anyio
+async def test_an_approval_of_an_answer_counts_in_its_own_session_alone() -> None:
+    judge = TurnJudge(UncertaintyMonitor(), advisory=False, approvals=signed())
+    sessions = []
+    for name in ("t", "u"):
+        new = judge.states.read(name, f"/{name}", None, begun=False)
+        sessions.append(await judge.judge(new, ModelTurn(content="Hello.", calls=())))
+    request = review(sessions[0].terms, judge.gate.approvals, UNVOUCHED, "llm_0", 0.0)
+    said = ANN.sign(request.decide("approve", principal="ann"))
+    for carried in sessions:
+        held = replace(carried, turn={**(carried.turn or {}), "review": request.model_dump(mode="json")})
+        after = (await judge.decide(held, [said]))[0].turn or {}
+        assert ("reviewed" in after) is (after["review"] is None) is (carried is sessions[0])
+    assert after["review"]["session_id"] == "u"
+
+
+@pytest.mark.anyio
 async def test_the_sealed_turn_of_a_task_is_no_state_with_a_new_belief() -> None:
     judge = TurnJudge(UncertaintyMonitor(), advisory=False, approvals=signed())
     carried = await judge.judge(judge.states.read("t", "/t", None, begun=False), ModelTurn(content="Hello.", calls=()))
