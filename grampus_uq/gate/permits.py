@@ -58,6 +58,7 @@ from grampus_uq.stats.earned_threshold import (
     nothing_earned,
     place,
     spent,
+    suspected,
     update,
 )
 
@@ -294,6 +295,12 @@ class PermitState(BaseModel):
         """The number of thresholds in force; 0: everything is asked about."""
         return 0 if self.closed else int(level(permit.target, self.of(permit)))
 
+    def suspects(self, permit: Permit) -> bool:
+        """True while a wrong call above the threshold speaks against what is in force, counted or waiting to be."""
+        now = self.in_force(permit)
+        caught = any(ticket.wrong and ticket.at < max(ticket.in_force, now) for ticket in self.open)
+        return caught or bool(suspected(self.of(permit)))
+
     def threshold(self, permit: Permit) -> float | None:
         """The least score that goes ahead, or None."""
         found = self.in_force(permit)
@@ -396,8 +403,7 @@ def _ticket(permit: Permit, state: PermitState, entry: Entry) -> Ticket:
     earned, at = state.of(permit), int(place(permit.target, entry.score))
     alike = entry.alike or any(t.asked and t.wrong is None and t.same == entry.same for t in state.open)
     now = int(level(permit.target, earned))
-    caught = any(t.wrong and t.at < max(t.in_force, now) for t in state.open)
-    in_force, sure = 0 if alike or entry.certain else now, caught or entry.certain
+    in_force, sure = 0 if alike or entry.certain else now, entry.certain or state.suspects(permit)
     audit = 1.0 if sure else float(audit_probability(permit.target, earned))
     due_s = entry.now_s + permit.answer_within_s
     return Ticket(at=at, in_force=in_force, audit=audit, draw=entry.draw, due_s=due_s, same=entry.same)

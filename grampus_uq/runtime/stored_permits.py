@@ -164,7 +164,7 @@ class StoredPermits:
         return Released(by=f"permit {ids}", principal=principals, why=why)
 
     async def standing(self, released_by: str) -> str | None:
-        """The reason not to run a call now that was let ahead: one of its permits is closed or has expired."""
+        """The reason not to run a call that was let ahead: a permit of it has ended, or an audit spoke against it."""
         for permit_id in released_by.removeprefix("permit ").split(" and "):
             try:
                 document = await self.store.get(_PERMIT, permit_id)
@@ -176,6 +176,8 @@ class StoredPermits:
                     return f"permit {permit_id[:8]} is closed: {now.state.closed}"
                 if now.trouble is not None or not now.state.in_force(permit):
                     return f"permit {permit_id[:8]} lets nothing ahead any more: {now.trouble or 'it was withdrawn'}"
+                if now.state.suspects(permit):
+                    return f"permit {permit_id[:8]} lets nothing ahead now: a call that it could let ahead was wrong"
             except StoreError as error:
                 return f"permit {permit_id[:8]} cannot be read: {error}"
         return None

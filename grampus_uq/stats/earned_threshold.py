@@ -209,8 +209,15 @@ def audit_probability(target: Target, earned: Earned) -> FloatArray:
     """
     in_force = level(target, earned)
     rate = np.clip((_HORIZON * _worth(target, earned, in_force)) ** _STEEPNESS, target.audit_rate, 1.0)
-    suspected = (earned.log_contrary.max(axis=-1) >= _LOG_SUSPICION) | (earned.log_change.max(axis=-1) >= _LOG_DOUBT)
-    return np.where((in_force == 0) | suspected, 1.0, rate)
+    return np.where((in_force == 0) | suspected(earned), 1.0, rate)
+
+
+def suspected(earned: Earned) -> BoolArray:
+    """True from the first audited wrong call until enough right answers follow."""
+    found: BoolArray = (earned.log_contrary.max(axis=-1) >= _LOG_SUSPICION) | (
+        earned.log_change.max(axis=-1) >= _LOG_DOUBT
+    )
+    return found
 
 
 def _worth(target: Target, earned: Earned, in_force: IntArray) -> FloatArray:

@@ -641,6 +641,28 @@ async def test_what_was_let_ahead_does_not_run_once_the_permit_is_closed() -> No
     assert len(office.world.sent) == 8
 
 
+async def test_what_was_let_ahead_does_not_run_once_an_audit_found_another_call_wrong() -> None:
+    """In a framework that waits for all answers of a turn, the rest of the turn would go out after the rejection."""
+    office = Office()
+    await office.earn()
+    worker = office.runner()
+    permits = worker.gate.permits
+    assert isinstance(permits, StoredPermits)
+    real = permits.release
+
+    async def catching(*args: Any, **given: Any) -> Any:
+        released = await real(*args, **given)
+        office.draw = AUDIT
+        assert (await office.run("audit", says="reject", body="audit")).status is AgentStatus.COMPLETED
+        return released
+
+    permits.release = catching  # type: ignore[method-assign]
+    result = await worker.run(AGENT, "mail bob", session_id="s")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert "a call that it could let ahead was wrong" in result.pending[0].reason
+    assert len(office.world.sent) == 8
+
+
 async def test_advisory_runs_are_untouched_and_teach_nothing() -> None:
     office = Office()
     await grant_permit(office.store, permit())
