@@ -10,6 +10,7 @@ from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
@@ -22,7 +23,7 @@ from grampus_uq.integrations.langgraph_threads import before_node
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 PROMPT: Any = {"messages": [HumanMessage("Pay.")]}
 STEPS = 40
-KINDS = ["own node", "own node, edges", "tools", "tools, edges", "sub-graph", "langchain"]
+KINDS = ["own node", "own node, edges", "own node, guarded", "tools", "tools, edges", "sub-graph", "langchain"]
 
 
 class Model(BaseChatModel):
@@ -78,8 +79,8 @@ class Run:
         monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
         self.app: Any
         if self._kind == "langchain":
-            guard: Any = UncertaintyMiddleware(monitor)
-            self.app = create_agent(model, [pay], middleware=[guard], checkpointer=self._saver)
+            middleware: Any = [UncertaintyMiddleware(monitor)]
+            self.app = create_agent(model, [pay], middleware=middleware, checkpointer=self._saver)
             return
 
         async def agent(state: MessagesState) -> dict[str, Any]:
@@ -88,11 +89,16 @@ class Run:
         builder = StateGraph(MessagesState)
         builder.add_node("agent", agent)
         builder.add_edge(START, "agent")
-        own = self._kind.startswith("own")
+        own, guard = self._kind.startswith("own"), uncertainty_guard(monitor)
+        node = guard.tool_node([pay])
+
+        async def tools(state: MessagesState, config: RunnableConfig) -> Any:
+            return await node.ainvoke(state, config)
+
         if own:
-            builder.add_node("tools", ToolNode([pay]))
+            builder.add_node("tools", tools if self._kind.endswith("guarded") else ToolNode([pay]))
         edges = self._kind.endswith("edges")
-        uncertainty_guard(monitor).attach(builder, tools="tools" if own else [pay], conditional_edges=edges)
+        guard.attach(builder, tools="tools" if own else [pay], conditional_edges=edges)
         if self._kind == "sub-graph":
             outside = StateGraph(MessagesState)
             outside.add_node("team", builder.compile())
