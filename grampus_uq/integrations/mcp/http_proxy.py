@@ -108,10 +108,14 @@ def http_app(
             await door.sessions.aclose()
         await client.aclose()
 
+    def end() -> None:
+        for door in doors.values():
+            door.sessions.end()
+
     routes = [Route(f"/{name}", door.serve, methods=["GET", "POST", "DELETE"]) for name, door in doors.items()]
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False
-    app.state.end = lambda: [door.sessions.end() for door in doors.values()]
+    app.state.end = end
     return app, aclose
 
 
