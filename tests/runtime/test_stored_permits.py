@@ -642,7 +642,7 @@ async def test_what_was_let_ahead_does_not_run_once_the_permit_is_closed() -> No
 
 
 async def test_what_was_let_ahead_does_not_run_once_an_audit_found_another_call_wrong() -> None:
-    """In a framework that waits for all answers of a turn, the rest of the turn would go out after the rejection."""
+    """As between a process that died and the one that goes on."""
     office = Office()
     await office.earn()
     worker = office.runner()
