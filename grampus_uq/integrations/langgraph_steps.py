@@ -23,7 +23,7 @@ second, and an approval that was refused would count.
 
 
 def read_log(entry: Mapping[str, Any]) -> Steps:
-    """Steps checkpointed by earlier attempts at this task; `entry`, of this one, ends them: LangGraph numbers results."""
+    """Steps checkpointed by earlier attempts at a task; `entry`, of this one, ends them: LangGraph numbers results."""
     log, first = Log(), list[bool]()
 
     async def end() -> Any:
