@@ -357,7 +357,9 @@ class GuardNodes:
             return None
         carried = read_state(self.judge, config, found)
         records = [find_record(carried, call)[0] for call in _calls(given, self.messages_key)]
-        by = None if len(records) != 1 or records[0] is None else let_by(records[0], carried.terms.run_id)
+        if len(records) != 1 or records[0] is None or self._asks_again(config, carried, records[0]):
+            return None
+        by = let_by(records[0], carried.terms.run_id)
         return None if by is None else self._begun(by)
 
     def _begun(self, by: str) -> Steps:
