@@ -43,9 +43,13 @@ class _Threads:
         self._repeatable = {*repeatable, *own, START}
 
     async def pending(self, session_id: str) -> list[ApprovalRequest] | None:
-        """The requests of the guard's interrupts, in the graph and its sub-graphs."""
+        """The requests of the guard's interrupts, in the graph and its sub-graphs.
+
+        A process may die when the tasks of a step have stored their writes, and the step itself is not stored. Nothing
+        of it has to run again then, so LangGraph names nothing as next, but the thread goes on.
+        """
         snapshot = await self._app.aget_state(_config(session_id))
-        if not snapshot.next:
+        if not snapshot.tasks:
             return None
         return [request for requests in asking(snapshot).values() for request in requests]
 

@@ -228,6 +228,45 @@ async def test_a_thread_that_died_before_its_first_checkpoint_is_not_taken_for_o
     assert bank.paid == []
 
 
+@pytest.mark.parametrize("step", range(1, 6))
+async def test_a_thread_that_died_between_the_writes_of_a_step_and_its_checkpoint_goes_on(
+    bank: Bank, store: SessionStore, step: int
+) -> None:
+    async def dying(one: ThreadRunner) -> Any:
+        saver, saved = one._app.checkpointer, 0
+        put = saver.aput
+
+        async def dies(*given: Any) -> Any:
+            nonlocal saved
+            saved += 1
+            if saved > step:
+                raise ZeroDivisionError
+            return await put(*given)
+
+        saver.aput = dies
+        return one
+
+    async with bank.runner(store) as one:
+        try:
+            stands = str(await (await dying(one)).invoke(GIVEN, "t"))
+        except ZeroDivisionError:
+            stands = "died"
+    async with bank.runner(store) as one:
+        assert (stands if stands != "died" else await one.resume("payer", "t")) == "waiting_for_human"
+        asked = (await Ledger(store).pending())[0].requests[0]
+        await Ledger(store).decide(asked.decide("approve", principal="ann"))
+    async with bank.runner(store) as one:
+        try:
+            stands = str(await (await dying(one)).resume("payer", "t"))
+        except ZeroDivisionError:
+            stands = "died"
+    async with bank.runner(store) as one:
+        assert (stands if stands != "died" else await one.resume("payer", "t")) == "completed"
+        values = (await one._app.aget_state({"configurable": {"thread_id": "t"}})).values
+        assert values["messages"][-1].content == "Done."
+    assert bank.paid == ["bob"]
+
+
 @pytest.mark.parametrize(("release", "paid"), [("required", []), ("optional", ["bob EUR"])])
 async def test_an_approved_call_whose_tool_changed_runs_only_where_its_arguments_still_fit(
     bank: Bank, store: SessionStore, release: str, paid: list[str]

@@ -261,8 +261,9 @@ def first_run(watched: Bank, calm: Bank, seen: Outside, thread: str, counts: Cou
     for _ in range(3):
         if seen.ask(lambda store: store.get("session", f"payer/{thread}")) is None:  # nobody was told that it runs
             assert gone(forked(lambda: begin(calm, thread))) == 0
-        if at_rest(calm, seen, thread) == "waits":
+        if (stands := at_rest(calm, seen, thread)) == "waits":
             return stopped
+        assert stands == "set aside", f"{thread} is {stands} before anybody decided"
         assert "begin it anew" in seen.letter(thread), seen.letter(thread)
         counts["begun anew"] += 1
         seen.ask(lambda store: drop(Ledger(store), "payer", thread, principal="ann"))
