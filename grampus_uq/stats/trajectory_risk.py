@@ -8,7 +8,7 @@ is worse.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -138,6 +138,14 @@ def weighted_components(step: StepComponents, parameters: TracerParameters) -> t
     )
 
 
+def _added(scores: Iterable[float]) -> float:
+    """The sum from left to right, as `update` forms it: from Python 3.12 on `sum` corrects its rounding."""
+    total = 0.0
+    for score in scores:
+        total += score
+    return total
+
+
 def _combined(components: Sequence[float], composite: Composite) -> float:
     """The step risk r_t (eq. 20 for `Composite.MAX`)."""
     if composite is Composite.ADDITIVE:
@@ -197,7 +205,7 @@ class TracerStream:
         """TRACER of the committed steps, higher is worse; None before the first."""
         if not self.count:
             return None
-        return sum(self._score(tail.mean or 0.0, tail.worst or 0.0) for tail in self._tails)
+        return _added(self._score(tail.mean or 0.0, tail.worst or 0.0) for tail in self._tails)
 
     @property
     def running_max(self) -> float | None:
@@ -221,7 +229,7 @@ class TracerStream:
     def peek(self, step: StepComponents) -> float:
         """Return what `update(step)` would, and change nothing."""
         pairs = zip(self._tails, self._risks(step), strict=True)
-        return sum(self._score(tail.peek(risk), max(tail.worst or 0.0, risk)) for tail, risk in pairs)
+        return _added(self._score(tail.peek(risk), max(tail.worst or 0.0, risk)) for tail, risk in pairs)
 
     def _risks(self, step: StepComponents) -> Sequence[float]:
         components = weighted_components(step, self._parameters)
