@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import anyio
+import pytest
 from click.testing import CliRunner, Result
 
 from grampus_uq import open_store
@@ -73,6 +74,7 @@ def test_on_and_off_say_so_and_the_secret_is_not_printed(tmp_path: Path) -> None
     assert "Drills were off." in cli(url, "off").output
 
 
+@pytest.mark.slow
 def test_a_report_names_a_person_only_with_enough_drills(tmp_path: Path) -> None:
     found = [*answers(0.1, 40), *answers(0.9, 10, seed=2, who="bob\x1b[2J")]
     url = store_with(tmp_path, found)

@@ -335,6 +335,7 @@ def shell(line: str, folder: Path, **given: object) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_a_reader_that_has_enough_are_no_traceback(place: Path) -> None:
     full = shell("runs list runs > /dev/full", place)
     assert (full.returncode, full.stderr) == (1, "grampus-uq: No space left on device.\n")

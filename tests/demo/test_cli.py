@@ -95,6 +95,7 @@ def test_the_report_is_printed_and_the_next_command_works(tmp_path: Path, capsys
     assert capsys.readouterr().out.count("demo-") >= 9
 
 
+@pytest.mark.slow
 def test_the_recordings_of_an_advisory_demo_can_be_fitted_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,6 +135,7 @@ STEPS = st.one_of(
 STOPS = st.lists(st.sampled_from(["agent", "tools"]), unique=True)
 
 
+@pytest.mark.slow
 @given(turns=TURNS, steps=st.lists(STEPS, min_size=1, max_size=6), before=STOPS, after=STOPS, awaited=st.booleans())
 @settings(max_examples=60, deadline=None)
 @example([["pay"]], [("say",), ("update", "an edit", None), ("run",)], ["tools"], [], False)

@@ -96,6 +96,7 @@ def test_it_is_read_from_recordings_without_labels_and_calls_that_were_not_read_
             call_floor_for_share(tmp_path, share, least=least)
 
 
+@pytest.mark.slow
 @given(tasks=st.integers(1, 12), trials=st.integers(1, 6))
 def test_trials_and_copies_set_no_more_of_a_floor_than_their_tasks_do(tasks: int, trials: int) -> None:
     odds: list[float | None] = [round(0.05 + 0.9 * task / 12, 3) for task in range(tasks) for _ in range(trials)]

@@ -451,6 +451,7 @@ def test_without_scikit_learn_the_message_names_the_extra(monkeypatch: pytest.Mo
 # --- without labels --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_interruption_budget_needs_no_label_and_is_kept_on_average() -> None:
     share, paused, asked = 0.1, 0, 0
     for seed in range(40):

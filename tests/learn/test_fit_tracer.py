@@ -79,6 +79,7 @@ def test_the_component_that_separates_gets_the_largest_weight(signal: str, weigh
     assert all(value < 1.0 for name, value in weights.items() if name != weight)
 
 
+@pytest.mark.slow
 def test_no_setting_on_a_coarse_grid_of_ones_own_is_better_by_much() -> None:
     runs, failed, _ = made_up_runs(np.random.default_rng(3), 40, signal="agent_gap")
     fit = fit_tracer(runs, failed, rng=np.random.default_rng(0))

@@ -515,6 +515,7 @@ async def test_the_bytes_that_waiting_calls_hold_are_bounded() -> None:
         assert (await one.post(id=9, method="ping", params={"x": "y" * 20_000})).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [_JSON, _EVENTS], ids=["body", "events"])
 async def test_the_bytes_of_the_answers_that_are_held_are_bounded_and_each_call_comes_to_an_end(
     kind: dict[str, str],

@@ -120,6 +120,7 @@ def test_a_client_that_does_not_read_holds_the_server_back_and_not_the_memory() 
     assert written < most  # pipes and buffers of some megabytes at most, not a second of writing
 
 
+@pytest.mark.slow
 def test_what_a_server_left_behind_reaches_a_client_that_takes_its_time() -> None:
     left = 150 * (b"z" * 999 + b"\n")  # more than the client's pipe holds, and less than all pipes between do
     code = f"import sys\nsys.stdout.buffer.write({left[:1000]!r} * 150); sys.stdout.flush(); sys.stderr.write('over')"

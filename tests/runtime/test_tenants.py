@@ -265,6 +265,7 @@ async def test_a_tenant_gets_at_nothing_of_another_ones_by_any_way(shop: Shop) -
     assert await owners.scan("session") == []  # the tables' owner is no exception
 
 
+@pytest.mark.slow
 async def test_without_the_policy_the_same_attempts_get_at_nearly_everything(shop: Shop) -> None:
     await add_tenant(shop.url(shop.owner), shop.acme)
     await add_tenant(shop.url(shop.owner), shop.globex)

@@ -453,6 +453,7 @@ async def _alarms(rng: np.random.Generator, trials: int, *, named: bool) -> bool
     return any(status.alarmed for status in statuses)
 
 
+@pytest.mark.slow
 async def test_trials_of_a_task_raise_no_alarm_where_the_task_is_named_and_do_where_it_is_not() -> None:
     rng = np.random.default_rng(7)
     named = [await _alarms(rng, 4, named=True) for _ in range(30)]

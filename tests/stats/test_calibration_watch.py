@@ -85,6 +85,7 @@ def test_a_change_is_seen(n: int) -> None:
     assert sum(history(rng, runs=400, shift_at=100, shift=1.0) for _ in range(n)) >= 3 * n / 4
 
 
+@pytest.mark.slow
 @sampled("n", [10], full=[40])
 def test_watching_only_what_was_let_through_against_all_recorded_runs_breaks_the_level(n: int) -> None:
     """The sabotage: an interruption budget's bag holds runs that would alarm, the watched runs do not."""

@@ -233,6 +233,7 @@ class Steering:
             left = np.where(wrong & ~goes_out, right, left - 1)
 
 
+@pytest.mark.slow
 @sampled("right,high", [(20, 0.9)], full=[(20, 0.9), (60, 0.6)])
 def test_an_agent_that_steers_the_rates_lets_no_more_out_than_stated_and_more_where_bets_follow_them(
     right: int, high: float

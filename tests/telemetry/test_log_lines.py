@@ -86,6 +86,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "status", "shown"),
     [

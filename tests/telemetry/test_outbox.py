@@ -222,6 +222,7 @@ def test_a_forked_child_sends_its_own_items_and_leaves_its_parents_to_the_parent
     assert sorted(done.stdout.split("\n")[:-1]) == ["child:['c']", "parent:['p', 'q']"]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_sends_what_waits_and_one_whose_backend_hangs_still_ends():
     program = """
         import sys, time

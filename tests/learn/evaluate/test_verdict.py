@@ -96,6 +96,7 @@ def test_below_a_hundred_runs_it_says_that_they_are_too_few_to_promise() -> None
     assert "Too few runs to promise: the outcomes of 90 are known." in made(outcomes, s=chance).sentences
 
 
+@pytest.mark.slow
 @sampled("sets", [10], full=[100])
 def test_of_many_signals_that_know_nothing_the_best_is_called_chance(sets: int) -> None:
     """Choosing among twelve on the same rows would not pass: there nearly every draw has one that looks good."""

@@ -152,6 +152,7 @@ def test_the_live_decision_reads_at_the_call_what_was_fitted_there(tmp_path: Pat
     assert told == {True, False}
 
 
+@pytest.mark.slow
 def test_a_detector_looks_at_calls_where_half_of_the_runs_have_one_and_live_as_it_was_fitted(tmp_path: Path) -> None:
     """The evidence of each recorded run, taken live, is bit for bit that of its calls in the columns."""
     fit = fit_profile(record(tmp_path, 200), base=BASE, options=FitOptions(false_alarms=0.2))

@@ -183,6 +183,7 @@ def test_a_stream_of_which_the_labels_show_no_worth_still_ranks_the_runs(tmp_pat
     assert few.artifact.profile.release.at_least is not None
 
 
+@pytest.mark.slow
 def test_the_forecast_says_what_replay_stops_on_the_same_runs(tmp_path: Path) -> None:
     """Recorded under a profile that acts: what it stopped is among the runs to come, not only what it let pass."""
     first = fit_profile(recorded(tmp_path, 200, seed=4, skill=(0.1, 0.95)), base=BASE, options=FitOptions(accuracy=0.8))

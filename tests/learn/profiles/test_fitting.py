@@ -287,6 +287,7 @@ def test_labelled_errors_become_a_calibration_that_attribute_takes(tmp_path: Pat
     assert (refused.exit_code, "calibrated for vcp at 0.8" in refused.output) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_command_prints_an_account_and_writes_one_artifact(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "profile.json"
     asked = ["fit", str(folder), "-o", str(target), "--accuracy", "0.85", "--irreversible", "send"]

@@ -48,6 +48,7 @@ def test_each_promise_names_the_runs_that_did_not_end_by_themselves(
     assert all(f"({ends.value} {others})" in promise for promise in promises)
 
 
+@pytest.mark.slow
 def test_of_all_runs_more_go_out_wrong_than_is_promised_of_the_others(tmp_path: Path) -> None:
     """What the sentence is there for: the failures that are left out are not in the budget."""
     for seed in range(3):
