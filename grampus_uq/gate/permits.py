@@ -297,9 +297,11 @@ class PermitState(BaseModel):
 
     def suspects(self, permit: Permit) -> bool:
         """True while a wrong call above the threshold speaks against what is in force, counted or waiting to be."""
-        now = self.in_force(permit)
-        caught = any(ticket.wrong and ticket.at < max(ticket.in_force, now) for ticket in self.open)
-        return caught or bool(suspected(self.of(permit)))
+        return self.caught(self.in_force(permit)) or bool(suspected(self.of(permit)))
+
+    def caught(self, in_force: int) -> bool:
+        """True while a wrong answer above the threshold waits to be counted."""
+        return any(ticket.wrong and ticket.at < max(ticket.in_force, in_force) for ticket in self.open)
 
     def threshold(self, permit: Permit) -> float | None:
         """The least score that goes ahead, or None."""
@@ -403,7 +405,7 @@ def _ticket(permit: Permit, state: PermitState, entry: Entry) -> Ticket:
     earned, at = state.of(permit), int(place(permit.target, entry.score))
     alike = entry.alike or any(t.asked and t.wrong is None and t.same == entry.same for t in state.open)
     now = int(level(permit.target, earned))
-    in_force, sure = 0 if alike or entry.certain else now, entry.certain or state.suspects(permit)
+    in_force, sure = 0 if alike or entry.certain else now, entry.certain or state.caught(now)
     audit = 1.0 if sure else float(audit_probability(permit.target, earned))
     due_s = entry.now_s + permit.answer_within_s
     return Ticket(at=at, in_force=in_force, audit=audit, draw=entry.draw, due_s=due_s, same=entry.same)

@@ -7,7 +7,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -621,21 +621,26 @@ async def test_a_call_that_is_judged_again_finds_its_ticket_and_is_not_drawn_ane
     assert one.id
 
 
-async def test_what_was_let_ahead_does_not_run_once_the_permit_is_closed() -> None:
-    office = Office()
-    one = await office.earn()
+async def run_with(office: Office, between: Callable[[], Awaitable[Any]]) -> Any:
+    """A run whose call is let ahead, with this between that and its execution."""
     worker = office.runner()
     permits = worker.gate.permits
     assert isinstance(permits, StoredPermits)
     real = permits.release
 
-    async def closing(*args: Any, **given: Any) -> Any:
+    async def delayed(*args: Any, **given: Any) -> Any:
         released = await real(*args, **given)
-        await close_permit(office.store, one.id, "just now")
+        await between()
         return released
 
-    permits.release = closing  # type: ignore[method-assign]
-    result = await worker.run(AGENT, "mail bob", session_id="s")
+    permits.release = delayed  # type: ignore[method-assign]
+    return await worker.run(AGENT, "mail bob", session_id="s")
+
+
+async def test_what_was_let_ahead_does_not_run_once_the_permit_is_closed() -> None:
+    office = Office()
+    one = await office.earn()
+    result = await run_with(office, lambda: close_permit(office.store, one.id, "just now"))
     assert result.status is AgentStatus.WAITING_FOR_HUMAN
     assert "just now" in result.pending[0].reason
     assert len(office.world.sent) == 8
@@ -645,19 +650,12 @@ async def test_what_was_let_ahead_does_not_run_once_an_audit_found_another_call_
     """As between a process that died and the one that goes on."""
     office = Office()
     await office.earn()
-    worker = office.runner()
-    permits = worker.gate.permits
-    assert isinstance(permits, StoredPermits)
-    real = permits.release
 
-    async def catching(*args: Any, **given: Any) -> Any:
-        released = await real(*args, **given)
+    async def audit() -> None:
         office.draw = AUDIT
         assert (await office.run("audit", says="reject", body="audit")).status is AgentStatus.COMPLETED
-        return released
 
-    permits.release = catching  # type: ignore[method-assign]
-    result = await worker.run(AGENT, "mail bob", session_id="s")
+    result = await run_with(office, audit)
     assert result.status is AgentStatus.WAITING_FOR_HUMAN
     assert "a call that it could let ahead was wrong" in result.pending[0].reason
     assert len(office.world.sent) == 8
