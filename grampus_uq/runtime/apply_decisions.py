@@ -71,6 +71,7 @@ async def apply_response(
             if request.child_session is not None:
                 await turn.delegates[record.call.name].answer(request, response)
     if isinstance(response, str):
+        await _take_decisions(turn, ledger, [], earlier, runs_nothing=True)
         await _apply_guidance(turn, replace_lone_surrogates(response))
         return
     given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
@@ -82,9 +83,16 @@ async def apply_response(
 
 
 async def _take_decisions(
-    turn: Turn, ledger: Ledger, given: Sequence[ApprovalDecision], earlier: Iterable[ApprovalRequest]
+    turn: Turn,
+    ledger: Ledger,
+    given: Sequence[ApprovalDecision],
+    earlier: Iterable[ApprovalRequest],
+    *,
+    runs_nothing: bool = False,
 ) -> None:
     """Store the given decisions, and carry out those that hold, with those that other processes stored.
+
+    With `runs_nothing` only those that let no call run: a person's no, or their answer for the tool.
 
     Raises ApprovalError when a given one does not hold or comes too late; then nothing is carried out. Stored ones that
     do not hold are written to the audit.
@@ -117,7 +125,10 @@ async def _take_decisions(
         for decision, why in refused:
             which = {"request": request.id, "of": decision.principal, "decision": decision_digest(decision)}
             await lease.note("decision_refused", {**which, "why": why})
-        if request.id in before and not (deciding and deciding[0].kind is ApprovalKind.REJECT):
+        kind = deciding[0].kind if deciding else None
+        if request.id in before and kind is not ApprovalKind.REJECT:
+            continue
+        if runs_nothing and kind not in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
             continue
         if deciding and not any(record is not None and record is one for (_, one), _ in outcomes):
             now = [decision for decision in given if decision.request_id == request.id]

@@ -64,7 +64,7 @@ async def write_checkpoint(ledger: Ledger, state: AgentState) -> None:
 
 async def checkpoints_of(store: SessionStore, state: AgentState) -> list[Checkpoint]:
     """The checkpoints of this state's own steps, in order; those of discarded branches are left out."""
-    own = {_key(state, _branch_at(state, step), step) for step in range(state.current_step + 1)}
+    own = {_key(state, segment_at(state, step).branch, step) for step in range(state.current_step + 1)}
     kept = [_read(found) for found in await store.scan(KIND, prefix=run_prefix(state)) if found.key in own]
     return sorted(kept, key=lambda checkpoint: checkpoint.step)
 
@@ -74,7 +74,7 @@ async def read_checkpoint(ledger: Ledger, state: AgentState, step: int) -> Agent
 
     Raises SessionError when it was not kept, StoreError when it cannot be read or does not fit the transcript.
     """
-    found = await ledger.store.get(KIND, _key(state, _branch_at(state, step), step))
+    found = await ledger.store.get(KIND, _key(state, segment_at(state, step).branch, step))
     if found is None:
         raise SessionError(
             f"Session {state.session_id!r:.80} has no checkpoint before step {step}: a run that may be rolled back "
@@ -90,8 +90,9 @@ async def read_checkpoint(ledger: Ledger, state: AgentState, step: int) -> Agent
     return restored
 
 
-def _branch_at(state: AgentState, step: int) -> int:
-    return max((s for s in lineage_of(state) if s.from_step <= step), key=lambda s: s.branch).branch
+def segment_at(state: AgentState, step: int) -> Segment:
+    """The branch that this step of the state comes from."""
+    return max((s for s in lineage_of(state) if s.from_step <= step), key=lambda s: s.branch)
 
 
 def _key(state: AgentState, branch: int, step: int) -> str:

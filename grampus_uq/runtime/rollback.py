@@ -21,21 +21,22 @@ from typing import Literal
 from pydantic import BaseModel, JsonValue
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
-from grampus_uq.gate.call import Doubt, Terms, request_for
+from grampus_uq.gate.call import CallRecord, Doubt, Terms, request_for
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.monitor.snapshot import alarmed_in
 from grampus_uq.records.values import AgentDefinition, Message, TokenUsage
 from grampus_uq.records.vocabulary import AgentStatus, Role, UncertaintyLevel
 from grampus_uq.runtime.apply_decisions import ROLLBACK
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_prefix
+from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_prefix, segment_at
 from grampus_uq.runtime.looks import LOOKS_USED
 from grampus_uq.runtime.restart_points import SuspectSet, restart_step, what_failed
-from grampus_uq.runtime.rolled_back_calls import executed_calls
-from grampus_uq.runtime.run_state import REPLACED, AgentState, ExecutedCall, ExecutionResult, Segment
+from grampus_uq.runtime.rolled_back_calls import executed_calls, step_number
+from grampus_uq.runtime.run_state import AgentState, ExecutedCall, ExecutionResult, Segment
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
+from grampus_uq.runtime.sub_agents import SubAgent
 
 _Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
 """Makes up for calls; returns for each what was done about it, or None. Called once for each call."""
@@ -78,8 +79,9 @@ async def rollback(
         session_id: of a session that ended, waits, or whose worker died.
         to_step: first step of the model to discard, from 0 (0 restarts).
         note: for the model: what went wrong; cut to 4000 characters.
-        compensate: makes up for the executed calls of the discarded part (all that do more than read). Called once,
-            after the request to the human was stored; calls that it leaves open, or does not live to report, are asked.
+        compensate: makes up for the executed calls of the discarded part (all that do more than read), those of its
+            sub-agents among them. Called once, after the request to the human was stored; calls that it leaves open, or
+            does not live to report, are asked.
         agent_def: as in `AgentRunner.resume`.
 
     Returns:
@@ -88,7 +90,8 @@ async def rollback(
 
     Raises:
         ConfigurationError: a step that the run never made. SessionError: no such session, or no checkpoint.
-        SessionConflictError: somebody runs the session. StoreError, DataError: the store or the audit is broken.
+        SessionConflictError: somebody runs the session, or one of its sub-agents. StoreError, DataError: the store or
+            the audit is broken.
     """
     old, version = await _not_running(runner, agent_id, session_id)
     if not 0 <= to_step < old.current_step:
@@ -97,7 +100,8 @@ async def rollback(
     restored = await read_checkpoint(runner.ledger, old, to_step)
     audit = AuditLog(runner.ledger.store, agent_id, session_id)
     policy = runner.policy()
-    done = executed_calls(await audit.entries(), old, to_step, policy)
+    known = {call.idempotency_key for call in old.discarded}
+    done = [call for call in await _took_effect(runner, old, to_step) if call.idempotency_key not in known]
     text = (note or "")[:_MAX_NOTE]
     new = _branched(old, restored, to_step, done).replaces(old)
     new.stops_seen = await stops_now(runner.ledger, new)  # orders given before are for the branch that is gone
@@ -180,6 +184,23 @@ async def _not_running(runner: AgentRunner, agent_id: str, session_id: str) -> t
     return state, version
 
 
+async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int) -> list[ExecutedCall]:
+    """The executed calls of the discarded steps; in the place of a sub-agent's beginning, those of its session."""
+    entries = await AuditLog(runner.ledger.store, state.agent_id, state.session_id).entries()
+    found = list[ExecutedCall]()
+    for call in executed_calls(entries, state, to_step, runner.policy()):
+        agent = runner.sub_agents.get(call.call.name)
+        if isinstance(agent, SubAgent):
+            began = state.model_copy(update={"run_id": segment_at(state, step_number(call.step_id) or 0).run_id})
+            child = began.child_session(CallRecord.new(call.call, call.step_id))
+            if await agent.runner.ledger.load(agent.agent.name, child) is not None:
+                below, _ = await _not_running(agent.runner, agent.agent.name, child)
+                found += [*below.discarded, *await _took_effect(agent.runner, below, 0)]
+                continue
+        found.append(call)
+    return found
+
+
 def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[ExecutedCall]) -> AgentState:
     """The state before the step, with all that must be kept of the branch that it replaces."""
     fresh = AgentState(agent_id=old.agent_id, session_id=old.session_id)  # for its run id: calls get other keys
@@ -187,7 +208,7 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
     if not segments:  # the first names the run whose checkpoints and branches belong together
         segments = [lineage_of(old)[0].model_copy()]
     segments.append(Segment(branch=old.branch + 1, run_id=fresh.run_id, from_step=to_step))
-    return restored.model_copy(
+    new = restored.model_copy(
         update={
             "session_id": old.session_id,
             "run_id": fresh.run_id,
@@ -208,7 +229,7 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             "discarded": [*(call.model_copy() for call in old.discarded), *done],
             "metadata": {
                 **restored.metadata,
-                **{key: value for key, value in old.metadata.items() if key in (LOOKS_USED, REPLACED)},
+                **{key: value for key, value in old.metadata.items() if key == LOOKS_USED},
                 "rollback": {
                     "branch": old.branch + 1,
                     "from_branch": old.branch,
@@ -219,6 +240,9 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             },
         }
     )
+    own = [record for record in old.turn if record.waiting and record.child_session is None]
+    new.keep_replaced([*old.replaced(), *own])  # a rejection that nobody took up yet still counts
+    return new
 
 
 def _unsettled(state: AgentState) -> list[ExecutedCall]:

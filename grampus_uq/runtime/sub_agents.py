@@ -75,7 +75,13 @@ class SubAgent:
                 gone = record.child_session is not None  # it may have acted before somebody deleted its session
                 vouched = state.vouched and self.runner.gate.believes(not gone)
                 result = await self.runner.run(
-                    self.agent, task, session_id=child_id, child_of=named, started_by=who, vouched=vouched
+                    self.agent,
+                    task,
+                    session_id=child_id,
+                    child_of=named,
+                    started_by=who,
+                    vouched=vouched,
+                    discarded=state.discarded,
                 )
             elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
                 return self._finished(record, parent, loaded[0])

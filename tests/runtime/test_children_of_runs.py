@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import (
+    UNWATCHED,
     AgentDefinition,
     AgentRunner,
     ApprovalPolicy,
@@ -28,13 +29,14 @@ from grampus_uq import (
 )
 from grampus_uq.errors import ApprovalError, SessionError
 from grampus_uq.gate.requests import ApprovalKind
-from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.records.values import Message, ModelResponse
+from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.pending_approvals import oldest_pending
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.stopping import order_stop
 from grampus_uq.runtime.store import Delete
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.testing import answer
+from grampus_uq.testing import ScriptedModel, answer
 from tests.runtime.agents import AGENT, SEND_ONE, World, mail, runner, scripted
 from tests.sampling import examples
 
@@ -119,9 +121,7 @@ async def test_what_a_gone_run_of_the_parent_left_waiting_is_not_asked_and_never
     boss, top = runners[-1], AgentDefinition(name=f"agent {depth}", model="m")
     (old,) = (await boss.run(top, "mail bob", session_id="s")).pending
     if gone == "rolled back":
-        (asked,) = (await rollback(boss, top.name, "s", 0)).pending
-        again = await boss.resume(top.name, "s", asked.decide("approve", principal="ann"))
-        again = await boss.resume(top.name, "s", again.pending[0].decide("approve", principal="ann"))
+        again = await rollback(boss, top.name, "s", 0)
     else:
         await order_stop(boss.ledger, top.name, "s")
         await boss.resume(top.name, "s")
@@ -228,3 +228,48 @@ async def test_nothing_below_a_session_that_was_stopped_or_rolled_back_runs(whos
     with contextlib.suppress(SessionError, ApprovalError):
         await mailer.resume("mailer", ids["mailer"], request.decide("approve", principal="ann"))
     assert world.sent == []
+
+
+@given(depth=st.integers(1, 3), by=st.integers(0, 3), words=st.sampled_from(["mail bob", "please mail bob"]))
+@settings(max_examples=examples(16), deadline=None)
+def test_what_a_sub_agent_of_a_discarded_branch_executed_is_listed_and_never_repeated_unasked(
+    depth: int, by: int, words: str
+) -> None:
+    """However deep it ran, whoever of the new branch proposes it, and in whatever words the sub-agent is asked."""
+    world, store, by = World(), MemoryStore(), min(by, depth)
+    agents = [AgentDefinition(name=f"a{level}", model="m") for level in range(depth + 1)]
+
+    def runner_of(level: int, below: AgentRunner | None) -> AgentRunner:
+        def reply(messages: Sequence[Message], options: Any) -> ModelResponse | str:
+            rolled_back = any("rollback" in m.metadata or m.content == words + " again" for m in messages)
+            if any(m.role is Role.ASSISTANT for m in messages):
+                return "Done."
+            if level == (by if rolled_back else depth):
+                return answer("I mail.", tool_calls=[mail("1", "bob")])
+            task = {"task": words + " again" if rolled_back else "mail bob"}
+            return answer("I delegate.", tool_calls=[ToolCall(id="1", name=f"a{level + 1}", arguments=task)])
+
+        return AgentRunner(
+            ScriptedModel(reply),
+            world.tools(),
+            uncertainty_monitor=UNWATCHED,
+            store=store,
+            sub_agents=[] if below is None else [SubAgent(below, agents[level + 1])],
+            checkpoints=True,
+        )
+
+    async def run() -> None:
+        top: AgentRunner | None = None
+        for level in range(depth, -1, -1):
+            top = runner_of(level, top)
+        assert top is not None
+        await top.run(agents[0], "go", session_id="s")
+        assert len(world.sent) == 1
+        result = await rollback(top, "a0", "s", 0)
+        (request,) = result.pending
+        assert "send_email" in request.reason
+        result = await top.resume("a0", "s", request.decide("approve", principal="ann"))
+        assert [one.rule for one in result.pending] == ["repeat_after_rollback"]
+        assert len(world.sent) == 1
+
+    anyio.run(run)

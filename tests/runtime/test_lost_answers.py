@@ -10,14 +10,17 @@ import pytest
 
 from grampus_uq import AgentStatus
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
+from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.dead_letters import drop
 from grampus_uq.runtime.ledger import session_key
+from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.store import Change, Document
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker_jobs import Job, set_aside, take
-from tests.runtime.agents import AGENT, World, runner, unknown_calls
+from grampus_uq.testing import answer
+from tests.runtime.agents import AGENT, World, mail, runner, unknown_calls
 
 pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 
@@ -126,3 +129,23 @@ async def test_a_session_that_is_given_up_says_of_a_call_that_had_started_that_i
     assert said is not None
     assert "may have taken effect" in said
     assert len(unknown_calls(await AuditLog(store, "mailer", "s").entries())) == 1
+
+
+@pytest.mark.parametrize("kind", [ApprovalKind.REJECT, ApprovalKind.RESPOND])
+@pytest.mark.parametrize("then", ["a text", "a rollback"])
+async def test_a_refusal_that_nobody_took_up_yet_still_counts_whatever_comes_before_the_worker(
+    kind: ApprovalKind, then: str
+) -> None:
+    """The reviewer was told that it is stored. What it says of the call reaches the model; a "no" forbids the same."""
+    store, world = MemoryStore(), World()
+    turns = [answer("I mail.", tool_calls=[mail("a", "bob")]), answer("Again.", tool_calls=[mail("b", "bob")]), "Done."]
+    one = runner(world, turns, store=store, checkpoints=True)
+    (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+    await one.ledger.decide(request.decide(kind, principal="ann", message="Bob has his mail."))
+    if then == "a rollback":
+        result = await rollback(one, "mailer", "s", 0)
+    else:
+        result = await one.resume("mailer", "s", "hurry up")
+        assert any("Bob has his mail." in m.content for m in result.messages if m.role is Role.TOOL)
+    assert kind is ApprovalKind.RESPOND or all(asked.call is None for asked in result.pending)
+    assert world.sent == []
