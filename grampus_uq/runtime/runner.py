@@ -171,8 +171,8 @@ class AgentRunner:
 
         `started_by` is whose run it is, by the approvers' names: with `ApprovalPolicy(others_decide=True)` it has to be
         said, and that person does not decide. `vouched=False`: the task comes out of a stored state without a seal that
-        holds, so whatever may be irreversible is asked about. `child_of`: the parent of a sub-agent's run, `discarded` what branches of it executed
-        that were rolled back: the same irreversible calls are asked about. Names that
+        holds, so whatever may be irreversible is asked about. `child_of`: the parent of a sub-agent's run, and
+        `discarded` what rolled-back branches of that executed: the same irreversible calls are asked about. Names that
         the runner itself keeps in `metadata` (`attended`, for example) are refused with ConfigurationError.
 
         Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of

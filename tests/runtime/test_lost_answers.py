@@ -138,7 +138,7 @@ async def test_a_refusal_that_nobody_took_up_yet_still_counts_whatever_comes_bef
 ) -> None:
     """The reviewer was told that it is stored. What it says of the call reaches the model; a "no" forbids the same."""
     store, world = MemoryStore(), World()
-    turns = [answer("I mail.", tool_calls=[mail("a", "bob")]), answer("Again.", tool_calls=[mail("b", "bob")]), "Done."]
+    turns = [*(answer("I mail.", tool_calls=[mail(n, "bob")]) for n in "ab"), answer("Done.")]
     one = runner(world, turns, store=store, checkpoints=True)
     (request,) = (await one.run(AGENT, "x", session_id="s")).pending
     await one.ledger.decide(request.decide(kind, principal="ann", message="Bob has his mail."))
@@ -146,6 +146,6 @@ async def test_a_refusal_that_nobody_took_up_yet_still_counts_whatever_comes_bef
         result = await rollback(one, "mailer", "s", 0)
     else:
         result = await one.resume("mailer", "s", "hurry up")
-        assert any("Bob has his mail." in m.content for m in result.messages if m.role is Role.TOOL)
+        assert any("Bob has his mail." in str(m.content) for m in result.messages if m.role is Role.TOOL)
     assert kind is ApprovalKind.RESPOND or all(asked.call is None for asked in result.pending)
     assert world.sent == []
