@@ -12,8 +12,10 @@ record, `gate.clearance` the check whether a call may run.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -130,6 +132,17 @@ class Permits(Protocol):
         ...
 
 
+class Starts(Protocol):
+    """Interface to what processes start that share approvals; implemented by `runtime.stored_starts`."""
+
+    async def take(self, by: str, owner: str) -> bool:
+        """Return True if this start, known as `by`, is this owner's; the first to ask has it.
+
+        Raises StoreError where that cannot be stored.
+        """
+        ...
+
+
 class Gate:
     """Settings that sessions share: who may decide, what tools do, what must hold when an approved call runs.
 
@@ -137,6 +150,7 @@ class Gate:
     `clock` is the host's, in seconds since 1970: requests and grants are measured with it.
     `started_by` says who started a session, by its id; it matters where the policy lets others decide.
     `delegations` reads which of those behind some decisions stand; None takes none.
+    `starts` keeps other processes from starting a call on the same decisions; None knows this process only.
     """
 
     def __init__(
@@ -150,8 +164,11 @@ class Gate:
         permits: Permits | None = None,
         started_by: Callable[[str], str | None] = lambda session_id: None,
         delegations: Callable[[Sequence[ApprovalDecision]], Awaitable[Stands]] | None = None,
+        starts: Starts | None = None,
     ) -> None:
         self._started_by = started_by
+        self._starts = starts
+        self._name = uuid.uuid4().hex
         self.delegations = delegations
         self.permits = permits
         self.approvals = approvals or ApprovalPolicy()
@@ -466,6 +483,17 @@ class Gate:
         with self._lock:
             self._spent.setdefault(by, True)
 
+    async def is_taken(self, record: CallRecord, run_id: str) -> bool:
+        """Take the start of a call that may run once; True where another process has it: the call may have run there.
+
+        Raises StoreError where that cannot be stored: the call must not run.
+        """
+        by = None if record.phase is CallPhase.SETTLED else let_by(record, run_id)
+        if by is None or self._starts is None or await self._starts.take(by, f"{self._name}/{os.getpid()}"):
+            return False
+        self.began_elsewhere(by)
+        return True
+
     @contextlib.contextmanager
     def once(self, record: CallRecord, run_id: str = "") -> Iterator[bool]:
         """For hosts that cannot store a record as started: True for the one task that may run the call.
@@ -518,11 +546,20 @@ class Gate:
             keep(record := asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock()))
             return record
         keep(record := record.change(phase=CallPhase.STARTED))  # before anything is awaited
-        why = await self.hindrance(record)
-        if why is not None:
-            record = self.void(record, terms, why)
-            keep(record)
+        again = await self.held_again(record, terms)
+        if again is not None:
+            keep(record := again)
         return record
+
+    async def held_again(self, record: CallRecord, terms: Terms) -> CallRecord | None:
+        """A cleared call that must not run after all, waiting again; None where it may run: then its start is taken."""
+        why = await self.hindrance(record)
+        try:
+            if why is None and await self.is_taken(record, terms.run_id):
+                return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
+        except StoreError as error:
+            why = f"it could not be stored that the call starts: {error}"[:300]
+        return None if why is None else self.void(record, terms, why)
 
 
 def _untold(record: CallRecord, decision: ApprovalDecision, why: str) -> str:

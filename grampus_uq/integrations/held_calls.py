@@ -328,15 +328,15 @@ class HeldCalls:
             self.records.keep(slot, settled(self.records[slot], _WENT_ON, is_error=True))
 
     async def void(self, record: CallRecord) -> bool:
-        """Ask the precondition of a call that was just approved: when it fails the call waits again, and True returns.
+        """Return True if a call that was just approved must not run after all, and waits again.
 
         For frameworks that cannot make a call wait any more once it is on its way: `release` asks once more.
         """
         slot = next((s for s, r in self.records.items() if r is record), None)
-        why = None if slot is None else await self.gate.hindrance(record)
-        if slot is None or why is None or record.phase is not CallPhase.CLEARED:
+        again = None if slot is None else await self.gate.held_again(record, self.terms)
+        if slot is None or again is None or record.phase is not CallPhase.CLEARED:
             return False
-        self.records.keep(slot, self.gate.void(record, self.terms, why))
+        self.records.keep(slot, again)
         return True
 
     # -- executing ------------------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -360,11 +361,12 @@ class GuardNodes:
         if len(records) != 1 or records[0] is None or self._asks_again(config, carried, records[0]):
             return None
         by = let_by(records[0], carried.terms.run_id)
-        return None if by is None else self._begun(by)
+        take = functools.partial(self.judge.gate.is_taken, records[0], carried.terms.run_id)
+        return None if by is None else self._begun(by, take)
 
-    def _begun(self, by: str) -> Steps:
+    def _begun(self, by: str, take: Callable[[], Awaitable[bool]]) -> Steps:
         entry = {"began": by, "at": [self._name, os.getpid()]}
-        if any(one.get("began") == by and one != entry for one in (yield from read_log(entry))):
+        if any(one.get("began") == by and one != entry for one in (yield from read_log(entry, take))):
             self.judge.gate.began_elsewhere(by)
 
     def _held(self, carried: Carried, records: Sequence[CallRecord | None]) -> list[Any]:

@@ -22,11 +22,16 @@ second, and an approval that was refused would count.
 """
 
 
-def read_log(entry: Mapping[str, Any]) -> Steps:
-    """Steps checkpointed by earlier attempts at a task; `entry`, of this one, ends them: LangGraph numbers results."""
+def read_log(entry: Mapping[str, Any], first_do: Callable[[], Awaitable[Any]] | None = None) -> Steps:
+    """Steps checkpointed by earlier attempts at a task; `entry`, of this one, ends them: LangGraph numbers results.
+
+    `first_do` is awaited by each attempt before its own entry.
+    """
     log, first = Log(), list[bool]()
 
     async def end() -> Any:
+        if first_do is not None:
+            await first_do()
         first.append(True)
         return entry
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from grampus_uq import ApprovalPolicy, ConfigurationError, ToolEffects, UncertaintyMonitor
 from grampus_uq.gate.clearance import Precondition
-from grampus_uq.gate.gate import Gate, Permits
+from grampus_uq.gate.gate import Gate, Permits, Starts
 
 if TYPE_CHECKING:
     from grampus_uq.records.protocols import ModelClient
@@ -24,6 +24,7 @@ class Settings(TypedDict, total=False):
     approvals: who may decide, how decisions are signed, when requests expire.
     precondition: asked before an approved call runs; a text says why it must not run, and the call is asked again.
     permits: `grampus_uq.runtime.StoredPermits`: calls go ahead unasked as far as answers have earned it.
+    starts: `grampus_uq.runtime.StoredStarts`: of several processes that hold one approval, one starts the call.
     started_by: who started a session, by its id: with `ApprovalPolicy(others_decide=True)` that person does not decide.
     advisory: True stops nothing, and records what would be stopped; None or False: as the monitor does.
     """
@@ -35,6 +36,7 @@ class Settings(TypedDict, total=False):
     approvals: ApprovalPolicy | None
     precondition: Precondition | None
     permits: Permits | None
+    starts: Starts | None
     started_by: Callable[[str], str | None]
     advisory: bool | None
 
@@ -54,6 +56,7 @@ class AdapterSettings:
     approvals: ApprovalPolicy | None = None
     precondition: Precondition | None = None
     permits: Permits | None = None
+    starts: Starts | None = None
     started_by: Callable[[str], str | None] = lambda session_id: None
     advisory: bool | None = None
 
@@ -79,6 +82,7 @@ class AdapterSettings:
             precondition=self.precondition,
             schema_of=schema_of,
             permits=self.permits,
+            starts=self.starts,
             started_by=self.started_by,
         )
 

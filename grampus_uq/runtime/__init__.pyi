@@ -16,6 +16,7 @@ from .stored_permits import StoredPermits as StoredPermits
 from .stored_permits import close_permit as close_permit
 from .stored_permits import grant_permit as grant_permit
 from .stored_permits import stored_permits as stored_permits
+from .stored_starts import StoredStarts as StoredStarts
 from .stores.conformance import check_session_store as check_session_store
 from .stores.memory import MemoryStore as MemoryStore
 from .worker import Worker as Worker

@@ -27,6 +27,7 @@ from grampus_uq.runtime.run_state import AgentState, SessionHead
 from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore, pages
 from grampus_uq.runtime.stored_delegations import DELEGATION
 from grampus_uq.runtime.stored_drills import DRILL, SOURCE
+from grampus_uq.runtime.stored_starts import START
 from grampus_uq.runtime.worker_jobs import DEAD, PARENT, TIMER, WAKES, read_job
 
 _KEPT_AUDIT = "kept_audit"
@@ -45,11 +46,11 @@ async def prune(
     """Remove the sessions that ended more than `older_than_s` seconds ago, and all but the latest `keep`; how many.
 
     Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Audits that were kept
-    are removed once their last entry is older than `audits_older_than_s`. Decisions, drills, grants and jobs that are
-    older than `older_than_s` are removed too, unless a pending request or a live session needs them; permits that
-    expired so long ago, and tickets of others that were counted and are so old. What has not ended is never touched;
-    sub-agents end with their parent, and stay for it until then. Sessions are read in pages: memory
-    grows with the store by 8 bytes a session that ended.
+    are removed once their last entry is older than `audits_older_than_s`. Decisions, drills, starts, grants and jobs
+    that are older than `older_than_s` are removed too, unless a pending request or a live session needs them; permits
+    that expired so long ago, and tickets of others that were counted and are so old. What has not ended is never
+    touched; sub-agents end with their parent, and stay for it until then. Sessions are read in pages: memory grows with
+    the store by 8 bytes a session that ended.
 
     `move_to` is a folder of recordings: each session is written there in full first, with its steps but without the
     readings of a monitor (a `RecordingProcessor` keeps those), and stays in the store where that fails.
@@ -202,7 +203,7 @@ async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> DataE
         await _prune_what_was_asked(store, older_than_s, await _asked(store))
     except DataError as error:
         failure = error
-    for kind in (DRILL, SOURCE):
+    for kind in (DRILL, SOURCE, START):
         async for document in pages(store, kind):
             if document.age_s >= older_than_s:
                 await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])

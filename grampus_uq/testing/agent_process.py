@@ -30,7 +30,7 @@ def _load_factory(reference: str) -> AgentFactory:
     return cast(AgentFactory, getattr(importlib.import_module(module), name))
 
 
-_OFFERS = frozenset({"signing", "forge", "schema", "odd_calls", "mcp", "output_tool", "permits"})
+_OFFERS = frozenset({"signing", "forge", "schema", "odd_calls", "mcp", "output_tool", "permits", "starts"})
 
 
 async def _carry_out(factory: AgentFactory, order: Order) -> None:

@@ -24,14 +24,15 @@ from grampus_uq.records.events import DecisionEvent, Event, StepEvent
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.runtime.stored_permits import StoredPermits
+from grampus_uq.runtime.stored_starts import StoredStarts
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.testing.agent_under_test import AgentUnderTest, Decision
 from grampus_uq.testing.scripted_model import ScriptedModel
 
-_LEDGER = "ledger.jsonl"
+LEDGER = "ledger.jsonl"
 PRECONDITION = "precondition"
 APPROVALS, STARTED_BY = "approvals.json", "started_by.txt"
-PERMITS, DRAW = "sessions.db", "draw.txt"
+PERMITS, DRAW, STARTS = "sessions.db", "draw.txt", "starts.db"
 
 
 class Watch(StrEnum):
@@ -139,6 +140,11 @@ class AgentSetup:
         store = open_store(f"sqlite:///{self.folder / PERMITS}")
         return StoredPermits(store, self.approvals(), draw=lambda: float(file.read_text()))
 
+    def starts(self) -> StoredStarts | None:
+        """Starts in the store `STARTS` of the folder; None where the check made none."""
+        file = self.folder / STARTS
+        return StoredStarts(open_store(f"sqlite:///{file}")) if file.exists() else None
+
     def decide(self, request: ApprovalRequest, decision: Decision) -> ApprovalDecision:
         """A human's decision, signed with the key that the check chose, if there are keys."""
         made = request.decide(
@@ -154,7 +160,7 @@ class AgentSetup:
     def note(self, kind: str, **facts: Any) -> None:
         """Append one line, in one write: lines of several processes do not mix, and a killed one leaves none torn."""
         line = json.dumps({"kind": kind, "pid": os.getpid(), **facts}, default=str) + "\n"
-        file = os.open(self.folder / _LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        file = os.open(self.folder / LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, line.encode())
         finally:
@@ -189,5 +195,5 @@ class _LedgerProcessor:
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
     """The lines so far, in order."""
-    file = folder / _LEDGER
+    file = folder / LEDGER
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import anyio
+
 from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.runtime.stores import open_store
 from grampus_uq.testing.agent_orders import Act
 from grampus_uq.testing.agent_scene import (
     DONE,
@@ -24,7 +28,7 @@ from grampus_uq.testing.agent_scene import (
     sentence,
     waiting,
 )
-from grampus_uq.testing.agent_script import ScriptedTurn, Watch
+from grampus_uq.testing.agent_script import LEDGER, STARTS, ScriptedTurn, Watch
 from grampus_uq.testing.agent_under_test import Ended, Paused, Pending
 
 DEEP = 150
@@ -124,6 +128,37 @@ def _forged(scene: Scene, what: str) -> None:
     scene.forge(script, what)
     scene.tried(script)
     scene.ran(problem=f"the stored {what} was believed")
+
+
+@sentence("Where starts are stored, a state from before an approved call does not run it a second time.", "starts")
+def old_state(scene: Scene) -> None:
+    script = play(UNSURE)
+    scene.folder.mkdir(parents=True)
+    anyio.run(_make_store, scene.folder / STARTS)
+    pending = waiting(scene.run(script))
+    before = {file.name: file.read_bytes() for file in scene.folder.iterdir() if not _stays(file)}
+    ended(scene.resume(script, say("approve", pending)), DONE)
+    for file in scene.folder.iterdir():
+        if not _stays(file):
+            file.unlink()
+    for name, content in before.items():
+        (scene.folder / name).write_bytes(content)
+    again = waiting(scene.resume(script, say("approve", pending)))
+    scene.ran(PAID, problem="the old state ran the call again")
+    require("whether it took effect is unknown" in again.reason, f"its human is not told: {again.reason!r}")
+    ended(scene.resume(script, say("reject", again)), DONE)
+    scene.ran(PAID)
+
+
+def _stays(file: Path) -> bool:
+    """Return True for what is no state of the framework."""
+    return file.name.startswith((LEDGER, STARTS)) or file.is_dir()
+
+
+async def _make_store(path: Path) -> None:
+    store = open_store(f"sqlite:///{path}", create=True)
+    await store.now()
+    await store.aclose()
 
 
 @sentence("Of two identical parallel calls, one approval runs one.", "parallel", "twins")

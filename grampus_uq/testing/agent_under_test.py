@@ -94,7 +94,7 @@ class AgentUnderTest(Protocol):
     writes into its stored state, as one who has no key: "call", another call in the place of the one that waits,
     "phase", that it was cleared, or "belief", that all is certain), "schema" (edits are held against it), "odd_calls"
     (deep arguments, no ids), "mcp" (a tool `mcp_pay`), "output_tool" (a tool `final_pay`), "permits" (its gate asks
-    `AgentSetup.permits`, and its decisions are made by `AgentSetup.decide`).
+    `AgentSetup.permits`, and its decisions are made by `AgentSetup.decide`), "starts" (it takes `AgentSetup.starts`).
     """
 
     lacks: Mapping[str, str]

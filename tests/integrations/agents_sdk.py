@@ -167,7 +167,7 @@ class Guarded:
     """The agent behind an `UncertaintyGuard`; a paused run is the text of `guard.pause`, in a file."""
 
     lacks: Mapping[str, str] = {"no_ids": "the SDK ends such a run"}
-    offers = ("signing", "forge", "schema", "odd_calls", "permits", "mcp", "output_tool")
+    offers = ("signing", "forge", "schema", "odd_calls", "permits", "starts", "mcp", "output_tool")
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
@@ -180,6 +180,7 @@ class Guarded:
             approvals=setup.approvals(),
             started_by=setup.started_by,
             permits=setup.permits(),
+            starts=setup.starts(),
             precondition=setup.precondition,
         )  # fmt: skip
         asks = "never" if self._guard is None else self._guard.mcp_approval

@@ -32,7 +32,7 @@ class ChainAgent:
     """An agent of `create_agent` with the middleware."""
 
     lacks: Mapping[str, str] = {"output_tool": NO_OUTPUT_TOOLS}
-    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "permits", "mcp")
+    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "permits", "starts", "mcp")
 
     def __init__(self, setup: AgentSetup, checkpointer: Any) -> None:
         self.setup = setup
@@ -58,6 +58,7 @@ class ChainAgent:
                 approvals=self.setup.approvals(),
                 started_by=self.setup.started_by,
                 permits=self.setup.permits(),
+                starts=self.setup.starts(),
                 precondition=self.setup.precondition,
                 advisory=self.setup.watch is Watch.ADVISORY,
             )

@@ -165,7 +165,7 @@ class GraphAgent:
     """A graph whose agent calls a model and whose tools are guarded."""
 
     lacks: Mapping[str, str] = {"output_tool": NO_OUTPUT_TOOLS}
-    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "permits", "mcp")
+    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "permits", "starts", "mcp")
 
     def __init__(self, setup: AgentSetup, checkpointer: Any) -> None:
         self.setup = setup
@@ -211,6 +211,7 @@ class GraphAgent:
             approvals=self.setup.approvals(),
             started_by=self.setup.started_by,
             permits=self.setup.permits(),
+            starts=self.setup.starts(),
             precondition=self.setup.precondition,
             advisory=self.setup.watch is Watch.ADVISORY,
         )
@@ -280,6 +281,7 @@ class EdgesAgent(GraphAgent):
             approvals=self.setup.approvals(),
             started_by=self.setup.started_by,
             permits=self.setup.permits(),
+            starts=self.setup.starts(),
             precondition=self.setup.precondition,
             advisory=self.setup.watch is Watch.ADVISORY,
         ).attach(builder, tools="my_tools", conditional_edges=True)

@@ -122,7 +122,7 @@ class Guarded:
     """The agent with an `UncertaintyCapability`; a paused run is its history, in a file."""
 
     lacks: Mapping[str, str] = {}
-    offers = ("signing", "forge", "schema", "odd_calls", "permits", "mcp", "output_tool")
+    offers = ("signing", "forge", "schema", "odd_calls", "permits", "starts", "mcp", "output_tool")
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
@@ -136,6 +136,7 @@ class Guarded:
                 approvals=setup.approvals(),
                 started_by=setup.started_by,
                 permits=setup.permits(),
+                starts=setup.starts(),
                 precondition=setup.precondition,
             )
         ]  # fmt: skip

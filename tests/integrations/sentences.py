@@ -13,13 +13,13 @@ import pytest
 from grampus_uq.testing import SENTENCES
 
 HARD = {"approved_elsewhere", "other_arguments_refused", "parallel_calls", "sub_agent", "wrong_key", "forged_phase"}
-HARD |= {"permit_closed"}
+HARD |= {"permit_closed", "old_state"}
 BY_DEFAULT = {"AgentRunner", "LangGraph", "MCP proxy"}
 """One for each way in which a call is held: by the agent's own loop, by the stored state of a framework, on the wire.
 
 A process that imports its framework costs as much as ten sentences, and `pytest -m slow` has one for each adapter.
 """
-OFFERED = {"signing", "forge", "schema", "odd_calls", "mcp", "output_tool", "permits"}
+OFFERED = {"signing", "forge", "schema", "odd_calls", "mcp", "output_tool", "permits", "starts"}
 """What a harness is asked for only when it offers it."""
 KNOWN_FALSE: dict[str, dict[str, str]] = {}
 """What the page says "no" to: adapter, sentence, and why."""

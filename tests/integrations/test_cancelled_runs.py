@@ -53,7 +53,8 @@ class Model(BaseChatModel):
 class Run:
     """A thread in which approved payments are cancelled."""
 
-    def __init__(self, kind: str, payments: int) -> None:
+    def __init__(self, kind: str, payments: int, **settings: Any) -> None:
+        self._settings = settings
         self.paid: list[int] = []
         self.begun = asyncio.Event()
         self.broken = False
@@ -79,7 +80,7 @@ class Run:
         monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
         self.app: Any
         if self._kind == "langchain":
-            middleware: Any = [UncertaintyMiddleware(monitor)]
+            middleware: Any = [UncertaintyMiddleware(monitor, **self._settings)]
             self.app = create_agent(model, [pay], middleware=middleware, checkpointer=self._saver)
             return
 
@@ -89,7 +90,7 @@ class Run:
         builder = StateGraph(MessagesState)
         builder.add_node("agent", agent)
         builder.add_edge(START, "agent")
-        own, guard = self._kind.startswith("own"), uncertainty_guard(monitor)
+        own, guard = self._kind.startswith("own"), uncertainty_guard(monitor, **self._settings)
         node = guard.tool_node([pay])
 
         async def tools(state: MessagesState, config: RunnableConfig) -> Any:

@@ -1,0 +1,46 @@
+"""Which process started an approved call: one document a start, made by the first that asks, and never changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Final
+
+import anyio
+
+from grampus_uq.errors import SessionConflictError, StoreError
+from grampus_uq.runtime.store import SessionStore
+
+START: Final = "start"
+_LIMIT_S: Final = 10.0
+
+
+class StoredStarts:
+    """Lets each approval or permit start a call once, over all processes that share the store.
+
+    For adapters, whose frameworks keep the state and compare nothing when they write. A call that another process
+    started, or this one before it was restarted, waits for a human again under the rule `unknown_outcome`.
+
+    Whoever can write the store can delete a start: an old state of the framework then runs its call once more.
+
+    Args:
+        store: shared by all processes that may resume a run. `grampus-uq prune` removes old starts.
+    """
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+
+    async def take(self, by: str, owner: str) -> bool:
+        """Return True if this start, known as `by`, is this owner's; the first to ask has it.
+
+        Raises StoreError where the store does not say so within 10 s.
+        """
+        key = hashlib.sha256(by.encode("utf-8", "surrogatepass")).hexdigest()
+        with anyio.move_on_after(_LIMIT_S):
+            try:
+                await self._store.put(START, key, json.dumps(owner), expected=0)
+            except SessionConflictError:
+                found = await self._store.get(START, key)
+                return found is not None and found.body == json.dumps(owner)
+            return True
+        raise StoreError(f"the store did not answer within {_LIMIT_S:g} s")
