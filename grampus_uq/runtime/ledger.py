@@ -374,14 +374,22 @@ class Ledger:
         return await closings(self.store, call, shown.agent_id, closing_words(decision))
 
     async def _woken_by(self, request: str) -> list[Job]:
-        """The sessions that a decision on this request wakes; a session of an older release is found by looking."""
+        """The sessions that a decision on this request wakes; one of an older release, or whose parent does not know of
+        the request yet, is found by looking."""
         found = [read_job(document.body) for document in await self.store.children(WAKES, [request])]
         jobs = [job for job in found if job is not None and not job.attended]
         if not found:
             waiting = await self.pending(containing=unquote(request))
             asking = [one for one in waiting if unquote(request) in {asked.id for asked in one.requests}]
-            jobs = [Job(agent_id=one.agent_id, session_id=one.session_id) for one in asking]
+            jobs = [await self._uppermost(Job(agent_id=one.agent_id, session_id=one.session_id)) for one in asking]
         return jobs
+
+    async def _uppermost(self, job: Job) -> Job:
+        """The job of the session on top, where this store has it: a sub-agent asks before those above know of it."""
+        found = await self.store.get("session", session_key(job.agent_id, job.session_id))
+        above = None if found is None else _named(self.head(found)[0].metadata.parent_session)
+        there = above and await self.store.get("session", session_key(above.agent_id, above.session_id))
+        return job if above is None or there is None else above
 
     async def decisions(self, request_ids: Sequence[str]) -> dict[str, list[Arrived]]:
         """The stored decisions on each request with their arrival by the store's clock, without unreadable ones."""

@@ -31,11 +31,13 @@ from grampus_uq.errors import ApprovalError, SessionError
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.records.vocabulary import AgentStatus, Role
+from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import oldest_pending
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.stopping import order_stop
-from grampus_uq.runtime.store import Delete
+from grampus_uq.runtime.store import Change, Delete
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker_jobs import take
 from grampus_uq.testing import ScriptedModel, answer
 from tests.runtime.agents import AGENT, SEND_ONE, World, mail, runner, scripted
 from tests.sampling import examples
@@ -273,3 +275,36 @@ def test_what_a_sub_agent_of_a_discarded_branch_executed_is_listed_and_never_rep
         assert len(world.sent) == 1
 
     anyio.run(run)
+
+
+class Hasty(MemoryStore):
+    """A human decides about each request as soon as the list shows it, between two writes of the run."""
+
+    decided: set[str] | None = None
+
+    async def write(self, *changes: Change) -> float:
+        written = await super().write(*changes)
+        decided, self.decided = self.decided, None  # what the human writes is no write of the run
+        if decided is not None:
+            ledger = Ledger(self)
+            for session in await ledger.pending():
+                for request in [one for one in session.requests if one.child_session is None]:
+                    if request.id not in decided:
+                        decided.add(request.id)
+                        await ledger.decide(request.decide("approve", principal="ann"))
+            self.decided = decided
+        return written
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_an_approval_given_before_the_parent_knows_of_the_request_wakes_the_parent(depth: int) -> None:
+    """Workers serve the agent on top: a job of the sub-agent's own session would wait for ever."""
+    world, store = World(), Hasty()
+    boss, top = chain(world, store, depth)[-1], AgentDefinition(name=f"agent {depth}", model="m")
+    store.decided = set()
+    result = await boss.run(top, "mail bob", session_id="s")
+    store.decided = None
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert [one.job.session_id for one in await take(store, [top.name], 9, 1.0)] == ["s"]
+    await boss.resume(top.name, "s")
+    assert world.sent == [("bob", "hi")]
