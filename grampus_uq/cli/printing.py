@@ -12,15 +12,14 @@ from typing import Any
 import click
 
 from grampus_uq.errors import DataError
-from grampus_uq.records.visible_text import without_controls
+from grampus_uq.records.visible_text import visible
 
 _GOES_ON = "    > "
 
 
 def one_line(value: object) -> str:
-    """A value as a cell of a table: on one line, without control characters, which terminals obey; None is empty."""
-    text = f"{value:.3f}" if isinstance(value, float) else "" if value is None else str(value)
-    return without_controls(text)
+    """A value as a cell of a table: on one line, with escapes for all that hides or imitates; None is empty."""
+    return visible(f"{value:.3f}" if isinstance(value, float) else "" if value is None else str(value))
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 
 from grampus_uq.errors import StoreError
-from grampus_uq.runtime.asked_rows import ASKED
+from grampus_uq.runtime.asked_rows import ASKED, row_key
 from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import requests_of
@@ -30,20 +30,23 @@ class Arrivals:
     """Looks at one store; what waited at the first look is no news."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, None] | None = None
+        self._rows: set[str] | None = None
+        self._followed: set[str] = set()  # rows that were listed; a run that has other calls to make first is not yet
         self._drills: set[str] = set()
 
     async def look(self, store: SessionStore) -> bool:
         """True if something began to wait since the last look; raises StoreError."""
         now_s, before = await store.now(), self._rows
         rows = await store.scan(ASKED, after=stamp(now_s - _LATE_S), limit=_MOST)
-        new = [row for row in rows if row.key not in (before or {})]
+        keys = {row.key for row in rows}
         drills = StoredDrills(store)
-        asked = await requests_of(Ledger(store), new) if await drills.plan() is not None else []
-        shown = {one.id for one in await drills.mixed([card(request) for request in asked], now_s)}
+        waiting = [row for row in rows if row.key not in self._followed] if await drills.plan() is not None else []
+        asked = await requests_of(Ledger(store), waiting)
+        shown = {one.id for one in await drills.mixed([card(one) for one in asked], now_s, unlisted=True)}
         shown -= {request.id for request in asked}
-        fresh = bool(new) or bool(shown - self._drills)
-        self._rows, self._drills = dict.fromkeys(row.key for row in rows), shown
+        fresh = bool(keys - (before or set())) or bool(shown - self._drills)
+        listed = {row_key(one.id, one.created_s) for one in asked}
+        self._rows, self._drills, self._followed = keys, shown, (self._followed | listed) & keys
         return fresh and before is not None
 
     async def run(self, store: SessionStore) -> None:

@@ -91,8 +91,7 @@ async def _prepare(visit: Visit) -> Response:
         {
             "decisions": [decision.model_dump_json() for (_, decision), _ in given],
             "texts": texts,
-            "rp": visit.inbox.settings.rp_id,
-            "keys": [key.id for key in visit.person.passkeys],
+            **visit.passkeys(),
         }
     )
 

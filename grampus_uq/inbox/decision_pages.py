@@ -85,8 +85,7 @@ async def _prepare(visit: Visit) -> Response:
         {
             "decision": decision.model_dump_json(),
             "text": text,
-            "rp": visit.inbox.settings.rp_id,
-            "keys": [key.id for key in visit.person.passkeys],
+            **visit.passkeys(),
             "changes": changes(one.card.arguments, decision.arguments),
         }
     )
@@ -152,9 +151,10 @@ async def wished(visit: Visit, one: OpenRequest | Drill, wish: Wish) -> Decision
             raise ApprovalError("The tool's arguments changed since the form was opened. Open the request again.")
         given["arguments"] = edited(form, one.card.arguments, wish.fields.texts)
     if isinstance(one, Drill):
-        return one.answered(wish.kind, **given)
+        return one.answered(wish.kind, **given).model_copy(update={"answered_s": visit.now_s})
     place = await in_place_of(visit, one.card, one.standing)
-    return one.request.decide(wish.kind, never=wish.never, delegation=place, **given)
+    decision = one.request.decide(wish.kind, never=wish.never, delegation=place, **given)
+    return decision.model_copy(update={"decided_s": visit.now_s})  # by the store's clock, as all that is checked
 
 
 def _edited(text: str) -> dict[str, Any]:

@@ -129,10 +129,7 @@ async def _prepare(visit: Visit) -> Response:
         {
             "delegation": given.model_dump_json(),
             "token": await visit.token("delegation", text),
-            "text": text,
-            "rp": visit.inbox.settings.rp_id,
-            "keys": [key.id for key in visit.person.passkeys],
-            "told": _in_words(given),
+            **visit.to_sign(text, _in_words(given)),
         }
     )
 

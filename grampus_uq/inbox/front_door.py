@@ -110,7 +110,7 @@ class FrontDoor:
         probed = scope["method"] in _READS and path == HEALTH.encode()  # by an address of its own
         if hosts != [self._settings.host.encode()] and not probed:
             raise _RefusedError(421, f"This inbox is at {self._settings.origin} only.")
-        if not _PATH.fullmatch(path) or _ODD.search(path) or len(path) > _MAX_QUERY:
+        if not _PATH.fullmatch(path) or _ODD.search(path) or len(path) > _MAX_QUERY or b"%00" in scope["query_string"]:
             raise _RefusedError(400, "No such path.")
         if len(scope["query_string"]) > _MAX_QUERY:
             raise _RefusedError(414, "The address is too long.")

@@ -50,7 +50,7 @@ class Notices:
                 try:
                     if await self._arrivals.look(store):
                         now_s = await store.now()
-                        drills = await StoredDrills(store).mixed([], now_s)  # they count as in the list
+                        drills = await StoredDrills(store).mixed([], now_s, unlisted=True)  # as in the list's count
                         waiting = min(await count_pending(store, _MOST) + len(drills), _MOST)
                         await self._tell(client, waiting, now_s)
                 except StoreError as error:

@@ -155,11 +155,13 @@ class People:
             last = await self._store.get(_REGISTRATION, _REGISTRATION)
             count = Put(kind=_REGISTRATION, key=_REGISTRATION, body="{}", expected=0 if last is None else last.version)
             used, put, person = await self._registered(token, passkey)
+            less = {"made": person.role is not Role.DECIDE, "given": not person.role.covers(Role.DEPUTY)}
+            if put.expected:  # first: who dies in between has taken away too much, and not too little
+                await self._revoke(person.name, **less)
             with suppress(SessionConflictError):
                 await self._store.write(used, put, count)
                 if put.expected:
-                    made, given = person.role is not Role.DECIDE, not person.role.covers(Role.DEPUTY)
-                    await self._revoke(person.name, made=made, given=given)
+                    await self._revoke(person.name, **less)  # what was made meanwhile
                 return person
         raise ApprovalError("Too many people are registering right now. Try again.")
 

@@ -154,10 +154,7 @@ async def _prepare(visit: Visit) -> Response:
             "permit": permit.model_dump_json(),
             "narrows": wish.narrows,
             "token": await visit.token("permit", text, wish.narrows or ""),
-            "text": text,
-            "rp": visit.inbox.settings.rp_id,
-            "keys": [key.id for key in visit.person.passkeys],
-            "told": told,
+            **visit.to_sign(text, told),
         }
     )
 

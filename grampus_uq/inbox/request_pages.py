@@ -90,7 +90,7 @@ async def listed(inbox: Inbox, after: str | None = None) -> tuple[list[ListedRow
 async def how_many(inbox: Inbox) -> int:
     """The number listed, up to one more than are counted."""
     store = inbox.ledger.store
-    drills = await StoredDrills(store).mixed([], await store.now())
+    drills = await StoredDrills(store).mixed([], await store.now(), unlisted=True)
     return await count_pending(store, MOST_COUNTED + 1) + len(drills)
 
 

@@ -95,6 +95,14 @@ class Visit:
         """A proof that only this server can make: that this very session was given these texts."""
         return await self.inbox.people.mac(what, self.request.cookies[self.inbox.settings.cookie], *parts)
 
+    def passkeys(self) -> dict[str, Any]:
+        """What a browser needs to have one of this person's passkeys sign."""
+        return {"rp": self.inbox.settings.rp_id, "keys": [key.id for key in self.person.passkeys]}
+
+    def to_sign(self, text: str, told: Mapping[str, str]) -> dict[str, Any]:
+        """A text to be signed and, as a page shows it, what it says."""
+        return {"text": text, "told": {name: visible(said) for name, said in told.items()}, **self.passkeys()}
+
     def signed(self, text: bytes, said: Assertion) -> bool:
         """Return True for a signature by one of this person's passkeys on exactly this text."""
         passkey = next((key for key in self.person.passkeys if key.id == said.id), None)

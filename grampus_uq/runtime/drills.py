@@ -117,7 +117,8 @@ class Drill(BaseModel):
     """One drill: the card that is shown, what was changed in it, and the answer once there is one.
 
     `was` are the arguments that were approved. `source` is the digest of the request that they are from, `parameters`
-    the schema of its tool, so that an edit is refused as on a request. `answered_s` is by the store's clock, `waiting`
+    the schema of its tool, so that an edit is refused as on a request. It is listed `late_s` after it was asked, as the
+    request before it was, whose run had other calls to make first. `answered_s` is by the store's clock, `waiting`
     the length of the queue at the answer.
     """
 
@@ -128,10 +129,16 @@ class Drill(BaseModel):
     change: Change
     was: dict[str, JsonValue]
     source: str
+    late_s: float = 0.0
     parameters: dict[str, JsonValue] | None = None
     answer: DrillAnswer | None = None
     answered_s: float = 0.0
     waiting: int = 0
+
+    @property
+    def listed_s(self) -> float:
+        """When it can be seen and decided."""
+        return self.card.created_s + self.late_s
 
     def answered(self, kind: ApprovalKind | str, *, principal: str, **given: Any) -> DrillAnswer:
         """An unsigned answer to this drill; refused where a decision on a request would be."""

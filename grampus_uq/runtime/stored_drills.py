@@ -26,7 +26,7 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
 from grampus_uq.runtime.begun_with import parameters_of
 from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.drills import Drill, DrillAnswer, DrillPlan, drafts
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, pages, parsed
 
 DRILL: Final = "drill"
@@ -34,6 +34,7 @@ SOURCE: Final = "drill-source"
 _PLAN: Final = "drill-plan"
 _SOURCES: Final = 200
 _SHORTEST_ID: Final = 8
+_LATEST_S: Final = 120.0
 _Source = tuple[Card, dict[str, Any] | None]
 _log = logging.getLogger(__name__)
 
@@ -73,10 +74,13 @@ class StoredDrills:
 
     # -- mixed in -------------------------------------------------------------------------------------------------
 
-    async def mixed(self, cards: Sequence[Card], now_s: float, agent_id: str | None = None) -> list[Card]:
+    async def mixed(
+        self, cards: Sequence[Card], now_s: float, agent_id: str | None = None, *, unlisted: bool = False
+    ) -> list[Card]:
         """The pending requests with the drills among them, oldest first; without drills where they are off.
 
-        Makes the drills that are to follow these requests. A drill appears at its time, as a request does.
+        Makes the drills that are to follow these requests. A drill appears at its time, as a request does: it is
+        counted as soon as it was asked (`unlisted`), and listed when its run would wait for the answer.
         """
         shown = list(cards)
         try:
@@ -91,9 +95,10 @@ class StoredDrills:
             drill = _readable(document)
             if drill is None:
                 continue
+            since_s = drill.card.created_s if unlisted else drill.listed_s
             if drill.card.expired(now_s):
                 await self._closed(document, drill, "expired")
-            elif drill.card.created_s <= now_s and agent_id in (None, drill.card.agent_id):
+            elif since_s <= now_s and agent_id in (None, drill.card.agent_id):
                 shown.append(drill.card)
         return sorted(shown, key=lambda card: card.created_s)
 
@@ -112,10 +117,12 @@ class StoredDrills:
             return
         sources, parameters = await self._sources(plan, asked, now_s)
         found = drafts(plan, sources, asked, self._rng, now_s=now_s)
+        session = await self._store.get("session", session_key(asked.agent_id, asked.session_id))
+        late_s = 0.0 if session is None else min(max(0.0, session.written_s - asked.created_s), _LATEST_S)
         # in a thread: long transcripts take tenths of a second
         while (drill := await anyio.to_thread.run_sync(next, found, None)) is not None:
             served = Put(kind=SOURCE, key=drill.source, body="{}", expected=0)
-            drill = drill.model_copy(update={"parameters": parameters})
+            drill = drill.model_copy(update={"parameters": parameters, "late_s": late_s})
             if await self._stored(key, drill.model_dump_json(), "open", served):
                 return
         await self._stored(key, "{}", "none")
@@ -165,7 +172,7 @@ class StoredDrills:
         found = [
             drill
             for document in await self._store.scan(DRILL, label="open", prefix=drill_id, limit=2)
-            if (drill := _readable(document)) is not None and drill.card.created_s <= now_s
+            if (drill := _readable(document)) is not None and drill.listed_s <= now_s
         ]
         if len(found) > 1:
             raise SessionError(f"2 pending requests have an id beginning with {drill_id!r:.40}.")

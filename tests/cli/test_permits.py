@@ -21,6 +21,7 @@ from grampus_uq.gate.permits import Permit
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.gate.signatures import PublicKeys, write_key
 from grampus_uq.records.values import ToolCall
+from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.stores import open_store
 from tests.runtime.test_stored_permits import Office
 
@@ -58,6 +59,17 @@ def work(url: str, answers: int, first: int = 0) -> None:
         await store.aclose()
 
     anyio.run(run)
+
+
+def test_no_command_hides_what_a_permit_is_about(url: str) -> None:
+    scope = ["--tool", "refund\u3164", "--where", 'to=in:["p\u0430ypal"]', "--as", "\ufe0fann"]
+    said = [invoke("grant", "--store", url, *scope).stdout, invoke("list", "--store", url).stdout]
+    permit = json.loads(invoke("list", "--store", url, "--json").stdout)[0]["permit"]["id"]
+    said.append(invoke("show", permit, "--store", url).stdout)
+    for text in said:
+        assert "refund\\u3164" in text
+        assert "p\\u0430ypal" in text
+        assert visible(text, keep="\n\t") == text
 
 
 def test_so_many_right_answers_as_are_said_to_be_missing_earn_the_first_permission_and_no_fewer(url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores._thread import _IN_THREAD
+from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.testing import answer
 from tests.gate.test_webauthn import url64
@@ -329,6 +331,33 @@ async def test_a_decision_that_was_changed_after_it_was_signed_is_not_stored(
     answered = await signed(ann, request.id, said, card["seen"], decision=other)
     assert answered.status_code == 409
     await nothing_was_decided(desk, request)
+
+
+async def test_a_page_of_what_expired_does_not_say_that_it_was_approved(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    desk = Desk(store, required=2)
+    desk.policy |= {"required": 2, "expires_s": 60.0}
+    ann = await someone(desk.app, store)
+    await someone(desk.app, store, "bob")
+    request = await desk.pause()
+    assert (await decide(ann, request.id)).status_code == 200
+    monkeypatch.setattr(store, "_now", lambda: time.time() + 61.0)
+    page = await ann.get(f"/requests/{request.id}")
+    assert (page.status_code, "was decided" in page.text) == (404, False)
+    assert "which of them counted" in page.text
+
+
+@pytest.mark.parametrize("ahead_s", [-4_000.0, 4_000.0])
+async def test_a_machine_whose_clock_differs_from_the_stores_decides_all_the_same(
+    ahead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times are the store's alone: a decision is not late because the inbox runs on another machine."""
+    store = MemoryStore()
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause()
+    monkeypatch.setattr(store, "_now", lambda: time.time() + ahead_s)
+    assert (await decide(ann, request.id)).status_code == 200
 
 
 @pytest.mark.parametrize("own", [{"principal": "bob"}, {"decided_s": 0.0}, {"decided_s": 9e12}, {}], ids=str)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from grampus_uq.errors import StoreError
 from grampus_uq.gate.delegations import Delegation
 from grampus_uq.gate.requests import ApprovalDecision
 from grampus_uq.gate.signatures import Ed25519Signer
@@ -18,6 +19,7 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_delegations import delegate, stored_delegations
 from grampus_uq.runtime.stored_drills import DRILL
+from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.gate.test_webauthn import url64
 from tests.inbox.browser import Browser, someone
 from tests.inbox.test_decisions import HOSTILE, Desk, decide, prepared, shown, signed
@@ -218,6 +220,33 @@ async def test_who_does_not_decide_delegates_nothing_and_nobody_to_who_is_no_dep
     foreign = await office.ann.client.post(f"/delegations/{given.id}/revoke", data={"csrf": office.bob.csrf})
     assert foreign.status_code == 403
     assert [one.why_not for one in await stored_delegations(store)] == [None]
+
+
+class Dying(MemoryStore):
+    """Writes so many times more, where that is said."""
+
+    left = 1_000
+
+    async def write(self, *changes: Any) -> float:
+        if self.left == 0:
+            raise StoreError("gone")
+        self.left -= 1
+        return await super().write(*changes)
+
+
+@pytest.mark.parametrize("writes", range(5))
+async def test_a_registration_that_dies_midway_leaves_no_delegation_of_who_decides_no_more(writes: int) -> None:
+    store = Dying()
+    office = Office(store)
+    await office.begin()
+    await delegated(office.ann)
+    token = await People(store).invite("ann", Role.LOOK)
+    store.left = writes
+    await Browser(office.app).register(token)
+    ann = await People(store).find("ann")
+    assert ann is not None
+    (given,) = await stored_delegations(store)
+    assert ann.role is Role.DECIDE or given.why_not == "was revoked"
 
 
 async def test_where_two_must_agree_a_deputy_is_not_a_second_person(store: SessionStore) -> None:

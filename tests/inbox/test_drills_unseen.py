@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from grampus_uq.inbox.arrivals import Arrivals
 from grampus_uq.inbox.inbox_app import News, inbox_app
 from grampus_uq.inbox.request_pages import listed
 from grampus_uq.inbox.reviewer_pages import SECTIONS
+from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.drills import Drill, sealed_card
 from grampus_uq.runtime.health import health_in_words, store_health
@@ -26,6 +28,7 @@ from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_decisions import open_request
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
 from grampus_uq.runtime.stored_permits import stored_permits
+from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.inbox.browser import SETTINGS, someone
 from tests.inbox.test_decisions import Desk, decide
@@ -260,6 +263,49 @@ async def test_what_expired_leaves_the_list_the_count_and_the_page_at_once_eithe
         await world.store.aclose()
     assert told[0] == told[1]
     assert told[0][0] != told[0][1]
+
+
+async def test_a_drill_is_counted_before_it_is_listed_where_the_request_before_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A turn may propose another call beside the one that waits: that runs first, and the list does not know yet."""
+    store, passed_s = MemoryStore(), 0.0
+    monkeypatch.setattr(store, "_now", lambda: time.time() + passed_s)
+    world = World(store)
+    await world.begin()
+    seen = dict[str, list[tuple[str, int]]]()
+
+    async def look_on(kind: str) -> None:
+        count, _ = await count_and_title(world)
+        seen.setdefault(kind, []).append((count, (await world.ann.get("/requests")).text.count("data-row")))
+
+    class Slow(FunctionTools):
+        async def execute(self, call: ToolCall, /, *, idempotency_key: str = "") -> Any:
+            nonlocal passed_s
+            await world.arrivals.look(store)
+            await look_on("request")
+            passed_s += 7.0
+            return await world.desk.world.tools().execute(call, idempotency_key=idempotency_key)
+
+    turns = [answer("I look and mail.", tool_calls=[look("a", "zoe"), mail("c", "zoe")]), answer("Done.")]
+    given: dict[str, Any] = {"approvals": world.desk.approvals, "store": store}
+    tools = Slow(*world.desk.world.tools()._tools.values())
+    agent = AgentRunner(scripted(turns), tools, uncertainty_monitor=UncertaintyMonitor(), **given)
+    (asked,) = (await agent.run(AGENT, "mail zoe", session_id="case-104")).pending
+    await look_on("request")
+    secret = next(s for n in range(1_000) if plan(0.5, secret=(s := f"{n:032d}")).follows(asked.id))
+    await StoredDrills(store).switch_on(plan(0.5, [RULE], secret=secret))
+    await world.arrivals.look(store)
+    drills = [Drill.model_validate_json(one.body) for one in await store.scan(DRILL, label="open")]
+    (drill,) = [one for one in drills if one.card.id == plan(0.5, secret=secret).drill_id(asked.id)]
+    for wait_s in (1.0, 8.0):
+        passed_s = drill.card.created_s + wait_s - time.time()
+        await look_on("drill")
+        listed_now = (await world.ann.get(f"/requests/{drill.card.id}")).status_code
+        assert listed_now == (404 if wait_s == 1.0 else 200)
+    (before, rows), after = seen["request"]
+    assert after == (before, rows + 1)
+    assert seen["drill"] == [(str(int(before) + 1), rows + 1), (str(int(before) + 1), rows + 2)]
 
 
 async def test_the_page_of_a_permit_says_the_same_whatever_arrived(tmp_path: Path) -> None:

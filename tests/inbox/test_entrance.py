@@ -235,6 +235,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], int]] = [
     ("GET", "/static/.inbox.js", {}, 400),
     ("GET", "/static/inbox.js%00", {}, 400),
     ("GET", "/static/people.py", {}, 404),
+    ("GET", "/requests?after=%00", {}, 400),
     ("GET", "/sign-in?" + "a" * 2_000, {}, 414),
     ("PUT", "/sign-in", {}, 405),
     ("DELETE", "/sign-in", {}, 405),

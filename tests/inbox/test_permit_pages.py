@@ -17,6 +17,7 @@ from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.gate.signatures import PublicKeys
 from grampus_uq.inbox.people import People, Role, keys_of
 from grampus_uq.inbox.permit_pages import evidence_of
+from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.store import Document, Put, SessionStore
 from grampus_uq.runtime.stored_permits import Standing, close_permit, grant_permit, stored_permits
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -246,6 +247,24 @@ async def test_nothing_in_a_permit_becomes_part_of_the_page(store: SessionStore,
         assert "<img" not in page
         assert not re.search(r"<[^>]+\son\w+\s*=", page)
         assert not any(character in page for character in "\u202e\u200b\u0430\x00\x1b")
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+async def test_what_is_read_before_signing_hides_and_imitates_nothing(text: str) -> None:
+    text, store = text.replace("\ud800", ""), MemoryStore()
+    app = made(store)
+    ann = await someone(app, store)
+    await someone(app, store, "dan", Role.DEPUTY)
+    condition = f"{text.replace('=', '')}=in:{json.dumps([text], ensure_ascii=False)}"
+    wishes = {
+        "/permits/prepare": {"tool": text, "agent": text, "conditions": [condition], "at_most": 2.0},
+        "/delegations/prepare": {"deputy": "dan", "tools": [text], "hours": 1},
+    }
+    for path, wish in wishes.items():
+        answered = await ann.send(path, wish)
+        said = answered.json()
+        assert answered.status_code == 200, said
+        assert {name: visible(told) for name, told in said["told"].items()} == said["told"]
 
 
 async def test_a_log_that_does_not_give_the_state_is_said(store: SessionStore) -> None:

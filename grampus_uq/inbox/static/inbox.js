@@ -467,7 +467,7 @@ function signing(form) {
     const rows = Object.entries(prepared.told).flatMap(([name, text]) => [
       Object.assign(document.createElement("dt"), { textContent: name }), Object.assign(document.createElement("dd"), { textContent: text })]);
     one("dl", promise).replaceChildren(...rows);
-    one("pre", promise).textContent = prepared.text;
+    one("pre", promise).textContent = prepared.text.replace(/[^\n -~]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`);
     toggle(true);
   }));
   back.addEventListener("click", () => toggle(false));
