@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, print_result, refuse_none
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_result, refuse_none
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.fit.streams import finished_in_recordings
@@ -71,14 +71,15 @@ def feed(
     async def work(store: SessionStore) -> Sequence[WatchStatus]:
         nonlocal n_runs
         watch = CalibrationWatch(store, detector, level=level, acting=not advisory)
-        for run in finished_in_recordings(list(paths), loaded):
+        for run in finished_in_recordings(list(paths), loaded, on_refused=refuse):
             n_runs += 1
             await watch.finished(FinishedRun(**asdict(run)))
         return await watch.statuses()
 
-    statuses = with_store(url, work, create=True)
-    refuse_none(n_runs, paths, "finished run")
-    _report(statuses, as_json, check)
+    with naming_refused() as refuse:
+        statuses = with_store(url, work, create=True)
+        refuse_none(n_runs, paths, "finished run")
+        _report(statuses, as_json, check)
 
 
 @command.command()

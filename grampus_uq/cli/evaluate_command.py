@@ -109,9 +109,9 @@ def _profile(path: str | None) -> Profile | None:
 
 def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
     """Measured probabilities first; for the other censored runs those of a model that sees no forecast."""
+    measured = _measured(path, set(runs.ids)) if path is not None else {}
     if mode != "exact" or not runs.censored.any():
         return Censoring(mode=mode)  # type: ignore[arg-type]  # click's Choice has checked it
-    measured = _measured(path, set(runs.ids)) if path is not None else {}
     model = plug_in(runs)
     guessed = sum(name not in measured for name in model.q)
     notes = [f"q: {len(model.q) - guessed} measured, {guessed} from a model that uses no forecast."]

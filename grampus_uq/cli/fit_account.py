@@ -16,7 +16,7 @@ from grampus_uq.learn.fit.detector import DetectorFit
 from grampus_uq.learn.profiles import Part, ProfileFit
 from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, load, save
 
-_WIDTH = 110
+_WIDTH = 100
 _INDENT = " " * 11
 _SHOWN = 10
 _CHOSEN = (
@@ -82,8 +82,8 @@ def _detector_json(fit: DetectorFit | None) -> dict[str, Any]:
 def _account(fit: ProfileFit) -> Iterator[str]:
     yield counts_line(fit.counts)
     without_task = f"; {fit.without_task} runs name no task and count as one each" if fit.without_task else ""
-    tasks = f"of {fit.tasks} independent tasks{without_task}"
-    yield f"split      {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"
+    parts = f"{fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds"
+    yield from _wrapped("split", f"{parts} of {fit.tasks} independent tasks{without_task}")
     yield from _guarded_lines(fit.artifact.profile.policy)
     yield from _fitted_for_lines(fit.artifact.fitted_for)
     for part in fit.parts:

@@ -39,9 +39,9 @@ from grampus_uq.signals.registry import switches_of
 )
 @click.option("--budget", type=float, help="Without labels: pause at most this share of all runs.")
 @click.option(
-    "--accuracy", type=float, help="Release irreversible calls so that this share of the released is right (0.9)."
+    "--accuracy", type=float, help="Release irreversible calls so that this share of the released is right: 0.9, say."
 )
-@click.option("--wrong-releases", type=float, help="Or: at most this share of runs is released and wrong (0.05).")
+@click.option("--wrong-releases", type=float, help="Or: at most this share of runs is released and wrong: 0.05, say.")
 @click.option("--certified-only", is_flag=True, help="Release nothing without a guarantee.")
 @click.option("--pause-share", type=float, help="Or: hold at most this share of irreversible calls.")
 @click.option(

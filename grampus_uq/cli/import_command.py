@@ -235,4 +235,5 @@ def pack_(paths: tuple[str, ...], output: str, workers: int | None, as_json: boo
         return
     partial_lines = sum(file.partial_lines for file in files)
     sessions, lines = sum(file.sessions for file in files), sum(file.lines for file in files)
+    refuse_none(sessions, paths)
     click.echo(f"{sessions} sessions, {lines} lines in {len(files)} files; {partial_lines} unfinished lines left out.")

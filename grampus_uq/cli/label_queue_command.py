@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import click
 
-from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, say_beside
+from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, refuse_none, say_beside
 from grampus_uq.recording.label_queue import label_agreement, label_by_key, label_queue, shown_rows
-from grampus_uq.recording.runs import RunSummary, find_run
+from grampus_uq.recording.runs import RunSummary, find_run, recording_files
 from grampus_uq.records.visible_text import short, visible
 
 _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
@@ -23,6 +23,7 @@ _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
 def label_next(folder: str, by: str | None, second: bool, as_json: bool) -> None:
     """Label finished runs with one key each, the most valuable first. With --json only list them."""
     who = by if by is not None else getpass.getuser()
+    refuse_none(next(recording_files(folder), None), [folder], "recording")
     with naming_refused() as refuse:
         queue = label_queue(folder, by=who, second=second, on_refused=refuse)
         if as_json:
@@ -71,6 +72,7 @@ def agreement(paths: tuple[str, ...], as_json: bool) -> None:
     """Report how far people who labelled the same runs agree, and the runs on which they differ."""
     with naming_refused() as refuse:
         found = label_agreement(paths, on_refused=refuse)
+        refuse_none(found.runs, paths, "run that two people labelled")
     if as_json:
         print_json(asdict(found))
         return

@@ -52,7 +52,7 @@ from grampus_uq.runtime.stored_permits import (
     replayed_permit,
     stored_permits,
 )
-from grampus_uq.stats.earned_threshold import CANDIDATES, Target
+from grampus_uq.stats.earned_threshold import CANDIDATES, Target, earned_to_json, nothing_earned
 
 _DAY_S, _HOUR_S = 86_400.0, 3_600.0
 
@@ -183,15 +183,13 @@ def _recorded(permit: Permit, given: dict[str, Any]) -> RecordedAnswers | None:
     if not paths:
         return None
     judge = Profile() if profile is None else load(profile).profile
-    with naming_refused() as refuse:
-        found = recorded_answers(
-            paths,
-            permit,
-            judge,
-            agent_version=given["agent_version"],
-            nothing_in_force=given["nothing_in_force"],
-            on_refused=refuse,
-        )
+    found = recorded_answers(  # a file that cannot be read ends it: which answers it holds is not known
+        paths,
+        permit,
+        judge,
+        agent_version=given["agent_version"],
+        nothing_in_force=given["nothing_in_force"],
+    )
     if not found.calls:
         left_out = ", ".join(f"{n} {why}" for why, n in found.left_out.items()) or "no call of the scope waited"
         raise DataError(f"no answer to start with ({left_out}).", path=", ".join(paths))
@@ -315,7 +313,7 @@ def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) ->
         print_json({"permit": dumped, "signed": signed, "answers": state.answers, "promise": promise_of(permit)})
         return
     how = "signed" if signed else "unsigned (no key is set)"
-    least = least_missing(permit, state)
+    least = least_missing(permit.target, state.earned)
     click.echo(f"permit     {permit.id}")
     click.echo(f"promise    {one_line(promise_of(permit))}")
     click.echo(f"granted    by {one_line(permit.principal)}, {how}; until {until(permit)}")
@@ -408,7 +406,7 @@ def _sentence(target: Target, stream: str, found: Simulated) -> str:
     sure = f"{100.0 * (1.0 - target.delta):g} %"
     again = f" It was withdrawn {found.withdrawn} times before." if found.withdrawn else ""
     if found.threshold is None:
-        least = math.ceil(math.log(target.delta) / math.log1p(-target.share))
+        least = least_missing(target, earned_to_json(nothing_earned(target)))
         return (
             f"No calls are cleared after {found.calls} calls, {found.wrong} of them wrong: every call is asked about. "
             f"At most {share} at {sure} takes {least} right answers at the least.{again}"

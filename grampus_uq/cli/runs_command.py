@@ -285,6 +285,7 @@ def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool)
                 write_rows(step_rows(paths, on_run=one_more, on_refused=refuse), columns, sys.stdout)
                 return
             count = export(paths, output, wanted, on_run=one_more, on_refused=refuse)
+        refuse_none(count, paths, "step")
         print_result(as_json, {"rows": count, "output": output}, [f"{count} rows written to {output}."])
 
 

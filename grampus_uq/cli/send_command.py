@@ -55,7 +55,7 @@ def command(
                 report = send_recordings(
                     paths, exporter, service_name=service_name, content=content, on_sent=on_sent, on_refused=refuse
                 )
-            refuse_none(report.files, paths, "recording")
+            refuse_none(report.runs, paths)
             _print(report, endpoint, as_json)
     finally:
         exporter.shutdown()

@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Stop the session SESSION_ID of AGENT_ID, or every session with --all, within a second.
 
-    Exits with an error if no session was running, or if one still runs after --wait seconds.
+    Exits with an error if there was no session to stop, or if one still runs after --wait seconds.
     """
     given = sum(value is not None for value in (agent_id, session_id))
     if given != (0 if everything else 2):

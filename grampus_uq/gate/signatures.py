@@ -13,7 +13,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from pydantic import BaseModel
 from grampus_uq.errors import ApprovalError, ConfigurationError, MissingDependencyError
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.webauthn import WebAuthnKey, public_material
+from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import canonical_json
 
 if TYPE_CHECKING:
@@ -242,10 +242,10 @@ class PublicKeys:
         Raises ConfigurationError.
         """
         try:
-            content = json.loads(Path(path).read_text("utf-8"))
+            content = parse_json(Path(path).read_bytes(), unique_names=True)
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else f"It is not JSON: {error}"
-            raise ConfigurationError.of("path", "PublicKeys.from_file", "a JSON file", str(path), f"{why}.") from error
+            why = f"{error.strerror}." if isinstance(error, OSError) else f"The file {error}"
+            raise ConfigurationError.of("path", "PublicKeys.from_file", "a JSON file", str(path), why) from error
         lists = content.values() if isinstance(content, dict) else [None]
         if not all(isinstance(key, str) for keys in lists for key in (keys if isinstance(keys, list) else [keys])):
             rule = 'an object {"principal": "ed25519:…" or a list of them}'

@@ -6,8 +6,11 @@ import csv
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final, TextIO
 
 from grampus_uq.errors import DataError
+
+_LONGEST: Final = 2**20
 
 
 def csv_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str | None]]]:
@@ -18,10 +21,11 @@ def csv_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[t
     name, line = os.fspath(path), 1
     try:
         with Path(path).open(newline="", encoding="utf-8-sig", errors="strict") as stream:
-            rows = csv.DictReader(stream, strict=True)
+            rows = csv.DictReader(_lines(stream), strict=True)
             for column in columns:
                 if column not in (rows.fieldnames or ()):
-                    raise DataError(f"the column is missing; found {rows.fieldnames}.", path=name, line=1, field=column)
+                    found = ", ".join(rows.fieldnames or ()) or "none"
+                    raise DataError(f"the column is missing; found {found:.200}.", path=name, line=1, field=column)
             line = rows.line_num + 1
             for row in rows:
                 yield rows.line_num, row
@@ -30,3 +34,11 @@ def csv_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[t
         raise DataError(f"cannot be read: {error.strerror}.", path=name) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"is not CSV in UTF-8: {error}.", path=name, line=line) from error
+
+
+def _lines(stream: TextIO) -> Iterator[str]:
+    """The lines of a file; one that is too long is never read whole."""
+    while line := stream.readline(_LONGEST):
+        if len(line) == _LONGEST:
+            raise csv.Error(f"a line of {_LONGEST} characters or more")
+        yield line

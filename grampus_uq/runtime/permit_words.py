@@ -114,9 +114,9 @@ def same_as_logged(standing: Standing, replayed: PermitState) -> bool:
     return replayed in (standing.state, standing.state.model_copy(update=unseen))
 
 
-def least_missing(permit: Permit, state: PermitState) -> int:
+def least_missing(target: Target, earned: Mapping[str, list[float]]) -> int:
     """The number of right answers, all at the highest scores, up to the first permission; 10,000: or more."""
-    return _least_missing(permit.target, json.dumps(state.earned))
+    return _least_missing(target, json.dumps(earned))
 
 
 @functools.lru_cache(maxsize=128)  # up to seconds of arithmetic, the same each time somebody looks at the permit
@@ -138,5 +138,5 @@ def until(permit: Permit) -> str:
 def _missing(standing: Standing) -> str:
     if standing.state.closed is not None or standing.state.spent(standing.permit):
         return "a new permit"
-    least = least_missing(standing.permit, standing.state)
+    least = least_missing(standing.permit.target, standing.state.earned)
     return f"{least} right answers at the least" if least else "nothing"

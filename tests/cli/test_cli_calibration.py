@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from grampus_uq import Profile
+from grampus_uq.cli import _group
 from grampus_uq.errors import GrampusError
 from grampus_uq.learn.fit.backtest import backtest
 from grampus_uq.learn.fit.detector import fit_budget
@@ -53,6 +56,15 @@ def test_recordings_feed_it_once_however_often_and_in_pieces(made: Path, tmp_pat
     assert shown("calibration", "feed", str(made / "p.json"), str(made / "b"), "--store", store, "--advisory") == first
     assert shown("calibration", "show", "--store", store) == first
     assert "No evidence" in cli("calibration", "show", "--store", store).stdout
+
+
+def test_a_damaged_file_keeps_no_run_from_the_watch(made: Path, tmp_path: Path) -> None:
+    store, folder = str(tmp_path / "s.db"), shutil.copytree(made / "b", tmp_path / "r")
+    (folder / "0.jsonl").write_bytes(b"\xff\n")  # the first of the folder
+    feed = ["calibration", "feed", str(made / "p.json"), str(folder), "--store", store, "--advisory"]
+    done = CliRunner().invoke(_group, feed)
+    assert (done.exit_code, "left out: " in done.stderr) == (1, True)
+    assert shown("calibration", "show", "--store", store)[0]["n_runs"] == 24
 
 
 def test_a_label_given_later_counts_from_the_recording_or_by_hand(made: Path, tmp_path: Path) -> None:

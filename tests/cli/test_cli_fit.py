@@ -105,7 +105,7 @@ def test_the_scores_that_are_fitted_on_are_those_that_the_live_detector_is_fed(t
 
 def test_what_cannot_be_fitted_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(GrampusError, match="at least one step"):
+    with pytest.raises(GrampusError, match="no run with a step of the model"):
         cli("fit", str(tmp_path / "empty"))
     with pytest.raises(GrampusError, match="in \\[0, 1\\)"):
         cli("fit", str(tmp_path / "empty"), "--assurance", "90")

@@ -54,12 +54,14 @@ TABLE = """
 1 runs label runs --from nowhere.csv
 1 runs label runs --from file.txt
 1 runs label runs --from empty
+1 runs label runs --from /dev/zero
 2 runs table runs -o x.xls
 1 runs table runs -o nowhere/x.csv
 1 runs table runs -o empty --format csv
 1 runs table runs -o /dev/full --format csv
 1 runs table runs -o <nul>.csv
 1 runs table empty -o e.csv
+1 send none.jsonl --otlp http://127.0.0.1:1
 2 runs table runs -o - --format parquet
 1 runs pack empty -o packed
 1 runs pack runs -o runs
@@ -87,6 +89,8 @@ TABLE = """
 2 evaluate runs --seed -1
 2 evaluate runs --censoring never
 2 evaluate runs --continuation q.csv
+1 evaluate runs --censoring exact --continuation nowhere.csv
+1 evaluate runs --censoring exact --continuation file.txt
 1 evaluate runs -o nowhere/r.html
 1 evaluate runs -o empty
 1 evaluate runs -o /dev/null
@@ -94,7 +98,8 @@ TABLE = """
 1 evaluate runs --watch sqlite:///nowhere.db
 2 evaluate runs --workers 0
 1 evaluate big.json
-2 fit empty
+1 fit empty
+1 fit none.jsonl
 1 fit nowhere
 2 fit runs --false-alarms nan
 2 fit runs --false-alarms 2
@@ -138,7 +143,7 @@ TABLE = """
 2 backtest p.json runs
 1 backtest nowhere.json runs
 2 backtest p.json empty
-2 compare p.json p.json empty --draws 5
+1 compare p.json p.json empty --draws 5
 1 compare p.json nowhere.json runs
 2 compare p.json runs
 2 compare p.json p.json runs --seed -1
@@ -211,10 +216,14 @@ TABLE = """
 2 evidence export --store sqlite:///nowhere.db
 1 evidence export --store sqlite:///nowhere.db -o nowhere/out.jsonl
 1 evidence verify nowhere.jsonl
+2 evidence verify file.txt --keys big.json
 1 evidence verify .
 2 evidence verify
 1 runs label-next nowhere
 1 runs agreement nowhere
+1 runs agreement runs
+1 runs agreement empty
+1 runs label-next empty --json
 2 runs agreement
 1 health --store sqlite:///nowhere.db
 2 health --store sqlite:///nowhere.db --days 0
@@ -286,6 +295,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").mkdir()
     (folder / "file.txt").write_text("hello\n")
     (folder / "nul.jsonl").write_bytes(b"\0" * 100)
+    (folder / "none.jsonl").touch()
     (folder / "big.json").write_text("[" * 100_000)
     save(ProfileArtifact(profile=Profile(advisory=True)), folder / "p.json")
     return folder

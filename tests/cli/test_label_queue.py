@@ -104,4 +104,5 @@ def test_what_a_run_says_does_not_command_the_terminal(tmp_path: Path) -> None:
 
 def test_nobody_agrees_with_nobody(tmp_path: Path) -> None:
     unlabelled(tmp_path, "r1")
-    assert "not defined" in cli("agreement", tmp_path).output
+    done = cli("agreement", tmp_path)
+    assert (done.exit_code, "no run that two people labelled" in str(done.exception)) == (1, True)

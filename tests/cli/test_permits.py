@@ -188,6 +188,14 @@ def test_no_command_makes_a_store(arguments: tuple[str, ...], status: int, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_recorded_answers_cannot_be_read_nothing_is_granted_and_it_says_so(url: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(b"\xff\n")
+    output = invoke("grant", "--store", url, "--tool", "x", "--from", str(tmp_path), status=1).output
+    assert "bad.jsonl:1: is not UTF-8" in output
+    assert "left out" not in output
+    assert json.loads(invoke("list", "--store", url, "--json").stdout) == []
+
+
 @pytest.mark.parametrize(
     "where", ["amount", "amount=max", "amount=max:x", "amount=most:5", "=max:5", "amount=in:5", "amount=max:NaN"]
 )

@@ -51,7 +51,7 @@ def part_labelled(labelled: Sequence[LabelledTrajectory], level: float, *, seed:
         ConfigurationError: fewer than two failures, a repeated id, level outside (0, 1).
     """
     if len(labelled) < 2:
-        hint = "one fits, one calibrates; bring a scorer of your own to calibrate on all"
+        hint = 'One fits, one calibrates. `grampus-uq runs label` names an error: --note "error at STEP".'
         raise ConfigurationError.of("labelled", "part_labelled", "at least two failures", len(labelled), hint)
     refuse_duplicates([item.trajectory for item in labelled], "part_labelled")
     tasks = by_task(labelled)

@@ -16,7 +16,7 @@ from itertools import compress
 import numpy as np
 
 from grampus_uq.core.state import Profile
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.columns import (
     TASK,
     Columns,
@@ -66,7 +66,7 @@ def read_detector_runs(
 def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool, at_calls: bool | None) -> DetectorRuns:
     """The runs that have a row; with `labelled` those that may be learned from, and the others counted."""
     if not columns.rows:
-        raise ConfigurationError.of("runs", "fit", "recordings with at least one step of the model", 0)
+        raise DataError("no run with a step of the model was found.")
     kept = [bool(run.length) and (run.eligibility.usable or not labelled) for run in columns.runs]
     if at_calls is None:
         at_calls = looks_at_calls([run.calls for run in compress(columns.runs, kept)])
@@ -105,7 +105,9 @@ class RecordedRun:
     task: str | None
 
 
-def finished_in_recordings(paths: Paths, profile: Profile) -> Iterator[RecordedRun]:
+def finished_in_recordings(
+    paths: Paths, profile: Profile, *, on_refused: Refused | None = None
+) -> Iterator[RecordedRun]:
     """Yield every recorded run that has ended and has a step of the model, judged by the profile's detector.
 
     A run that a human or the monitor touched, or that did not end by itself, has no outcome of its own. A run whose
@@ -113,11 +115,11 @@ def finished_in_recordings(paths: Paths, profile: Profile) -> Iterator[RecordedR
 
     Raises:
         ConfigurationError: the profile has no detector.
-        DataError: a damaged recording.
+        DataError: a damaged recording, unless `on_refused` takes it.
     """
     if profile.detector is None:
         raise ConfigurationError.of("profile", "finished_in_recordings", "with a detector", None)
-    for run in runs(paths):
+    for run in runs(paths, on_refused=on_refused):
         if run.outcome is not None and not run.superseded:
             found = _finished(run, profile)
             if found is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from grampus_uq.core.state import Profile
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import DataError
 from grampus_uq.learn.alarm_figures import alarm_shares
 from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual
@@ -74,8 +74,7 @@ def compare_profiles(
     fitted on; trials of one task count as independent, so intervals are then too short.
 
     Raises:
-        ConfigurationError: no run that may be used.
-        DataError: a damaged recording, unless `on_refused` takes it.
+        DataError: no run that may be used; a damaged recording, unless `on_refused` takes it.
     """
     replayed: list[tuple[Counterfactual, Counterfactual]] = []
     weights: list[float] = []
@@ -88,7 +87,8 @@ def compare_profiles(
         if on_runs is not None:
             on_runs(len(part.replayed) + sum(part.left_out.values()))
     if not replayed:
-        raise ConfigurationError.of("paths", "compare_profiles", "runs with an outcome of their own", dict(left_out))
+        why = ", ".join(f"{n} {reason}" for reason, n in left_out.items()) or "there is no run"
+        raise DataError(f"no run with an outcome of its own ({why}).")
     good = np.array([one.success for one, _ in replayed], dtype=np.bool_)
     w = np.array(weights)
     sides = ([one for one, _ in replayed], [other for _, other in replayed])

@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from grampus_uq.core.state import Profile
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.columns import looks_at_calls
 from grampus_uq.learn.eligibility import NO_STEP, eligibility, traffic_weight
 from grampus_uq.learn.fit.detector import DetectorFit, fit_detector
@@ -127,8 +127,8 @@ def fit_profile(
         The artifact and its account. Nothing is fitted by force: a part without enough labels is left out, and says so.
 
     Raises:
-        ConfigurationError: no run with a step of the model, or a stream that no run has.
-        DataError: a damaged recording, unless `on_refused` takes it.
+        ConfigurationError: a stream that no run has.
+        DataError: no run with a step of the model; a damaged recording, unless `on_refused` takes it.
         MissingDependencyError: scikit-learn is not installed (extra `fit`).
     """
     options = options or FitOptions()
@@ -143,7 +143,7 @@ def fit_profile(
     spread: dict[str, Any] = {"workers": workers, "on_refused": on_refused}
     runs = labelled_runs(paths, bare, task_key=options.task_key, on_runs=on_runs, **spread)
     if runs.recorded == runs.excluded.get(NO_STEP, 0):
-        raise ConfigurationError.of("paths", "fit_profile", "recordings with at least one step of the model", 0)
+        raise DataError("no run with a step of the model was found.")
     if options.question is not None:
         return _chain_alone(paths, bare, runs, options, spread)
     parted = held_out_runs(runs.tasks, runs.success, options.held_out, rng)

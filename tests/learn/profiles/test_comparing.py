@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from grampus_uq import ConfigurationError
+from grampus_uq import DataError
 from grampus_uq.cli import _group
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.profiles import FitOptions, counterfactual, fit_profile
@@ -109,5 +109,5 @@ def test_the_command_compares_artifacts_and_says_when_files_served_a_fit(
 
 def test_runs_without_an_outcome_of_their_own_compare_nothing(tmp_path: Path) -> None:
     record(tmp_path, 3, 1, monitor={"policy": POLICY.model_copy(update={"low_threshold": 1.0, "high_threshold": 1.0})})
-    with pytest.raises(ConfigurationError, match="outcome"):
+    with pytest.raises(DataError, match="outcome"):
         compared(tmp_path, GUIDE, GUIDE)
