@@ -29,7 +29,7 @@ from grampus_uq.inbox.decision_pages import (
 )
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.request_pages import call_parts, found, is_own, listed, said
-from grampus_uq.inbox.visits import Assertion, Visit, for_role
+from grampus_uq.inbox.visits import Assertion, Visit, for_role, told_of
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.stored_decisions import OpenRequest
 
@@ -110,7 +110,8 @@ async def _decide(visit: Visit) -> Response:
         try:
             told.append(f"{said(visit.inbox, one.card)} {await store(visit, one, decision)}")
         except GrampusError as error:
-            told.append(f"{said(visit.inbox, one.card)} Not decided: {error}")
+            status, why = told_of(visit.request, error)
+            told.append(f"{said(visit.inbox, one.card)} {'Not decided: ' if status < 500 else ''}{why}")
     return JSONResponse({"told": told})
 
 

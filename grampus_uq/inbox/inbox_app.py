@@ -316,4 +316,6 @@ async def _unknown(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return refusal(request, 500, "Something went wrong; the server's log has the details. Nothing was decided.")
+    return refusal(
+        request, 500, "Something went wrong; the server's log has the details. Look again before you repeat it."
+    )

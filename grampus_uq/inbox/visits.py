@@ -157,14 +157,22 @@ def at_once(page: Endpoint) -> Endpoint:
 
 
 def failed(request: Request, error: GrampusError) -> Response:
-    """An error of this package as an answer; what names a file or a server of this machine is told to its log alone."""
+    """An error of this package as an answer."""
+    return refusal(request, *told_of(request, error))
+
+
+def told_of(request: Request, error: GrampusError) -> tuple[int, str]:
+    """Status and words for an error; what names a file or a server of this machine is told to its log alone.
+
+    A write whose answer was lost may have been made.
+    """
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
     if status < 500 and not getattr(error, "path", ""):
-        return refusal(request, status, str(error))
-    _log.warning("%s %s was not done: %s", request.method, request.url.path, error)
+        return status, str(error)
+    _log.warning("%s %s failed: %s", request.method, request.url.path, error)
     what = "The store" if isinstance(error, StoreError) else "Something that this needs"
-    why = f"{what} cannot be read or written now; the server's log says why. Nothing was done: try again."
-    return refusal(request, max(status, 500), why)
+    lost = " What you sent may have been stored all the same: look again first." if request.method == "POST" else ""
+    return max(status, 500), f"{what} cannot be read or written now; the server's log says why.{lost}"
 
 
 def refusal(request: Request, status: int, why: str) -> Response:

@@ -227,7 +227,7 @@ def _readable(document: Document) -> Drill | None:
     try:
         return parsed(Drill, document.body, "A stored drill")
     except StoreError as error:
-        _log.warning("drill %s is left out: %s", document.key[:40], error)
+        _log.warning("drill %.40s is left out: %s", ascii(document.key), error)
         return None
 
 

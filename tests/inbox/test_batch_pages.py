@@ -12,12 +12,14 @@ import httpx
 import pytest
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.errors import StoreError
 from grampus_uq.gate.webauthn import batch_text
 from grampus_uq.inbox.people import Role
 from grampus_uq.runtime.drills import sealed_card
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Put, SessionStore
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
+from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.gate.test_batches import batch
 from tests.gate.test_webauthn import url64
 from tests.inbox.browser import ORIGIN, RP, Browser, someone
@@ -31,6 +33,32 @@ pytestmark = pytest.mark.anyio
 
 async def three(desk: Desk) -> list[Any]:
     return [await desk.pause(mail("c", name), session=name) for name in ("ann", "bob", "eve")]
+
+
+class Lost(MemoryStore):
+    """Stores every decision, and the answer that it did is lost."""
+
+    async def write(self, *changes: Any) -> float:
+        written = await super().write(*changes)
+        if any(one.kind == "decision" for one in changes if isinstance(one, Put)):
+            raise StoreError("/srv/secret.db: connection lost")
+        return written
+
+
+async def test_a_fault_of_the_store_is_told_to_the_log_and_never_as_nothing_decided() -> None:
+    desk = Desk(Lost())
+    ann = await someone(desk.app, desk.store)
+    *_, last = requests = await three(desk)
+    calls = listed((await ann.get(f"/requests/{last.id}/alike")).text)[:2]
+    done = await signed(ann, calls, (await prepared(ann, calls)).json())
+    single = await decide(ann, last.id)
+    assert (done.status_code, single.status_code) == (200, 503)
+    for text in (*done.json()["told"], single.json()["error"]):
+        assert "/srv" not in text
+        assert "may have been stored" in text
+        assert "nothing was" not in text.lower()
+        assert "not decided" not in text.lower()
+    assert len(await sent_of(desk, "ann", "bob", "eve")) == len(requests)
 
 
 def listed(page: str) -> list[dict[str, str]]:
