@@ -401,7 +401,7 @@ class Ledger:
             try:
                 decision = ApprovalDecision.model_validate(decision_values(document))
             except (ValueError, TypeError, RecursionError):
-                _log.warning("a stored decision on request %s cannot be read: it counts for nothing", ascii(request_id)[:40])
+                _log.warning("a stored decision on request %.40s cannot be read and does not count", ascii(request_id))
                 continue
             found[request_id].append((decision, document.written_s))
         return found
