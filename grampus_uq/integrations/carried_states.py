@@ -32,7 +32,8 @@ _Belief = dict[str, Any]
 Turn = dict[str, Any]
 
 FORKED = "forked"
-"""Beside belief and turn in a fork's state: what the session's metadata say of its branch."""
+"""Beside belief and turn in a fork's state: what the session's metadata say of its branch, and what was rejected."""
+REJECTED = "rejected"
 _VERSION = 2
 _READABLE = (1, 2)
 _MAX_AT_HAND = 1_024
@@ -133,7 +134,8 @@ class CarriedStates:
         believed = (not given and not state.get("turn") and not begun) or self.believes(place, state)
         turn = None if not state.get("turn") else _read_turn(state["turn"], believed)
         belief = {**_FIRST, **{name: value for name, value in given.items() if name != "session"}}
-        belief |= {"turns": int(belief["turns"]), "rejected": list(belief["rejected"])}
+        left_behind = map(str, state.get(FORKED, {}).get(REJECTED, ()))  # beside the seal too: a no can only hold calls
+        belief |= {"turns": int(belief["turns"]), "rejected": [*belief["rejected"], *left_behind]}
         belief |= {
             "repeats": [*belief["repeats"], *_repeats(state)],
             "vouched": belief["vouched"] is True and believed,

@@ -5,7 +5,7 @@
 
 The history keeps everything: the fork is a new branch from an old checkpoint, whose belief is the one that was held
 there. What tools did is not undone by it: irreversible calls of the discarded part wait when the new branch proposes
-exactly them again, whatever the policy says.
+exactly them again, whatever the policy says. A call that a human rejected there stays rejected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any, Protocol
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.carried import read_decided, read_record
-from grampus_uq.integrations.carried_states import FORKED
+from grampus_uq.gate.gate import runs_once
+from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.integrations.carried_states import FORKED, REJECTED
 from grampus_uq.integrations.langgraph_threads import KEY
 from grampus_uq.monitor.snapshot import alarmed_in
 from grampus_uq.records.events import ALARMED, BRANCH
@@ -53,8 +55,8 @@ class Suspects(Protocol):
 class Fork:
     """Start of a new branch, and the command that begins it.
 
-    `executed` are the calls that the discarded part ran, with the arguments that they ran with, except those that only
-    read; nobody undid them.
+    `executed` are the calls that the discarded part ran, or may have run, with the arguments that they ran with, except
+    those that only read; nobody undid them. Sub-graphs with a state of their own keep theirs to themselves.
     """
 
     config: RunnableConfig
@@ -118,6 +120,8 @@ class _Walk:
         self._answered: set[str] | None = None
         self._made = 0
         self._alarmed = False
+        self._rejected: set[str] = set()
+        self._repeats: set[str] = set()  # what earlier forks left behind stands on no way back from here
 
     def found(self, snapshot: StateSnapshot, step: int) -> bool:
         """True at the checkpoint from which the model makes this step."""
@@ -129,8 +133,11 @@ class _Walk:
         turns = belief.get("turns", 0)
         self._alarmed = self._alarmed or ALARMED in held.get(FORKED, ()) or alarmed_in(belief.get("session"))
         self._made = max(self._made, turns)
+        decided = [read_decided(item) for item in held.get("decided", ())]
+        noes = [r.proposed.likeness() for r in decided if r.decisions and r.decisions[0].kind is ApprovalKind.REJECT]
+        self._rejected |= {*noes, *belief.get("rejected", ()), *held.get(FORKED, {}).get(REJECTED, ())}
+        self._repeats |= {*belief.get("repeats", ()), *held.get("repeats", ())}
         if turns > step and held.get("turn") is not None:
-            decided = [read_decided(item) for item in held.get("decided", ())]
             records = [read_record(entry) for entry in held["turn"]["calls"]]
             self._turns.setdefault(held["turn"]["step_id"], [*records, *decided])
         return bool(turns == step < self._made and messages and messages[-1].type != "ai")
@@ -144,8 +151,9 @@ class _Walk:
         done = [record.call.likeness() for record in ran if record.effect is Effect.IRREVERSIBLE]
         before = snapshot.values.get(KEY) or {"belief": None, "turn": None}
         # Beside what is sealed: the judge takes it into the belief with the next turn.
-        repeats = sorted({*before.get("repeats", ()), *done})
-        forked = {BRANCH: uuid.uuid4().hex, **({ALARMED: "true"} if self._alarmed else {})}
+        repeats = sorted({*self._repeats, *done})
+        forked: dict[str, Any] = {BRANCH: uuid.uuid4().hex, REJECTED: sorted(self._rejected)}
+        forked |= {ALARMED: "true"} if self._alarmed else {}
         update: dict[str, Any] = {KEY: {**before, "repeats": repeats, FORKED: forked}}
         if note:
             update[self._key] = [HumanMessage(note)]
@@ -161,5 +169,6 @@ class _Walk:
             latest = {record.proposed.id: record for record in records}  # what a human decided stands last
             effects = {record.proposed.id: record.effect for record in reversed(records)}
             for call_id, record in latest.items():
-                if record.phase is CallPhase.CLEARED and call_id in (self._answered or ()):
+                ended = call_id in (self._answered or ()) or runs_once(record)  # which may have begun without an end
+                if record.began_before or (record.phase is CallPhase.CLEARED and ended):
                     yield record.change(effect=effects[call_id])

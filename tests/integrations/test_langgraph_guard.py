@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypedDict
 
 import anyio
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AnyMessage, convert_to_messages
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
@@ -25,13 +27,14 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.integrations.langgraph import KEY, resume, uncertainty_guard, waiting
+from grampus_uq.integrations.langgraph import KEY, Fork, resume, uncertainty_guard, waiting
 from grampus_uq.integrations.langgraph_fork import afork_before, fork_before
 from grampus_uq.recording.replay import replay
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.testing import ScriptedModel
+from tests.sampling import examples
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 START_OF_IT: Any = {"messages": [("user", "Pay what is due.")]}
@@ -53,6 +56,7 @@ class World:
         *turns: tuple[float, AIMessage],
         policy: ApprovalPolicy | None = None,
         profile: Profile | None = None,
+        dies: bool = False,
         **given: Any,
     ) -> None:
         self.turns = turns
@@ -72,6 +76,8 @@ class World:
         def pay(to: str) -> str:
             """Pay."""
             self.done.append(f"pay {to}")
+            if dies:
+                raise KeyboardInterrupt
             return f"paid {to}"
 
         def look_up(query: str) -> str:
@@ -103,6 +109,10 @@ class World:
 
     def resume(self, *decisions: Any) -> list[Any]:
         return self.run(resume(self.state, decisions))
+
+    def run_fork(self, fork: Fork) -> list[Any]:
+        self.app.invoke(fork.command, fork.config)
+        return waiting(self.state)
 
     def texts(self) -> list[str]:
         return [str(m.text) for m in self.state.values["messages"]]
@@ -387,6 +397,40 @@ def test_an_alarm_of_the_discarded_part_stays_one_of_the_thread(at: list[int], r
     assert [request.rule for request in waiting(world.state)] == ["detector"] * rings
     assert [done for done in world.done if "pay" in done] == [f"pay bob{step}" for step in at if not rings]
     assert all(step.same for step in replay(world.events, watched))
+
+
+@given(forks=st.lists(st.integers(0, 3), min_size=1, max_size=3))
+@example(forks=[1, 0])
+@settings(max_examples=examples(10), deadline=None)
+def test_however_often_a_thread_forks_nothing_is_repeated_unasked_and_a_no_stays_a_no(forks: list[int]) -> None:
+    """Also to before an earlier fork: what that one left behind is on no way back from here."""
+    look = (0.99, proposes("I look.", call("look_up", "0", query="due")))
+    ann = (0.99, proposes("I pay Ann.", pay("1", "ann")))
+    bob, end = proposes("I pay Bob.", pay("2", "bob")), (0.99, AIMessage("Done."))
+    world = World(look, ann, (0.7, bob), end)
+    (request,) = world.run()
+    world.resume(request.decide("reject", principal="me"))
+    world.turns = look, ann, (0.99, bob), end
+    for step in forks:
+        fork = fork_before(world.app, CONFIG, step)
+        asked = world.run_fork(fork)
+        while asked:
+            assert [one.rule for one in asked] == ["repeat_after_rollback"]
+            asked = world.resume(asked[0].decide("respond", principal="me", message="Ann has it."))
+    assert [done for done in world.done if "pay" in done] == ["pay ann"]
+
+
+def test_what_may_have_run_before_a_fork_is_listed_and_asked_about() -> None:
+    """An approved call whose process dies in it: whether it took effect is unknown, and another thread may know."""
+    world = World((0.7, proposes("I pay.", pay("1", "bob"))), (0.99, AIMessage("Done.")), dies=True)
+    (request,) = world.run()
+    with pytest.raises(KeyboardInterrupt):
+        world.resume(request.decide("approve", principal="me"))
+    world.turns = tuple((0.99, message) for _, message in world.turns)
+    fork = fork_before(world.app, CONFIG, 0)
+    assert [one.canonical() for one in fork.executed] == ['pay({"to":"bob"})']
+    assert [one.rule for one in world.run_fork(fork)] == ["repeat_after_rollback"]
+    assert world.done == ["pay bob"]
 
 
 def test_a_fork_to_where_the_run_never_was_is_refused() -> None:

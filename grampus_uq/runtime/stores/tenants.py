@@ -117,7 +117,7 @@ async def add_tenant(url: str, role: str) -> None:
         (owner,) = db.execute("SELECT relowner::regrole::text FROM pg_class WHERE oid = %s::regclass", names).fetchone()
         if owner != db.execute("SELECT quote_ident(current_user)").fetchone()[0]:
             raise StoreError(f"The store belongs to the role {owner!r}: only this role can give it tenants.")
-        if db.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is None:
+        if db.execute("SELECT 1 FROM pg_roles WHERE rolname = %s::text", (role,)).fetchone() is None:
             way_out = "CREATE ROLE … LOGIN PASSWORD … makes one."
             raise ConfigurationError.of("role", "tenants add", "a role of this database server", role, way_out)
         wrong = _mighty(db, [role], _tenants(db))
