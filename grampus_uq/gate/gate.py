@@ -545,21 +545,38 @@ class Gate:
         if record.decisions and not self._spend(record.requests[0].id):
             keep(record := asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock()))
             return record
+        kept = record
         keep(record := record.change(phase=CallPhase.STARTED))  # before anything is awaited
-        again = await self.held_again(record, terms)
+        try:
+            again = await self.held_again(record, terms)
+        except BaseException:  # it did not begin
+            self.give_back(kept)
+            keep(kept)
+            raise
         if again is not None:
+            if again.requests[0].id == let_by(record, terms.run_id):
+                self.give_back(record)
             keep(record := again)
         return record
 
     async def held_again(self, record: CallRecord, terms: Terms) -> CallRecord | None:
-        """A cleared call that must not run after all, waiting again; None where it may run: then its start is taken."""
+        """A cleared call that must not run after all, waiting again; None where it may run: then its start is taken.
+
+        Where that cannot be stored, the same request waits: on another, a call would run that another process started.
+        """
         why = await self.hindrance(record)
+        if why is not None:
+            return self.void(record, terms, why)
         try:
-            if why is None and await self.is_taken(record, terms.run_id):
-                return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
+            taken = await self.is_taken(record, terms.run_id)
         except StoreError as error:
             why = f"it could not be stored that the call starts: {error}"[:300]
-        return None if why is None else self.void(record, terms, why)
+            if not record.requests:
+                return self.void(record, terms, why)
+            again = asked_again(record, terms, self.approvals, self._clock(), why)
+            same = record.requests[0].model_copy(update={"reason": again.requests[0].reason})
+            return again.change(requests=(same,))
+        return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock()) if taken else None
 
 
 def _untold(record: CallRecord, decision: ApprovalDecision, why: str) -> str:

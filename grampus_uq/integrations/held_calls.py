@@ -333,7 +333,7 @@ class HeldCalls:
         For frameworks that cannot make a call wait any more once it is on its way: `release` asks once more.
         """
         slot = next((s for s, r in self.records.items() if r is record), None)
-        again = None if slot is None else await self.gate.held_again(record, self.terms)
+        again = None if slot is None or not self.acts else await self.gate.held_again(record, self.terms)
         if slot is None or again is None or record.phase is not CallPhase.CLEARED:
             return False
         self.records.keep(slot, again)
@@ -370,7 +370,9 @@ class HeldCalls:
             record = recovered(record, self.terms, self.gate.approvals, effect, time.time())
             self.records.keep(slot, record.change(child_session=None))
         await self.tell()
-        if record.phase is CallPhase.CLEARED:
+        if record.phase is CallPhase.CLEARED and not self.acts:
+            record = self.records.keep(slot, self.records[slot].change(phase=CallPhase.STARTED))
+        elif record.phase is CallPhase.CLEARED:
             record = await self.gate.start(
                 self.records[slot],
                 record.call if running is None else running,

@@ -290,7 +290,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             overruled = self.judge.overruled(carried.records[0], answers_of_run(get_config()))
             begin = functools.partial(self._begin, carried, overruled, first)
             marks.append((yield from _logged(log, begin, marks, step=_BEGIN)))
-            if first and len(marks) == 1 and marks[0]["at"] is not None:
+            if first and len(marks) == 1 and marks[0]["at"]:
                 return carried
             again = functools.partial(self._begin_again, carried, marks[:])
             carried = self.judge.states.read_part(carried, (yield from _logged(log, again, marks, step=_AGAIN)))
@@ -298,8 +298,10 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     async def _begin(self, carried: Carried, overruled: bool, first: list[bool]) -> dict[str, Any]:
         first.append(True)
-        not_here = overruled or await self.judge.gate.is_taken(carried.records[0], carried.terms.run_id)
-        return {"step": _BEGIN, "at": None if not_here else self._place(carried)}
+        if overruled:
+            return {"step": _BEGIN, "at": None}
+        elsewhere = await self.judge.gate.is_taken(carried.records[0], carried.terms.run_id)
+        return {"step": _BEGIN, "at": [] if elsewhere else self._place(carried)}
 
     def _place(self, carried: Carried) -> list[Any]:
         """Where a call begins: the process, and what lets it run."""

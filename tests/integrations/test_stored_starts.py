@@ -13,12 +13,14 @@ import anyio
 import pytest
 
 from grampus_uq import StoreError, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.gate.call import CallPhase
+from grampus_uq.gate.gate import Gate
 from grampus_uq.integrations.carried_calls import take_up, write_snapshot
 from grampus_uq.integrations.model_turn import ModelTurn
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.runtime import Change, MemoryStore, StoredStarts
 from grampus_uq.runtime.retention import prune
+from grampus_uq.runtime.store import pages
+from grampus_uq.runtime.stored_starts import START
 from grampus_uq.runtime.stores import open_store
 from tests.integrations.test_cancelled_runs import CONFIG, KINDS, PROMPT, Run
 from tests.integrations.test_permits import SAYS, pay
@@ -59,9 +61,11 @@ def test_processes_that_resume_one_approval_at_once_run_each_call_once(kind: str
 
 
 class _Down(MemoryStore):
-    down = False
+    down = slow = False
 
     async def write(self, *changes: Change) -> float:
+        for _ in range(10 if self.slow else 0):
+            await asyncio.sleep(0)
         if self.down:
             raise StoreError("no route")
         return await super().write(*changes)
@@ -84,27 +88,121 @@ def test_a_call_whose_start_cannot_be_stored_runs_later(kind: str) -> None:
     asyncio.run(world())
 
 
-@pytest.mark.anyio
-async def test_a_held_call_whose_start_cannot_be_stored_waits_again() -> None:
-    store = _Down()
-    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-    chosen = AdapterSettings(monitor=monitor, starts=StoredStarts(store))
-    held = take_up(chosen, chosen.gate(lambda name: None), "s", "clerk")
-    await held.observe(chosen, ModelTurn(content=SAYS, calls=(pay(1),)), [pay(1)])
-    held.decide((await held.judge(pay(1))).requests[0].decide("approve", principal="ann"))
-    old = write_snapshot(held)
-    store.down = True
-    release = await held.release(pay(1))
-    assert not release.run
-    assert release.request is not None
-    assert "no route" in release.request.reason
-    store.down = False
-    held.decide(release.request.decide("approve", principal="ann"))
-    assert (await held.release(pay(1))).run
-    elsewhere = take_up(chosen, chosen.gate(lambda name: None), "s", "clerk", old)
-    assert (await elsewhere.release(pay(1))).run, "the approval before was void, and nothing ran on it"
-    again = take_up(chosen, chosen.gate(lambda name: None), "s", "clerk", old)
-    assert (await again.release(pay(1))).record.phase is CallPhase.WAITING
+class _Held:
+    """One approved payment, whose old states several processes take up; a human says yes to whatever they ask."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.store, self.ran, self.approved = _Down(), 0, set[str]()
+        self._settings = settings
+        self.gates = [self.chosen().gate(lambda name: None) for _ in range(3)]
+        self.states: list[Any] = []
+
+    def chosen(self) -> AdapterSettings:
+        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+        return AdapterSettings(monitor=monitor, starts=StoredStarts(self.store), **self._settings)
+
+    async def propose(self) -> None:
+        held = take_up(self.chosen(), self.gates[0], "s", "clerk")
+        await held.observe(self.chosen(), ModelTurn(content=SAYS, calls=(pay(1),)), [pay(1)])
+        await held.judge(pay(1))
+        self.states.append(write_snapshot(held))
+
+    async def go(self, gate: Gate, state: Any) -> str | None:
+        """Approve what waits in a state and run it there; the rule under which it waits then."""
+        held = take_up(self.chosen(), gate, "s", "clerk", state)
+        for request in held.requests():
+            held.decide(request.decide("approve", principal="ann"))
+            if request.id not in self.approved:
+                self.approved.add(request.id)
+                old = self.states.index(state) == 0  # asked before anything ran
+                assert old or not self.ran or request.rule == "unknown_outcome", request.reason
+        release = await held.release(pay(1))
+        if release.run:
+            self.ran += 1
+            held.settle(release, "paid")
+            return None
+        self.states.append(write_snapshot(held))
+        return None if release.request is None else release.request.rule
+
+
+def test_a_held_call_runs_once_for_each_approval_whatever_becomes_of_processes_and_their_store() -> None:
+    async def world(rng: Random) -> None:
+        held = _Held()
+        await held.propose()
+        for _ in range(8):
+            held.store.down = rng.random() < 0.3
+            held.store.slow = rng.random() < 0.3
+            went = [
+                asyncio.create_task(held.go(rng.choice(held.gates), rng.choice(held.states)))
+                for _ in range(rng.choice([1, 1, 2]))
+            ]
+            for _ in range(rng.randrange(12)):
+                await asyncio.sleep(0)
+            if rng.random() < 0.3:
+                went[0].cancel()
+            await asyncio.wait(went)
+            assert all(one.cancelled() or one.exception() is None for one in went), went
+            assert held.ran <= len(held.approved), "one approval, one execution"
+
+    for seed in range(12):
+        asyncio.run(world(Random(seed)))
+
+
+@pytest.mark.parametrize("trouble", ["down", "cancelled"])
+def test_a_held_call_that_never_began_is_not_asked_about_as_if_it_had(trouble: str) -> None:
+    async def run() -> None:
+        held = _Held()
+        await held.propose()
+        (state,), gate = held.states, held.gates[0]
+        held.store.down, held.store.slow = trouble == "down", trouble == "cancelled"
+        task = asyncio.create_task(held.go(gate, state))
+        for _ in range(8):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert held.ran == 0
+        held.store.down = held.store.slow = False
+        await held.go(gate, state)
+        assert held.ran == 1, "the same process may try again"
+
+    asyncio.run(run())
+
+
+def test_advisory_mode_stores_no_start_and_holds_no_call() -> None:
+    async def run() -> None:
+        held = _Held()
+        await held.propose()
+        held._settings = {"advisory": True}
+        for gate in held.gates:
+            await held.go(gate, held.states[0])
+        assert held.ran == 3
+        assert [document async for document in pages(held.store, START)] == []
+        held.store.down = True
+        calls = take_up(held.chosen(), held.gates[0], "s", "clerk", held.states[0])
+        assert not await calls.void(calls.decide(calls.requests()[0].decide("approve", principal="ann")))
+
+    asyncio.run(run())
+
+
+def test_the_human_is_told_by_whichever_process_asks_after_the_one_that_found_the_start_taken_was_killed() -> None:
+    async def run() -> None:
+        run = Run("langchain", 1, starts=StoredStarts(MemoryStore()))
+        await run.go(PROMPT)
+        given, old = await run.decide("approve"), copy.deepcopy(run._saver)
+        await run.go(given)
+        run._saver = old
+        run.restart()
+        finder, kept = asyncio.create_task(run.go(given)), list[Any]()
+        while not finder.done():
+            kept.append(copy.deepcopy(run._saver))
+            await asyncio.sleep(0)
+        for saver in kept[-30::3]:
+            run._saver = saver
+            run.restart()
+            await run.go(given)
+            assert [request.rule for request in await run.waiting()] == ["unknown_outcome"]
+
+    asyncio.run(run())
 
 
 @pytest.mark.anyio
