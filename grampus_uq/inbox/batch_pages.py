@@ -8,6 +8,7 @@ Nothing is stored unless every decision of the batch could be stored alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -108,7 +109,8 @@ async def _decide(visit: Visit) -> Response:
     told = list[str]()
     for one, decision in done:  # each is its own: what became of the others changes none
         try:
-            told.append(f"{said(visit.inbox, one.card)} {await store(visit, one, decision)}")
+            stored = await visit.inbox.ledger.store.at_once(partial(store, visit, one, decision))
+            told.append(f"{said(visit.inbox, one.card)} {stored}")
         except GrampusError as error:
             status, why = told_of(visit.request, error)
             told.append(f"{said(visit.inbox, one.card)} {'Not decided: ' if status < 500 else ''}{why}")

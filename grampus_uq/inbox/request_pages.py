@@ -144,8 +144,8 @@ async def _card(visit: Visit) -> Response:
         refused=[] if request is None else request.refused,
         required=visit.inbox.required,
         agreed=_agreed(stands),
-        editable=as_json_text(shown.arguments),
-        form=edit_form(shown.arguments, one.parameters),
+        editable=partial(as_json_text, shown.arguments),
+        form=partial(edit_form, shown.arguments, one.parameters),
         now_s=visit.now_s,
         own=own,
         place=place,
@@ -159,13 +159,16 @@ def is_own(visit: Visit, shown: Card) -> bool:
 
 
 async def call_parts(visit: Visit, shown: Card) -> dict[str, Any]:
-    """The parts of a call for `call.html`, the whole of it, and the token in its last part."""
+    """The parts of a call for `call.html`, the whole of it, and the token in its last part.
+
+    What looks at every character is a function, which the page calls.
+    """
     (shown,) = await StoredDrills(visit.inbox.ledger.store).as_shown(shown)
     return {
         "card": shown,
         "sentence": said(visit.inbox, shown),
         "arguments": [_argument(shown, name, value) for name, value in sorted(shown.arguments.items())],
-        "marks": legend_of([shown.tool, shown.arguments]),
+        "marks": partial(legend_of, [shown.tool, shown.arguments]),
         "doubt": None if shown.doubt is None else doubt_with_values(shown.doubt),
         "seen": await seen_token(visit, shown),
     }

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
+import anyio.to_thread
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from grampus_uq.errors import ApprovalError, DataError, GrampusError, SessionError, StoreError
 from grampus_uq.gate.requests import ApprovalKind
@@ -79,9 +81,8 @@ class Visit:
     def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
         """A template of this room; `person`, `csrf` and `sections` are there in every one."""
         mine = [one for one in self.inbox.sections if self.person.role.covers(one.role)]
-        here = self.request.url.path
-        shown = rendered(template, person=self.person, csrf=self.csrf, sections=mine, here=here, **values)
-        return HTMLResponse(shown, status)
+        values |= {"person": self.person, "csrf": self.csrf, "sections": mine, "here": self.request.url.path}
+        return FilledPage(template, status, values)
 
     async def form(self) -> dict[str, str]:
         """The fields of the form that was sent; raises DataError."""
@@ -107,6 +108,21 @@ class Visit:
         """Return True for a signature by one of this person's passkeys on exactly this text."""
         passkey = next((key for key in self.person.passkeys if key.id == said.id), None)
         return passkey is not None and WebAuthnKey.from_line(passkey.line).holds(text, said.signature)
+
+
+class FilledPage(Response):
+    """A template that is filled when it is sent, beside the event loop and the store's thread.
+
+    Every character of a hostile text is looked at, and a call may have a million: nobody else waits for that.
+    """
+
+    def __init__(self, template: str, status: int, values: Mapping[str, Any]) -> None:
+        super().__init__(status_code=status)
+        self._fill = functools.partial(rendered, template, **values)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        page = await anyio.to_thread.run_sync(self._fill)
+        await HTMLResponse(page, self.status_code)(scope, receive, send)
 
 
 def same(token: str, given: str) -> bool:

@@ -347,6 +347,24 @@ async def test_a_page_of_what_expired_does_not_say_that_it_was_approved(monkeypa
     assert "which of them counted" in page.text
 
 
+async def test_a_card_of_a_long_call_delays_no_other_page(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    text = "\u043f\u0440\u0438\u0432\u0435\u0442 " * 7_000
+    request = await desk.pause(mail("c", "bob", text))
+    done = list[str]()
+
+    async def ask(path: str) -> None:
+        assert (await ann.get(path)).status_code == 200
+        done.append(path)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, f"/requests/{request.id}")
+        await anyio.sleep(0.05)  # that one came first
+        group.start_soon(ask, "/me")
+    assert done[0] == "/me"
+
+
 @pytest.mark.parametrize("ahead_s", [-4_000.0, 4_000.0])
 async def test_a_machine_whose_clock_differs_from_the_stores_decides_all_the_same(
     ahead_s: float, monkeypatch: pytest.MonkeyPatch
