@@ -108,7 +108,7 @@ async def _rests(ledger: Ledger, document: Document) -> bool:
     except StoreError:
         return ended
     named = head.metadata
-    parent = await ledger.parent_status(named.parent_session, named.parent_run, named.parents)
+    parent = await ledger.parent_status(named.parent_session, named.parent_run)
     return (ended and parent is None) or (parent in _ENDED and not left)
 
 

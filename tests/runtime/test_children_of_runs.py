@@ -33,6 +33,7 @@ from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import oldest_pending
+from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.stopping import order_stop
 from grampus_uq.runtime.store import Change, Delete
@@ -308,3 +309,17 @@ async def test_an_approval_given_before_the_parent_knows_of_the_request_wakes_th
     assert [one.job.session_id for one in await take(store, [top.name], 9, 1.0)] == ["s"]
     await boss.resume(top.name, "s")
     assert world.sent == [("bob", "hi")]
+
+
+async def test_a_session_below_an_ended_sub_agent_stays_while_the_run_on_top_may_be_rolled_back() -> None:
+    store = MemoryStore()
+    runners = chain(World(), store, 2)
+    await runners[2].run(AgentDefinition(name="agent 2", model="m"), "mail bob", session_id="s")
+    (middle,) = [one.session_id for one in await runners[2].ledger.pending() if one.agent_id == "agent 1"]
+    await order_stop(runners[1].ledger, "agent 1", middle)
+    await runners[1].resume("agent 1", middle)
+    await anyio.sleep(0.001)
+    assert await prune(store, 1e-6) == 0
+    await runners[2].resume("agent 2", "s")
+    await anyio.sleep(0.001)
+    assert await prune(store, 1e-6) == 3
