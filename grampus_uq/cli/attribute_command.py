@@ -36,7 +36,7 @@ from grampus_uq.recording.copies import distinct_runs
 
 _RECORDING: Final = b'{"v":'
 _SHOWN: Final = 600
-_METHOD: Final = "vcp: the fewest steps, for reading; lf_envelope and lf: suffixes, for rolling back."
+_METHOD: Final = "vcp: the fewest steps, for reading; lf_envelope and lf: suffixes, for rolling back.  [default: vcp]"
 
 
 @click.command()
@@ -48,8 +48,8 @@ _METHOD: Final = "vcp: the fewest steps, for reading; lf_envelope and lf: suffix
     metavar="LABELLED",
     help="Failures with known errors (some fit the step scorer, the rest calibrate), or a fitted profile.",
 )
-@click.option("--level", type=float, show_default="0.8", help="Coverage, in (0, 1).")
-@click.option("--method", type=click.Choice(list(METHODS)), show_default="vcp", help=_METHOD)
+@click.option("--level", type=float, help="Coverage, in (0, 1).  [default: 0.8]")
+@click.option("--method", type=click.Choice(list(METHODS)), help=_METHOD)
 @click.option("--run", "run_id", help="Analyse only this run of FAILED.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the split and of tie draws.")
 @as_json_option

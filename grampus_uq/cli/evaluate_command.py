@@ -163,7 +163,10 @@ def _print(found: Evaluation, every_row: bool) -> None:
     rows = signal_rows(found)
     print_table(SIGNAL_COLUMNS, rows[:SHOWN_SIGNALS])
     others = f"{len(rows) - SHOWN_SIGNALS} more signals, and " if len(rows) > SHOWN_SIGNALS else ""
-    say_beside(f"auroc: probability that a good run ranks above a bad one; 0.5 is chance. {others}every score: --all")
+    say_beside(
+        "auroc: probability that a good run ranks above a bad one; 0.5 is chance. gain: log score, recalibrated, over "
+        f"the success rate's. t ece: how far off it is as recorded. {others}every score: --all"
+    )
 
 
 def _shown(row: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
+from itertools import islice
 from typing import Any, Literal
 
 import click
@@ -183,14 +183,13 @@ def _fit_budget(
     )
     fit = fit_budget(data, rng=np.random.default_rng(options.seed), share=budget)
     threshold, number = fit.detector.threshold, len(fit.report.threshold_ids)
-    files = list(filter(Path.is_file, recording_files(list(paths))))[:1000]
     artifact = ProfileArtifact(
         profile=Profile(detector=fit.detector, policy=policy, trajectory_risk=risk),
         fitted_for=_fitted_for(paths),
         guarantees=(threshold.guarantee,),
         provenance=Provenance(
             counts=dict(fit.report.counts),
-            inputs=tuple(InputFile.of(path) for path in files),
+            inputs=tuple(islice(InputFile.of_each(recording_files(list(paths))), 1000)),
             splits={"fit": 0, "threshold": number},
             seed=options.seed,
         ),

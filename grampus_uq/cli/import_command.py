@@ -146,9 +146,11 @@ def _files(paths: tuple[str, ...]) -> Iterator[Path]:
         if not start.is_dir():
             yield start
             continue
-        for folder, inner, names in os.walk(start):
+        closed: list[OSError] = []
+        for folder, inner, names in os.walk(start, onerror=closed.append):
             inner[:] = sorted(name for name in inner if not name.startswith("."))
             yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+        yield from (Path(error.filename) for error in closed)
 
 
 def _import_file(plan: _Plan, path: Path) -> _Imported:

@@ -29,5 +29,4 @@ def chosen_workers(paths: Sequence[str], workers: int | None) -> int:
 def n_files_of_fits(paths: Sequence[str], artifacts: Iterable[ProfileArtifact]) -> int:
     """The number of files at these paths that served the fit of a profile: figures taken on them are too good."""
     fitted_on = {file.sha256 for artifact in artifacts for file in artifact.provenance.inputs}
-    files = recording_files(list(paths))
-    return sum(InputFile.of(path).sha256 in fitted_on for path in files if path.is_file())
+    return sum(file.sha256 in fitted_on for file in InputFile.of_each(recording_files(list(paths))))

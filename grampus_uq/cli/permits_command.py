@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -382,7 +381,7 @@ def simulate(
 
 
 def _as_json(target: Target, stream: str, calls: LabelledCalls, found: Simulated) -> dict[str, Any]:
-    scored = sum(not math.isnan(score) for score in calls.scores.tolist())
+    scored = int((~np.isnan(calls.scores)).sum())
     promise = {"at_most": target.epsilon, "assurance": 1.0 - target.delta, "stream": stream, "scored": scored}
     return {**promise, **asdict(found), "left_out": dict(calls.left_out), "sentence": _sentence(target, stream, found)}
 
@@ -396,6 +395,8 @@ def _print(target: Target, stream: str, calls: LabelledCalls, found: Simulated) 
     ]
     print_table(("rule", "asked", "went out", "wrong and out"), rows)
     say_beside(_sentence(target, stream, found))
+    if unscored := int(np.isnan(calls.scores).sum()):
+        say_beside(f"{unscored} of {found.calls} calls have no {stream}, and are asked about: another --stream?")
     if calls.left_out:
         say_beside("Runs left out: " + ", ".join(f"{n} {why}" for why, n in calls.left_out.items()) + ".")
 

@@ -6,11 +6,12 @@ that is newer, broken, changed, or made for another model says so instead of wor
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -62,6 +63,14 @@ class InputFile(BaseModel):
         with Path(path).open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
             return cls(name=Path(path).name, sha256=digest, size=stream.tell())
+
+    @classmethod
+    def of_each(cls, paths: Iterable[Path]) -> Iterator[InputFile]:
+        """Hash each file that can be read; of the others the reader of their runs said why."""
+        for path in paths:
+            with contextlib.suppress(OSError):
+                if path.is_file():
+                    yield cls.of(path)
 
 
 def _versions() -> dict[str, str]:

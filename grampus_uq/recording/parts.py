@@ -115,6 +115,6 @@ def _bytes(path: Path) -> int:
     try:
         if is_packed(path):
             return sum(row_groups(path))
-    except DataError:
+        return sum(file.stat().st_size for file in with_later_parts(path))
+    except (DataError, OSError):
         return 0
-    return sum(file.stat().st_size for file in with_later_parts(path) if file.exists())

@@ -105,7 +105,8 @@ def recording_files(paths: Paths) -> Iterator[Path]:
 
     Of a folder these are its `*.jsonl`, and those of its `*.parquet` that are packed recordings (tables are not).
     The later parts of a rotated recording belong to its first file and are not yielded by themselves. Links to folders
-    are not followed, hidden files not taken. A file that is there twice, by another name too, comes once. Raises
+    are not followed, hidden files not taken. A folder that cannot be read comes as a file, which its reader cannot read
+    either. A file that is there twice, by another name too, comes once. Raises
     DataError for a path that does not exist.
     """
     met: set[tuple[int, int]] = set()
@@ -125,17 +126,21 @@ def _recording_files(paths: Paths) -> Iterator[Path]:
         start = Path(given)
         if os.fspath(given) == "":
             raise DataError("an empty path names no recordings.")
-        if start.is_dir():
-            for folder, inner, names in os.walk(start):
+        if os.path.isdir(start):
+            closed: list[OSError] = []
+            for folder, inner, names in os.walk(start, onerror=closed.append):
                 inner[:] = sorted(name for name in inner if not name.startswith("."))
                 known = set(names)
                 for name in sorted(names):
                     path = Path(folder) / name
-                    if name.startswith(".") or follows(name, known) or (path.exists() and not path.is_file()):
+                    if name.startswith(".") or follows(name, known):
+                        continue
+                    if os.path.exists(path) and not os.path.isfile(path):
                         continue  # a pipe would never end
                     if name.endswith(SUFFIX) or (name.endswith(PACKED_SUFFIX) and _may_be_packed(path)):
                         yield path
-        elif start.exists():
+            yield from (Path(error.filename) for error in closed)  # its reader says what is wrong with it
+        elif os.path.exists(start):
             yield start
         else:
             raise DataError("does not exist.", path=os.fspath(given))
@@ -279,14 +284,15 @@ def summarise(run: Run) -> RunSummary:
     outcome = run.outcome
     times = [start.time_s] if start else []
     times += [steps[0].step.time_s, steps[-1].step.time_s] if steps else []
+    timed = bool(times) and min(times) > 0.0  # a run imported without times counts its messages from 0
     wanted = [step.assessment.advisory_action or step.assessment.action for step in steps]
     confidences = [believed for step in steps if (believed := step.assessment.believed) is not None]
     return RunSummary(
         session_id=run.session_id,
         agent_id=run.events[0].agent_id,
         model=start.model if start else "",
-        started_s=min(times, default=None),
-        duration_s=max(times) - min(times) if times else None,
+        started_s=min(times) if timed else None,
+        duration_s=max(times) - min(times) if timed else None,
         steps=len(steps),
         pauses=sum(action.stops for action in wanted),
         decisions=len(run.decisions),

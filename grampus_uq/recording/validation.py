@@ -78,14 +78,17 @@ class _Check:
 
     def run(self) -> FileReport:
         lines = 0
-        for number, found, line in scan(self._path):
-            lines = number
-            if isinstance(found, DataError):
-                self._find("error", number, found.field, found.reason)
-            elif isinstance(found, PartialLine):
-                self._find("warning", number, "", f"an unfinished line of {len(found.data)} bytes is left out.")
-            else:
-                self._event(number, found, line)
+        try:
+            for number, found, line in scan(self._path):
+                lines = number
+                if isinstance(found, DataError):
+                    self._find("error", number, found.field, found.reason)
+                elif isinstance(found, PartialLine):
+                    self._find("warning", number, "", f"an unfinished line of {len(found.data)} bytes is left out.")
+                else:
+                    self._event(number, found, line)
+        except DataError as error:  # the file cannot be opened; the others may be
+            self._find("error", error.line, error.field, error.reason)
         self._known.update(map(hash, self._sessions))
         return FileReport(
             path=os.fspath(self._path),

@@ -129,7 +129,7 @@ def _send_file(
             run = begin(event, began_ns) if began_ns > 0 else None
             report.runs += run is not None
             if run is None:
-                reason = f"the run {current!r:.100} has no time: import it with `start_s`."
+                reason = f"the run {current!r:.100} has no time, as imported from a format without times."
                 refuse(DataError(reason, path=str(path), line=line))
         if run is not None:
             report.steps += isinstance(event, StepEvent)

@@ -47,7 +47,25 @@ def another_version(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'{"v":1,', b'{"v":99,'))
 
 
-HARMS: list[Callable[[Path], None]] = [broken_line, no_json, parquet_of_nothing, dangling, another_version]
+def folder_out_of_reach(path: Path) -> None:
+    """In place of the file a folder whose path is longer than the system takes: nobody, root either, can list it."""
+    path.unlink()
+    inner = os.open(path.parent, os.O_RDONLY)
+    for name in (path.stem, *["x" * 250] * 17):
+        os.mkdir(name, dir_fd=inner)
+        inner, outer = os.open(name, os.O_RDONLY, dir_fd=inner), inner
+        os.close(outer)
+    os.close(inner)
+
+
+HARMS: list[Callable[[Path], None]] = [
+    broken_line,
+    no_json,
+    parquet_of_nothing,
+    dangling,
+    another_version,
+    folder_out_of_reach,
+]
 
 
 @pytest.fixture(params=HARMS, ids=lambda harm: harm.__name__)
@@ -102,6 +120,15 @@ def test_a_bad_file_is_named_the_others_are_read_and_the_status_is_1(command: st
         assert all(name in done.stdout for name in ["renamed", *list(GOOD)[1:]])
     else:
         assert done.stdout
+
+
+def test_validation_goes_on_behind_a_file_that_cannot_be_opened(folder: tuple[Path, str]) -> None:
+    done = called("runs", "validate", str(folder[0]))
+    assert (done.exit_code, isinstance(done.exception, SystemExit)) == (1, True)
+    assert f"error: {folder[0] / folder[1]}" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(
+        ("13 files, 12 sessions, 24 steps", "13 files, 13 sessions, 25 steps")
+    )
 
 
 def test_a_line_that_is_wrong_is_named_with_its_number_and_its_field(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_questions_are_saved_where_the_score_tells_and_nothing_goes_out_without_
     nothing = json.loads(invoke(recorded, "--json").stdout)
     assert (nothing["out"], nothing["first"], nothing["threshold"], nothing["scored"]) == (0, None, None, 0)
     assert "takes 58 right answers at the least" in nothing["sentence"]
+    assert f"{found['calls']} of {found['calls']} calls have no p_success" in invoke(recorded).stderr
 
 
 def test_the_table_stands_beside_asking_always_and_asking_as_many_at_random(recorded: Path) -> None:

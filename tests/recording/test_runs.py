@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from grampus_uq.errors import ConfigurationError, DataError, MissingDependencyError
+from grampus_uq.importers import ImportedRun
+from grampus_uq.importers import events as imported_events
 from grampus_uq.recording import (
     Label,
     RecordingProcessor,
@@ -30,7 +32,7 @@ from grampus_uq.recording import (
 )
 from grampus_uq.recording.table import TABLE_COLUMNS
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent
-from grampus_uq.records.values import Outcome
+from grampus_uq.records.values import Message, Outcome, Role
 from grampus_uq.records.vocabulary import StopReason, UncertaintyAction
 from tests.recording.events import START_S, session, started, step_event
 
@@ -167,6 +169,14 @@ def test_a_summary_says_when_how_long_how_sure_and_how_it_ended(tmp_path: Path) 
     assert (summary.started_s, summary.duration_s, summary.steps) == (START_S, 2.0, 3)
     assert (summary.least_confidence, summary.last_confidence) == (0.25, 0.75)
     assert (summary.success, summary.stop_reason, summary.model) == (False, "clean", "m")
+
+
+def test_a_run_imported_without_times_has_no_start_and_no_duration(tmp_path: Path) -> None:
+    said = (Message(role=Role.USER, content="2+2?"), Message(role=Role.ASSISTANT, content="4"))
+    found = imported_events(ImportedRun(run_id="s1", path="log", line=1, messages=said, outcome=Outcome(success=None)))
+    (tmp_path / "s1.jsonl").write_bytes(written(*found))
+    summary = summarise(find_run(tmp_path, "s1"))
+    assert (summary.started_s, summary.duration_s, summary.steps) == (None, None, 1)
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------

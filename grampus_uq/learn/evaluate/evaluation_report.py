@@ -170,7 +170,7 @@ def holding_chart(streams: Sequence[ScoredStream]) -> Chart:
     """Success rate of the runs that are not held against the share held, by least forecast; a line a stream."""
     series = []
     for number, stream in enumerate(streams):
-        if stream.complete.sum() >= _LEAST_KEPT:
+        if stream.complete.sum() > _LEAST_KEPT:  # with as many there is one point, and no line
             outcomes = stream.target[stream.complete]
             coverage, risk = risk_coverage(min_forecast(stream.raw)[stream.complete], outcomes)
             points = np.column_stack([1.0 - coverage, 1.0 - risk])[coverage * len(outcomes) >= _LEAST_KEPT]

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -368,7 +367,6 @@ def _artifact(
     options: FitOptions,
 ) -> ProfileArtifact:
     promises = tuple(f"{part.name}: {part.promise}" for part in parts if part.promise)
-    files = list(islice(filter(Path.is_file, recording_files(paths)), _MOST_INPUTS))
     details: dict[str, JsonValue] = {
         "parts": [part.to_json() for part in parts],
         "options": {k: list(v) if k == "streams" else v for k, v in asdict(options).items() if v is not None},
@@ -381,7 +379,7 @@ def _artifact(
         guarantees=promises or ("No guarantee: nothing with a promise could be fitted.",),
         provenance=Provenance(
             counts=runs.counts,
-            inputs=tuple(InputFile.of(path) for path in files),
+            inputs=tuple(islice(InputFile.of_each(recording_files(paths)), _MOST_INPUTS)),
             splits=splits,
             seed=options.seed,
             details=details,

@@ -71,6 +71,13 @@ def test_with_too_few_runs_no_signal_is_called_the_best_anywhere_on_the_page(tmp
     assert "Signal and limit were" not in page
 
 
+def test_a_chart_without_a_line_is_not_drawn(tmp_path: Path) -> None:
+    runs = [events(f"r{n}", [{"verbalized": 0.1 * n}] * 2, n > 4) for n in range(10)]
+    write(tmp_path / "runs.jsonl", *runs)
+    run(tmp_path, "-o", tmp_path / "r.html", "--draws", 20)
+    assert "What holding buys" not in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
 def test_json_and_the_table_hold_the_same_numbers(folder: Path) -> None:
     found = json.loads(run(folder, "--json", "--draws", 20).stdout)
     row = next(r for r in found["table"] if r["stream"] == "verbalized" and not r["calibrated"])
