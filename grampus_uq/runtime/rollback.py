@@ -37,6 +37,7 @@ from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
 from grampus_uq.runtime.sub_agents import SubAgent
+from grampus_uq.runtime.worker_jobs import Job
 
 _Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
 """Makes up for calls; returns for each what was done about it, or None. Called once for each call."""
@@ -118,6 +119,8 @@ async def rollback(
     _append_note(new, text)
     await _archive(runner, old, to_step, text)
     await audit.append("rollback", _facts(new, to_step, old.branch, done))
+    ours = Job(agent_id=agent_id, session_id=session_id)  # should this process die before it goes on, a worker does
+    await runner.ledger.store.write(ours.at(runner.ledger.now_s() + runner.lease_s))
     if compensate is not None and hooked:
         await _run_compensation(runner, new, version, hooked, compensate, text, terms)
     else:

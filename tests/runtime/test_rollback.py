@@ -48,16 +48,19 @@ from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.checkpoints import checkpoints_of
+from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.restart_points import restart_step, run_of, what_failed
 from grampus_uq.runtime.rollback import branches, recover, rollback
 from grampus_uq.runtime.run_state import ExecutedCall, ExecutionResult
 from grampus_uq.runtime.store import Change, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker_jobs import take
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.testing import ScriptedModel, answer
 from tests.learn.attribution.runs import ASSUMING, failures
+from tests.runtime.agents import Copied
 
 pytestmark = pytest.mark.anyio
 
@@ -518,6 +521,24 @@ async def test_wherever_the_worker_dies_nothing_is_lost_and_the_human_is_asked_a
     assert len(refunds) <= 1
     assert shop.paid == [10]
     assert [branch.number for branch in await branches(one, "clerk", "s")] == [0]
+
+
+async def test_a_branch_that_no_process_began_is_one_that_a_worker_takes_up() -> None:
+    """At rest, and asking nothing: without a job nobody would ever look at it."""
+    store = Copied()
+    one = runner(Shop(), store, clerk(), lease_s=0.01)
+    await one.run(AGENT, "add up", session_id="s")
+    store.copies.clear()
+    await rollback(one, "clerk", "s", 2)
+    await anyio.sleep(0.02)
+    left = [copy for copy in store.copies if await status_in(copy) is AgentStatus.IDLE]
+    assert left
+    for copy in left:
+        assert [taken.job.session_id for taken in await take(copy, ["clerk"], 9, 1.0)] == ["s"]
+
+
+async def status_in(store: SessionStore) -> AgentStatus:
+    return (await Ledger(store).known("clerk", "s"))[0].status
 
 
 PHASE = """
