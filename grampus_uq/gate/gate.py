@@ -168,7 +168,7 @@ class Gate:
     ) -> None:
         self._started_by = started_by
         self._starts = starts
-        self._name = uuid.uuid4().hex
+        self._owned: OrderedDict[str, str] = OrderedDict()  # known no longer than what is spent
         self.delegations = delegations
         self.permits = permits
         self.approvals = approvals or ApprovalPolicy()
@@ -489,7 +489,13 @@ class Gate:
         Raises StoreError where that cannot be stored: the call must not run.
         """
         by = None if record.phase is CallPhase.SETTLED else let_by(record, run_id)
-        if by is None or self._starts is None or await self._starts.take(by, f"{self._name}/{os.getpid()}"):
+        if by is None or self._starts is None:
+            return False
+        with self._lock:
+            owner = self._owned.setdefault(by, uuid.uuid4().hex)
+            while len(self._owned) > _MAX_SPENT:
+                self._owned.popitem(last=False)
+        if await self._starts.take(by, f"{owner}/{os.getpid()}"):
             return False
         self.began_elsewhere(by)
         return True

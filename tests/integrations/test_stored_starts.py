@@ -184,6 +184,26 @@ def test_advisory_mode_stores_no_start_and_holds_no_call() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
+def test_an_old_state_runs_nothing_in_the_process_that_ran_it_however_many_calls_ago() -> None:
+    async def run() -> None:
+        held = _Held()
+        await held.propose()
+        gate, old = held.gates[0], held.states[0]
+        await held.go(gate, old)
+        calls = take_up(held.chosen(), held.gates[1], "s", "clerk", old)
+        record = calls.decide(calls.requests()[0].decide("approve", principal="ann"))
+        for number in range(65_536):
+            request = record.requests[0].model_copy(update={"id": f"{number}"})
+            other = record.change(requests=(request,))
+            with gate.once(other):
+                assert not await gate.is_taken(other, "")
+        assert await held.go(gate, old) == "unknown_outcome"
+        assert held.ran == 1
+
+    asyncio.run(run())
+
+
 def test_the_human_is_told_by_whichever_process_asks_after_the_one_that_found_the_start_taken_was_killed() -> None:
     async def run() -> None:
         run = Run("langchain", 1, starts=StoredStarts(MemoryStore()))
