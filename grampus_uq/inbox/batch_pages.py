@@ -37,6 +37,7 @@ from grampus_uq.runtime.stored_decisions import OpenRequest
 _PAGES: Final = 4
 _Text = Annotated[str, Field(max_length=200_000)]
 _Three = Annotated[list[_Text], Field(min_length=3, max_length=3)]
+_Shown = Annotated[list[Annotated[str, Field(max_length=100)]], Field(min_length=3, max_length=3)]
 _Given = tuple[OpenRequest | Drill, Decision]
 
 
@@ -47,7 +48,7 @@ class BatchWish(BaseModel):
 
     kind: Literal["approve", "reject"]
     message: str | None = Field(default=None, max_length=20_000)
-    calls: list[_Three] = Field(min_length=2, max_length=MOST_IN_BATCH)
+    calls: list[_Shown] = Field(min_length=2, max_length=MOST_IN_BATCH)
 
 
 class SignedBatch(Assertion):

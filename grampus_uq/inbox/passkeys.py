@@ -54,7 +54,7 @@ def registration_text(token: str) -> str:
 def new_passkey(said: NewPasskey, settings: InboxSettings, now_s: float) -> Passkey:
     """The passkey that a browser made for this invitation, here, with its user verified; raises ApprovalError."""
     try:
-        client, data, public_key = (decoded_base64url(part) for part in (said.client, said.data, said.key))
+        client, data, public_key, named = map(decoded_base64url, (said.client, said.data, said.key, said.id))
         client_data = json.loads(client)
         challenge = decoded_base64url(client_data["challenge"])
         told = (client_data["type"], client_data["origin"])
@@ -70,7 +70,7 @@ def new_passkey(said: NewPasskey, settings: InboxSettings, now_s: float) -> Pass
         or not hmac.compare_digest(data[:32], hashlib.sha256(settings.rp_id.encode()).digest())
         or data[32] & _FLAGS != _FLAGS
         or not credential
-        or credential != decoded_base64url(said.id)
+        or credential != named
     ):
         raise ApprovalError("The passkey was made for another place, another invitation, or without a user check.")
     return Passkey(id=said.id, line=key.line, added_s=now_s)

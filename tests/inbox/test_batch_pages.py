@@ -118,7 +118,7 @@ async def test_a_part_of_the_list_is_rejected_and_the_rest_waits(store: SessionS
     assert [len(decisions) for decisions in stored.values()] == [0, 1, 1]
 
 
-@pytest.mark.parametrize("what", ["call", "seen", "digest", "twice", "unknown", "one", "kind"])
+@pytest.mark.parametrize("what", ["call", "seen", "digest", "twice", "unknown", "one", "kind", "long"])
 async def test_what_was_not_shown_is_not_prepared(store: SessionStore, what: str) -> None:
     desk = Desk(store)
     ann, bob = await someone(desk.app, store), await someone(desk.app, store, "bob")
@@ -132,6 +132,7 @@ async def test_what_was_not_shown_is_not_prepared(store: SessionStore, what: str
         "twice": [*calls, calls[0]],
         "unknown": [*calls, calls[0] | {"id": "0" * 32}],
         "one": calls[:1],
+        "long": [calls[0], calls[1] | {"digest": "x" * 101}],
         "kind": calls,
     }
     refused = await prepared(ann, wrong[what], "respond" if what == "kind" else "approve")

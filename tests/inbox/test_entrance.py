@@ -128,6 +128,7 @@ async def test_an_invitation_is_good_once_and_until_its_end(store: SessionStore)
         {"flags": 0x44},
         {"flags": 0x05},
         {"id": "AAAA"},
+        {"id": "AAAAA"},
         {"key": "AAAA"},
         {"data": "AAAA"},
         {"client": "AAAA"},
