@@ -88,7 +88,9 @@ _ALL: Final = (
     _a("cumulative_confidence", "double", ESCALATE, "always", "number"),
     _a("irreversible", "boolean", ESCALATE, "always", "number"),
     _a("wanted_action", "string", ESCALATE, "always; differs from `action` where the monitor only advises", "word"),
-    _a("decision", "string", APPROVAL, "always: approve, edit, reject, respond, guidance, permit, grant", "word"),
+    _a(
+        "decision", "string", APPROVAL, "always: approve, edit, reject, respond, guidance, permit, grant, chain", "word"
+    ),
     _a("uncertainty.permit", "string", APPROVAL, "a permit let the call go ahead: its promise at that moment", "word"),
     _a("guarantee", "string", ESCALATE, "always; `no guarantee` where there is none", "word"),
     # Numbers that are evidence, and only those; the same keys on the parent.
