@@ -263,6 +263,7 @@ class AgentRunner:
         agent = agent_def or AgentDefinition.model_validate(state.definition)
         if self.changed_tools is ChangedTools.REFUSE:
             refuse_changes(state, self.schemas())
+        asked = [request for request in state.pending() if request.child_session is None]
         lease = await self.take(state, version)
         try:
             lease.session = self._session(state, agent)
@@ -270,7 +271,7 @@ class AgentRunner:
             turn.restore()
             if self.changed_tools is not ChangedTools.RUN:
                 await meet_changes(turn, self._begun_with(agent), self.schemas())
-            await apply_response(turn, self.ledger, human_response)
+            await apply_response(turn, self.ledger, human_response, earlier=asked)
         except (Exception, anyio.get_cancelled_exc_class()):
             await lease.release(unfinished=True)
             raise

@@ -261,7 +261,8 @@ def test_whatever_becomes_of_a_sub_agent_that_paid_it_is_told_and_a_rollback_lis
         assert all("may have taken effect" in text or text == "Done." for text in told)
         await anyio.sleep(state.leased_for_s())
         result = await rollback(runner(), lead.name, "s", 0)
-        assert [call["call"]["name"] for call in result.metadata["rollback"]["executed"]] == ["payer"]
+        executed = [call["call"]["arguments"] for call in result.metadata["rollback"]["executed"]]
+        assert executed[0] == {"to": "A"}  # what it did, in the place of the call that began it
 
     anyio.run(run)
 

@@ -8,7 +8,18 @@ from typing import Any
 import anyio
 import pytest
 
-from grampus_uq import AgentStatus
+from grampus_uq import (
+    AgentRunner,
+    AgentStatus,
+    ApprovalPolicy,
+    Ed25519Signer,
+    FunctionTools,
+    PublicKeys,
+    Seal,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+    tool,
+)
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.vocabulary import Role
@@ -149,3 +160,30 @@ async def test_a_refusal_that_nobody_took_up_yet_still_counts_whatever_comes_bef
         assert any("Bob has his mail." in str(m.content) for m in result.messages if m.role is Role.TOOL)
     assert kind is ApprovalKind.RESPOND or all(asked.call is None for asked in result.pending)
     assert world.sent == []
+
+
+@pytest.mark.parametrize("changed", ["the policy", "the tool", "the seal"])
+async def test_a_rejection_counts_although_the_call_is_asked_about_anew(changed: str) -> None:
+    """What voids an approval voids no "no": somebody else might approve what a colleague has refused."""
+    store, world, ann = MemoryStore(), World(), Ed25519Signer.generate()
+
+    def process(of: str) -> AgentRunner:
+        named = ["send_email"] if of == "the policy" else []
+        policy = UncertaintyPolicy(always_ask_tool_names=named)
+        seal = Seal(b"a key of another" if of == "the seal" else b"a key of its own")
+        approvals = ApprovalPolicy(signer=PublicKeys({"ann": ann.public_key}), seal=seal)
+        one = runner(world, store=store, monitor=UncertaintyMonitor(policy=policy), approvals=approvals)
+        if of == "the tool":
+            one.tool_executor = FunctionTools(tool(effect="irreversible")(send_email))
+        return one
+
+    (request,) = (await process("before").run(AGENT, "x", session_id="s")).pending
+    await process("before").ledger.decide(ann.sign(request.decide("reject", principal="ann")))
+    result = await process(changed).resume("mailer", "s")
+    assert all(asked.call is None for asked in result.pending)
+    assert world.sent == []
+
+
+def send_email(to: str, subject: str, body: str) -> str:
+    """Send a mail."""
+    raise AssertionError
