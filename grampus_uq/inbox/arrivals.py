@@ -21,7 +21,7 @@ from grampus_uq.runtime.stored_drills import StoredDrills
 from grampus_uq.runtime.worker_jobs import stamp
 
 EACH_S: Final = 2.0
-_LATE_S: Final = 120.0  # a row may be written this much after its time
+_LATE_S: Final = 120.0  # a look may come this much after a row was written
 _MOST: Final = 1_000
 _log = logging.getLogger(__name__)
 
@@ -37,11 +37,12 @@ class Arrivals:
     async def look(self, store: SessionStore) -> bool:
         """True if something began to wait since the last look; raises StoreError."""
         now_s, before = await store.now(), self._rows
-        rows = await store.scan(ASKED, after=stamp(now_s - _LATE_S), limit=_MOST)
-        keys = {row.key for row in rows}
-        drills = StoredDrills(store)
-        waiting = [row for row in rows if row.key not in self._followed] if await drills.plan() is not None else []
-        asked = await requests_of(Ledger(store), waiting)
+        newest = await store.scan(ASKED, after=stamp(now_s - _LATE_S), limit=_MOST)
+        found = [*newest, *await store.scan(ASKED, limit=_MOST)]  # the clock of whoever asks may be late by any time
+        rows = {row.key: row for row in found if now_s - row.written_s < _LATE_S}
+        keys, drills = set(rows), StoredDrills(store)
+        unlisted = keys - self._followed if await drills.plan() is not None else ()
+        asked = await requests_of(Ledger(store), [rows[key] for key in sorted(unlisted)])
         shown = {one.id for one in await drills.mixed([card(one) for one in asked], now_s, unlisted=True)}
         shown -= {request.id for request in asked}
         fresh = bool(keys - (before or set())) or bool(shown - self._drills)

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,10 +18,13 @@ import httpx
 import pytest
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.inbox import notices
 from grampus_uq.inbox.arrivals import Arrivals
 from grampus_uq.inbox.notices import Notices
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.asked_rows import ASKED, asked_row, row_key
+from grampus_uq.runtime.store import Delete, SessionStore
+from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.inbox.browser import someone
 from tests.inbox.test_decisions import Desk
 
@@ -51,6 +55,32 @@ def webhook(*statuses: int) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+async def test_a_request_is_news_when_it_arrives_whatever_the_clock_of_its_host(monkeypatch: Any) -> None:
+    """An adapter's requests have the times of its machine. The oldest are looked at, too: what moves up is no news."""
+    store, arrivals, passed_s = MemoryStore(), Arrivals(), 0.0
+    monkeypatch.setattr(store, "_now", lambda: time.time() + passed_s)
+    monkeypatch.setattr("grampus_uq.inbox.arrivals._MOST", 5)
+    desk = Desk(store)
+    await someone(desk.app, store)
+    first = await desk.pause(session="s")
+
+    async def ask(name: str, late_s: float) -> ApprovalRequest:
+        request = first.model_copy(update={"id": name, "created_s": await store.now() - late_s})
+        await store.write(asked_row(request))
+        return request
+
+    assert await arrivals.look(store) is False
+    asked = list[ApprovalRequest]()
+    for number, late_s in enumerate((0.0, 300.0, 86_400.0, -300.0, 0.0, 0.0, 0.0)):
+        asked.append(await ask(f"r{number}", late_s))
+        assert [await arrivals.look(store) for _ in range(2)] == [True, False]
+        passed_s += 121.0
+        assert await arrivals.look(store) is False
+    for one in asked[2:0:-1]:
+        await store.write(Delete(kind=ASKED, key=row_key(one.id, one.created_s), expected=1))
+        assert await arrivals.look(store) is False, "another one is among the oldest now"
 
 
 def looks(monkeypatch: Any) -> list[bool]:
