@@ -102,9 +102,11 @@ async def rollback(
     audit = AuditLog(runner.ledger.store, agent_id, session_id)
     policy = runner.policy()
     known = {call.idempotency_key for call in old.discarded}
-    done = [call for call in await _took_effect(runner, old, to_step) if call.idempotency_key not in known]
+    rejected = list[str]()
+    done = [call for call in await _took_effect(runner, old, to_step, rejected) if call.idempotency_key not in known]
     text = (note or "")[:_MAX_NOTE]
     new = _branched(old, restored, to_step, done).replaces(old)
+    new.rejected = list(dict.fromkeys([*restored.rejected, *rejected]))
     new.stops_seen = await stops_now(runner.ledger, new)  # orders given before are for the branch that is gone
     new.vouched = old.vouched and restored.vouched and all(map(runner.gate.believes, (old.sealed, restored.sealed)))
     terms = runner.gate.terms(agent_id, session_id, policy, run_id=new.run_id, started_by=new.started_by)
@@ -187,8 +189,12 @@ async def _not_running(runner: AgentRunner, agent_id: str, session_id: str) -> t
     return state, version
 
 
-async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int) -> list[ExecutedCall]:
-    """The executed calls of the discarded steps; in the place of a sub-agent's beginning, those of its session."""
+async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int, rejected: list[str]) -> list[ExecutedCall]:
+    """The executed calls of the discarded steps; in the place of a sub-agent's beginning, those of its session.
+
+    What humans rejected is added to `rejected`.
+    """
+    rejected += state.rejected
     entries = await AuditLog(runner.ledger.store, state.agent_id, state.session_id).entries()
     found = list[ExecutedCall]()
     for call in executed_calls(entries, state, to_step, runner.policy()):
@@ -198,7 +204,7 @@ async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int) -> 
             child = began.child_session(CallRecord.new(call.call, call.step_id))
             if await agent.runner.ledger.load(agent.agent.name, child) is not None:
                 below, _ = await _not_running(agent.runner, agent.agent.name, child)
-                found += [*below.discarded, *await _took_effect(agent.runner, below, 0)]
+                found += [*below.discarded, *await _took_effect(agent.runner, below, 0, rejected)]
                 continue
         found.append(call)
     return found
@@ -222,7 +228,6 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             "turn": [],
             "review": [],
             "output": "",
-            "rejected": list(dict.fromkeys([*restored.rejected, *old.rejected])),
             "touched": True,
             "total_token_usage": old.total_token_usage or TokenUsage(),
             "tool_calls_made": old.tool_calls_made,

@@ -37,7 +37,6 @@ from grampus_uq.runtime.run_state import (
     REPLACED,
     STARTED_BY,
     AgentState,
-    ExecutedCall,
     ExecutionResult,
     PendingSession,
 )
@@ -165,15 +164,15 @@ class AgentRunner:
         started_by: str | None = None,
         vouched: bool = True,
         child_of: Mapping[str, JsonValue] | None = None,
-        discarded: Sequence[ExecutedCall] = (),
+        inherits: AgentState | None = None,
     ) -> ExecutionResult:
         """Run until the agent answers, pauses or stops; `messages` go before the user's input.
 
         `started_by` is whose run it is, by the approvers' names: with `ApprovalPolicy(others_decide=True)` it has to be
         said, and that person does not decide. `vouched=False`: the task comes out of a stored state without a seal that
-        holds, so whatever may be irreversible is asked about. `child_of`: the parent of a sub-agent's run, and
-        `discarded` what rolled-back branches of that executed: the same irreversible calls are asked about. Names that
-        the runner itself keeps in `metadata` (`attended`, for example) are refused with ConfigurationError.
+        holds, so whatever may be irreversible is asked about. `child_of`: the parent of a sub-agent's run, whose
+        rejections and rolled-back calls it `inherits`. Names that the runner itself keeps in `metadata` (`attended`,
+        for example) are refused with ConfigurationError.
 
         Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of
         this id is running or waiting, ModelError when the agent's own model fails (`resume` then goes on where it was).
@@ -188,7 +187,7 @@ class AgentRunner:
                 started_by=started_by,
                 vouched=vouched,
                 child_of=child_of,
-                discarded=discarded,
+                inherits=inherits,
             )
         )
 
@@ -203,7 +202,7 @@ class AgentRunner:
         started_by: str | None = None,
         vouched: bool = True,
         child_of: Mapping[str, JsonValue] | None = None,
-        discarded: Sequence[ExecutedCall] = (),
+        inherits: AgentState | None = None,
     ) -> AsyncGenerator[RunEvent, None]:
         """Like `run`, step by step; the last event carries the result. Steps are yielded after they were judged.
 
@@ -218,7 +217,9 @@ class AgentRunner:
         metadata = {**(metadata or {}), **(child_of or {})}
         metadata |= {} if started_by is None else {STARTED_BY: started_by}
         state, version = await self._fresh(agent_def, session_id or uuid.uuid4().hex, metadata)
-        state.vouched, state.discarded = vouched, [call.model_copy() for call in discarded]
+        state.vouched = vouched
+        if inherits is not None:
+            state.rejected, state.discarded = [*inherits.rejected], [one.model_copy() for one in inherits.discarded]
         if agent_def.system_prompt:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
         state.messages += [*messages, Message(role=Role.USER, content=bounded_text(user_input))]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from grampus_uq.errors import UncertaintyError
-from grampus_uq.gate.call import CallRecord
+from grampus_uq.errors import StoreError, UncertaintyError
+from grampus_uq.gate.call import MAX_REJECTED, CallRecord
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
@@ -62,7 +63,8 @@ class SubAgent:
             return ToolResult(tool_call_id=record.call.id, output="`task` must be a non-empty text.", is_error=True)
         child_id = state.child_session(record)
         state.keep(record.change(child_session=child_id, guidance=None))
-        within = within_parent.set(True)
+        within, outcome = within_parent.set(True), ToolResult(tool_call_id=record.call.id)
+        result: ExecutionResult | None = None
         try:
             loaded = await self.runner.ledger.load(self.agent.name, child_id)
             if loaded is None:
@@ -81,22 +83,31 @@ class SubAgent:
                     child_of=named,
                     started_by=who,
                     vouched=vouched,
-                    discarded=state.discarded,
+                    inherits=state,
                 )
             elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
-                return self._finished(record, parent, loaded[0])
+                outcome = self._finished(record, parent, loaded[0])
             else:
                 result = await self.runner.resume(self.agent.name, child_id, record.guidance, agent_def=self.agent)
         except UncertaintyError as aborted:
             self._believe(parent, record, aborted.details, "cumulative_confidence", "overall_level")
-            return ToolResult(
-                tool_call_id=record.call.id, output=f"The sub-agent was stopped: {aborted}", is_error=True
-            )
+            stopped = f"The sub-agent was stopped: {aborted}"
+            outcome = ToolResult(tool_call_id=record.call.id, output=stopped, is_error=True)
         finally:
             within_parent.reset(within)
+        await self._hear_rejections(state, child_id)
+        if result is None:
+            return outcome
         if result.status is AgentStatus.WAITING_FOR_HUMAN:
             return [request.model_copy(update={"child_session": child_id}) for request in result.pending]
         return self._finished_run(record, parent, result)
+
+    async def _hear_rejections(self, state: AgentState, child_id: str) -> None:
+        """A human's "no" to a call of the child counts for the parent, and for sub-agents that it begins later."""
+        with contextlib.suppress(StoreError):
+            child = await self.runner.ledger.load(self.agent.name, child_id)
+            known = dict.fromkeys([*state.rejected, *([] if child is None else child[0].rejected)])
+            state.rejected = list(known)[-MAX_REJECTED:]
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         belief = result.metadata.get("uncertainty", {})

@@ -26,6 +26,8 @@ from grampus_uq import (
     SubAgent,
     ToolCall,
     UncertaintyMonitor,
+    UncertaintyPolicy,
+    Unwatched,
 )
 from grampus_uq.errors import ApprovalError, SessionError
 from grampus_uq.gate.requests import ApprovalKind
@@ -323,3 +325,50 @@ async def test_a_session_below_an_ended_sub_agent_stays_while_the_run_on_top_may
     await runners[2].resume("agent 2", "s")
     await anyio.sleep(0.001)
     assert await prune(store, 1e-6) == 3
+
+
+@given(asks=st.lists(st.integers(0, 2), min_size=2, max_size=3), back=st.booleans())
+@settings(max_examples=examples(16), deadline=None)
+def test_a_no_to_one_of_a_run_is_a_no_to_its_other_sessions(asks: list[int], back: bool) -> None:
+    """Whichever level proposes the call first: later the same call neither runs nor is asked about, at any level."""
+    world, store = World(), MemoryStore()
+    agents = [AgentDefinition(name=f"a{level}", model="m") for level in range(3)]
+    always = Unwatched(policy=UncertaintyPolicy(always_ask_tool_names=["send_email"]))
+
+    def process(sure: bool) -> AgentRunner:
+        below: AgentRunner | None = None
+        for level in (2, 1, 0):
+
+            def reply(messages: Sequence[Message], options: Any, level: int = level) -> ModelResponse | str:
+                turn = sum(m.role is Role.ASSISTANT for m in messages)
+                task = next(str(m.content) for m in messages if m.role is Role.USER)
+                if turn >= (1 if level else len(asks)):
+                    return "Done."
+                to, number = (asks[turn], turn) if level == 0 else map(int, task.split())
+                if to == level:
+                    return answer("I mail.", tool_calls=[mail("1", "bob")])
+                call = ToolCall(id="1", name=f"a{level + 1}", arguments={"task": f"{to} {number}"})
+                return answer("I delegate.", tool_calls=[call])
+
+            subs = [] if below is None else [SubAgent(below, agents[level + 1])]
+            below = AgentRunner(
+                ScriptedModel(reply),
+                world.tools(),
+                uncertainty_monitor=UNWATCHED if sure else always,
+                store=store,
+                sub_agents=subs,
+                checkpoints=True,
+            )
+        assert below is not None
+        return below
+
+    async def run() -> None:
+        (request,) = (await process(False).run(agents[0], "go", session_id="s")).pending
+        no = request.decide("reject", principal="ann")
+        result = await process(False).resume("a0", "s", no)
+        assert result.pending == []
+        if back:
+            await rollback(process(True), "a0", "s", 0)
+        assert world.sent == []
+
+    anyio.run(run)
