@@ -125,7 +125,7 @@ def fit_p_success(
     good, bad = _of_each(runs, learn)
     if min(good, bad) < LEAST_OF_EACH:
         lacking = _lacking(runs, held_out, good, bad)
-        why = f"{good} successes and {bad} failures to learn on; {LEAST_OF_EACH} of each are needed."
+        why = f"It would learn on {good} successes and {bad} failures; {LEAST_OF_EACH} of each are needed."
         return None, [Part(name="p_success", status="not fitted", why=why, needs=lacking)]
     names = [name for name in runs.streams if name not in DERIVED] or [n for n in DERIVED if n in runs.streams]
     moments = runs.moments & _rows(runs, learn)
