@@ -114,8 +114,9 @@ REPEATED = Doubt(
 UNKNOWN_OUTCOME = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="unknown_outcome",
-    reason="This call was started, and whether it took effect is unknown: its process died, or no answer came. "
-    "Approving runs it again with the same idempotency key; respond says what became of it.",
+    reason="This call was started, and whether it took effect is unknown: its process died, no answer came, or another "
+    "process has it, as it was decided there. Approving runs it again with the same idempotency key; respond says what "
+    "became of it.",
 )
 UNVOUCHED = Doubt(
     level=UncertaintyLevel.HIGH,
@@ -330,8 +331,9 @@ def _started_as_edited(record: CallRecord) -> str:
     arguments = canonical_json(record.call.arguments)
     more = len(arguments) - _MAX_EDITED
     return (
-        "A human changed this call, and it was started as they changed it: whether that took effect is unknown. "
-        "Approving runs it as it was proposed; respond says what became of the changed one. Its arguments: "
+        "A human changed this call, and it was started as they changed it, or as it was decided in another process: "
+        "whether that took effect is unknown. Approving runs it as it was proposed; respond says what became of the "
+        "changed one. Its arguments: "
         f"{arguments[:_MAX_EDITED]}" + (f"…(+{more} characters)" if more > 0 else "")
     )
 

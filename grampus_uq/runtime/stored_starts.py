@@ -33,7 +33,7 @@ class StoredStarts:
     async def take(self, by: str, owner: str) -> bool:
         """Return True if this start, known as `by`, is this owner's; the first to ask has it.
 
-        Raises StoreError where the store does not say so within 10 s.
+        Raises StoreError where the store does not say so within 10 s, or later where it cannot be interrupted.
         """
         key = hashlib.sha256(by.encode("utf-8", "surrogatepass")).hexdigest()
         with anyio.move_on_after(_LIMIT_S):

@@ -14,6 +14,7 @@ import pytest
 
 from grampus_uq import StoreError, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.gate.gate import Gate
+from grampus_uq.integrations.call_records import waiting_in
 from grampus_uq.integrations.carried_calls import take_up, write_snapshot
 from grampus_uq.integrations.model_turn import ModelTurn
 from grampus_uq.integrations.settings import AdapterSettings
@@ -164,6 +165,24 @@ def test_a_held_call_that_never_began_is_not_asked_about_as_if_it_had(trouble: s
         held.store.down = held.store.slow = False
         await held.go(gate, state)
         assert held.ran == 1, "the same process may try again"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("here", ["approve", "edit"])
+def test_whoever_finds_a_call_started_elsewhere_is_not_told_that_it_was_started_as_they_decided(here: str) -> None:
+    async def run() -> None:
+        held = _Held()
+        await held.propose()
+        (request,), rules = waiting_in(held.states[0]), list[str]()
+        for gate, kind in zip(held.gates, ["edit" if here == "approve" else "approve", here], strict=False):
+            calls = take_up(held.chosen(), gate, "s", "clerk", held.states[0])
+            given: Any = {"amount": 2} if kind == "edit" else None
+            calls.decide(request.decide(kind, principal="ann", arguments=given))
+            release = await calls.release(pay(1))
+            rules += [] if release.request is None else [release.request.reason]
+        (why,) = rules
+        assert "as it was decided" in why
 
     asyncio.run(run())
 
