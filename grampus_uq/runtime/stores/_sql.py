@@ -68,7 +68,7 @@ class SQLStore(ThreadedStore):
 
     async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
         """A range of the index for each parent, in one query."""
-        below = f"kind = ? AND {self._key} > texts.value || '/' AND {self._key} < texts.value || '0'"
+        below = f"kind = ? AND {self._key} >= texts.value || '/' AND {self._key} < texts.value || '0'"
         source = self._of_each.format(below)
         return await self._select(f"TRUE ORDER BY {self._key}", (json.dumps(parents), kind), source)
 

@@ -154,6 +154,9 @@ async def _scans(stores: Sequence[SessionStore]) -> None:
     below = [document.key for document in await second.children("lab", ["P", "missing", "p"])]
     _holds(below == ["P/0", "p/1", "p/2"], "the children of several keys are those behind their slashes")
     _holds(await second.children("lab", []) == [], "no keys have no children")
+    await first.put("nameless", "p/", "{}", expected=0)
+    nameless = [document.key for document in await second.children("nameless", ["p"])]
+    _holds(nameless == ["p/"], "a child may have no name behind the slash")
     await first.put("lab", "p/1", "{}", expected=1, label="shut")
     _holds(await keys("open") == ["P/0", "p", "q/1"], "a document is not found by a label that it had before")
     _holds(await keys("shut") == ["p/1", "p/2"], "a document is found by its new label")

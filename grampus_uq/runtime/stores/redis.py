@@ -216,7 +216,7 @@ class RedisStore(ThreadedStore):
 
     async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
         """A range of the index for each, asked for together."""
-        return await self._ranges(kind, None, [(f"({parent}/", f"({parent}0") for parent in parents], None)
+        return await self._ranges(kind, None, [(f"[{parent}/", f"({parent}0") for parent in parents], None)
 
     async def _ranges(
         self, kind: str, label: str | None, ranges: Sequence[tuple[str, str]], limit: int | None
