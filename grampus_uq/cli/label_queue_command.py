@@ -42,7 +42,8 @@ def label_next(folder: str, by: str | None, second: bool, as_json: bool) -> None
 
 def _asked(folder: str, summary: RunSummary, place: str) -> str:
     """Show a run, without what others said of it, and return the key."""
-    click.echo(f"--- {place}: {visible(summary.session_id)} ({visible(summary.agent_id)}) ---")
+    agent = f" ({visible(summary.agent_id)})" if summary.agent_id else ""
+    click.echo(f"--- {place}: {visible(summary.session_id)}{agent} ---")
     for step, row in shown_rows(find_run(folder, summary.session_id)):
         click.echo(f"{visible(short(step, 40)):>8} {visible(row.event)}: {visible(short(row.text, 400))}")
     click.echo(_ASKED)
