@@ -97,7 +97,7 @@ class Visit:
         return await self.inbox.people.mac(what, self.request.cookies[self.inbox.settings.cookie], *parts)
 
     def passkeys(self) -> dict[str, Any]:
-        """What a browser needs to have one of this person's passkeys sign."""
+        """The options with which a browser has one of this person's passkeys sign."""
         return {"rp": self.inbox.settings.rp_id, "keys": [key.id for key in self.person.passkeys]}
 
     def to_sign(self, text: str, told: Mapping[str, str]) -> dict[str, Any]:
