@@ -175,7 +175,10 @@ def _show(run: Run, as_json: bool, text: bool) -> None:
 
 
 def _event_cells(event: Event, text: bool) -> list[Any]:
-    row = event_row(event, most=_SHOWN_READINGS if sys.stdout.isatty() else None)
+    terminal = sys.stdout.isatty()
+    row = event_row(event, most=_SHOWN_READINGS if terminal else None)
+    if terminal:  # where a column is narrow, and a line breaks at blanks
+        row = dataclasses.replace(row, action=row.action.replace("_", " "))
     cells = [getattr(row, field.name) for field in dataclasses.fields(EventRow)]
     if isinstance(event, StepEvent) and row.confidence is None:
         cells[2] = "-"
