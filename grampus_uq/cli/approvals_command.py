@@ -130,13 +130,13 @@ def _list_row(shown: Card, decided: Decided, now_s: float) -> list[str]:
 
 
 def _status(decisions: Sequence[ApprovalDecision], standing: Sequence[ApprovalDecision]) -> str:
-    """The decisions that no runner has refused, unchecked: only the runner has the keys; else those it refused."""
+    """The decisions that a runner may take up, unchecked: only the runner has the keys; else those that lapsed."""
     given = ", ".join(
         f"{decision.kind.value} by {visible(short(decision.by, 80))}" for decision in (standing or decisions)[:5]
     )
     if standing:
         return f"decided, unchecked: {given}"
-    return f"pending, refused: {given}" if given else "pending"
+    return f"pending, refused or lapsed: {given}" if given else "pending"
 
 
 @command.command()

@@ -27,7 +27,6 @@ from grampus_uq.records.values import canonical_json
 from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.drills import Drill, DrillAnswer
 from grampus_uq.runtime.stored_decisions import OpenRequest, check_edit, check_shown, store_decision
-from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 Decision = ApprovalDecision | DrillAnswer
@@ -184,7 +183,7 @@ async def check_decision(visit: Visit, one: OpenRequest | Drill, decision: Decis
     if decision.arguments is not None:
         _check_edit(one, decision.arguments)
     if isinstance(one, OpenRequest) and isinstance(decision, ApprovalDecision):
-        await _check_first(visit, one, decision)
+        _check_first(visit, one, decision)
 
 
 def _check_edit(one: OpenRequest | Drill, arguments: Mapping[str, Any]) -> None:
@@ -196,12 +195,12 @@ def _check_edit(one: OpenRequest | Drill, arguments: Mapping[str, Any]) -> None:
         raise ApprovalError("Nothing was changed: approve the call as it is, or change it.")
 
 
-async def _check_first(visit: Visit, one: OpenRequest, mine: ApprovalDecision) -> None:
+def _check_first(visit: Visit, one: OpenRequest, mine: ApprovalDecision) -> None:
     """Refuse what the decisions of before settle, by the runner's own rule; only the runner can check signatures."""
     deputies = {decision.principal for decision in one.standing if decision.delegation is not None}
     policy = ApprovalPolicy(required=visit.inbox.required, deputies=deputies)
-    stands = await standing_in(visit.inbox.ledger.store, one.standing)
-    settled, _ = policy.holding(one.request, [(decision, visit.now_s) for decision in one.standing], standing=stands)
+    arrived = [(decision, visit.now_s) for decision in one.standing]
+    settled, _ = policy.holding(one.request, arrived, standing=lambda given, at_s: None)
     if settled:
         last = settled[-1]
         raise ApprovalError(f"{last.by} decided this already: {past(last.kind)}. Nothing more was stored.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, DataError
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, check_arguments
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, check_arguments
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.begun_with import parameters_of
@@ -56,14 +56,14 @@ def check_edit(arguments: Mapping[str, Any] | None, parameters: Mapping[str, Any
 async def open_request(ledger: Ledger, request_id: str) -> OpenRequest:
     """The pending request with this id, or a unique beginning of it; raises SessionError when there is none."""
     state, request = await ledger.find_request(request_id)
-    decisions = [decision for decision, _ in (await ledger.decisions([request.id]))[request.id]]
+    arrived = (await ledger.decisions([request.id]))[request.id]
     refused = await _refusals(ledger, request)
     return OpenRequest(
         request=request,
         card=card(request, state),
-        decisions=tuple(decisions),
+        decisions=tuple(decision for decision, _ in arrived),
         refused=tuple(dict.fromkeys((str(one.get("of", "")), str(one.get("why", ""))) for one in refused)),
-        standing=tuple(_not_refused(decisions, refused)),
+        standing=tuple(await _standing(ledger, arrived, refused)),
         parameters=None if request.call is None else parameters_of(state, request.call.name),
     )
 
@@ -88,17 +88,30 @@ async def decisions_on(ledger: Ledger, requests: Sequence[ApprovalRequest]) -> d
     """The decisions on each of these requests that has any."""
     arrived = await ledger.decisions([request.id for request in requests])
     return {
-        request.id: (found, _not_refused(found, await _refusals(ledger, request)))
+        request.id: (
+            [decision for decision, _ in found],
+            await _standing(ledger, found, await _refusals(ledger, request)),
+        )
         for request in requests
-        if (found := [decision for decision, _ in arrived[request.id]])
+        if (found := arrived[request.id])
     }
 
 
-def _not_refused(decisions: Sequence[ApprovalDecision], refused: Sequence[_Refusal]) -> list[ApprovalDecision]:
-    """Those that the runner did not refuse; an earlier release noted whose decision it refused, and not which."""
+async def _standing(ledger: Ledger, arrived: Sequence[Arrived], refused: Sequence[_Refusal]) -> list[ApprovalDecision]:
+    """Those that the runner did not refuse, and whose delegation stands.
+
+    An earlier release noted whose decision it refused, and not which.
+    """
     which = {one.get("decision") for one in refused}
     whose = {one.get("of") for one in refused if "decision" not in one}
-    return [one for one in decisions if one.principal not in whose and decision_digest(one) not in which]
+    stands = await standing_in(ledger.store, [decision for decision, _ in arrived])
+    return [
+        one
+        for one, at_s in arrived
+        if one.principal not in whose
+        and decision_digest(one) not in which
+        and (one.delegation is None or stands(one.delegation, at_s) is None)
+    ]
 
 
 async def _refusals(ledger: Ledger, request: ApprovalRequest) -> list[_Refusal]:

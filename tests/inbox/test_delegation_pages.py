@@ -222,6 +222,23 @@ async def test_who_does_not_decide_delegates_nothing_and_nobody_to_who_is_no_dep
     assert [one.why_not for one in await stored_delegations(store)] == [None]
 
 
+async def test_what_lapsed_is_not_counted_among_the_approvals(store: SessionStore) -> None:
+    """Ann's deputy approved, then she revoked: Bob is the first of two, and is told so."""
+    office = Office(store, required=2)
+    office.policy["required"] = 2
+    request = await office.begin()
+    given = await delegated(office.ann)
+    assert (await decide(office.dan, request.id)).status_code == 200
+    page = (await office.bob.get(f"/requests/{request.id}")).text
+    assert "1 of 2 approvals" in page
+    assert await revoke(office.ann, given) == 303
+    for path in ("/requests", f"/requests/{request.id}"):
+        assert "dan for ann" not in (await office.bob.get(path)).text
+    assert (await decide(office.bob, request.id)).json()["told"] == "Approved. 1 more needed."
+    await office.resume()
+    assert office.world.sent == []
+
+
 class Dying(MemoryStore):
     """Writes so many times more, where that is said."""
 

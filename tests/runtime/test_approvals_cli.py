@@ -186,7 +186,7 @@ def test_a_decision_that_the_runner_refused_leaves_the_request_pending_in_the_li
     desk.cli("approve", desk.request.id, "--as", "bob")
     assert desk.resume().status is AgentStatus.WAITING_FOR_HUMAN
     for shown in (desk.cli("list"), desk.cli("show", desk.request.id)):
-        assert "pending, refused: approve by bob" in shown.output
+        assert "pending, refused or lapsed: approve by bob" in shown.output
         assert "unchecked" not in shown.output
     again = desk.cli("approve", desk.request.id, "--as", "ann")
     assert "An earlier decision" not in again.output
