@@ -322,7 +322,7 @@ class Ledger:
             now = ", ".join(request.id[:_SHORTEST_ID] for _, request in own[:_FEW]) if asking and not matches else ""
             told = f" Its session waits for another one now: {now}." if now else ""
             if any(request.id.startswith(request_id) for pending in asking for request in pending.requests):
-                told = " A sub-agent asks, which is at work now or has a store of its own: try again, or there."
+                told = " The sub-agent that asks is at work now: try again, or in its store if it has one of its own."
             raise SessionError(f"{what} an id beginning with {request_id!r:.40}.{told}")
         pending, request = matches[0]
         state, _ = await self.known(pending.agent_id, pending.session_id)
