@@ -53,7 +53,7 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Arrived, 
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.events import PERMIT, InForce
-from grampus_uq.records.values import ToolCall
+from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.wire.calls import read_arguments
 
@@ -483,19 +483,25 @@ class Gate:
         with self._lock:
             self._spent.setdefault(by, True)
 
-    async def is_taken(self, record: CallRecord, run_id: str) -> bool:
-        """Take the start of a call that may run once; True where another process has it: the call may have run there.
+    async def is_taken(self, record: CallRecord, terms: Terms) -> bool:
+        """Take the start of a call that may run once; True where another has it: the call may have run there.
+
+        It is of the call, whatever request it was let ahead on: an old state may ask anew, because of an expiry or of
+        other rules. Where a human knew that it may have run, the start is of that request. Who retries has it still.
 
         Raises StoreError where that cannot be stored: the call must not run.
         """
-        by = None if record.phase is CallPhase.SETTLED else let_by(record, run_id)
+        by = None if record.phase is CallPhase.SETTLED else let_by(record, terms.run_id)
         if by is None or self._starts is None:
             return False
         with self._lock:
             owner = self._owned.setdefault(by, uuid.uuid4().hex)
             while len(self._owned) > _MAX_SPENT:
                 self._owned.popitem(last=False)
-        if await self._starts.take(by, f"{owner}/{os.getpid()}"):
+        known = any(request.unknown_outcome for request in record.requests)
+        call = record.step_id, record.proposed.id, record.proposed.canonical()
+        start = by if known else canonical_json([terms.agent_id, terms.session_id, terms.run_id, *call])
+        if await self._starts.take(start, f"{owner}/{os.getpid()}"):
             return False
         self.began_elsewhere(by)
         return True
@@ -560,29 +566,27 @@ class Gate:
             keep(kept)
             raise
         if again is not None:
-            if again.requests[0].id == let_by(record, terms.run_id):
+            if not again.requests[0].unknown_outcome:
                 self.give_back(record)
             keep(record := again)
         return record
 
     async def held_again(self, record: CallRecord, terms: Terms) -> CallRecord | None:
-        """A cleared call that must not run after all, waiting again; None where it may run: then its start is taken.
-
-        Where that cannot be stored, the same request waits: on another, a call would run that another process started.
-        """
+        """A cleared call that must not run after all, waiting again; None where it may run: then its start is taken."""
         why = await self.hindrance(record)
-        if why is not None:
-            return self.void(record, terms, why)
         try:
-            taken = await self.is_taken(record, terms.run_id)
+            if why is None and await self.is_taken(record, terms):
+                return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
         except StoreError as error:
             why = f"it could not be stored that the call starts: {error}"[:300]
-            if not record.requests:
-                return self.void(record, terms, why)
-            again = asked_again(record, terms, self.approvals, self._clock(), why)
-            same = record.requests[0].model_copy(update={"reason": again.requests[0].reason})
-            return again.change(requests=(same,))
-        return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock()) if taken else None
+        if why is None:
+            return None
+        again = self.void(record, terms, why)
+        with self._lock:  # it did not begin: if its start was taken, the new request has it
+            owner = self._owned.pop(let_by(record, terms.run_id) or "", None)
+            if owner is not None:
+                self._owned[again.requests[0].id] = owner
+        return again
 
 
 def _untold(record: CallRecord, decision: ApprovalDecision, why: str) -> str:

@@ -300,7 +300,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         first.append(True)
         if overruled:
             return {"step": _BEGIN, "at": None}
-        elsewhere = await self.judge.gate.is_taken(carried.records[0], carried.terms.run_id)
+        elsewhere = await self.judge.gate.is_taken(carried.records[0], carried.terms)
         return {"step": _BEGIN, "at": [] if elsewhere else self._place(carried)}
 
     def _place(self, carried: Carried) -> list[Any]:
