@@ -244,17 +244,17 @@ class Gate:
             waiting: records of the session's other calls.
             standing: who approved all calls of the tool in the framework: permits are not asked beside it.
         """
-        if rejected and record.proposed.is_among(rejected):
+        profile = None if session is None else session.profile
+        acts = profile is None or not profile.advisory
+        if acts and rejected and record.proposed.is_among(rejected):
             return settled(record, REJECTED_BEFORE, is_error=True), UncertaintyAction.PROCEED
         effect = self.effects.resolve(record.proposed, declared)
         why, action = await _asked_by_monitor(record, session, unwatched, effect)
         if action is UncertaintyAction.ABORT:
             return record, action
-        profile = None if session is None else session.profile
         policy = unwatched if profile is None else profile.policy
         if policy is not None and policy.is_irreversible(record.proposed.name):
             effect = Effect.IRREVERSIBLE
-        acts = profile is None or not profile.advisory
         if why is None and acts and not terms.vouched and not delegates and effect not in HARMLESS:
             why = UNVOUCHED
         if doubt is not None or framework_asks:

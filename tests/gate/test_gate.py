@@ -181,6 +181,8 @@ def test_a_call_that_was_rejected_in_this_run_is_settled_and_not_asked_again() -
         assert judged(same, rejected={same.digest()})[0].phase is CallPhase.SETTLED  # as earlier releases stored it
     other = PAY.model_copy(update={"arguments": {"to": "B", "amount": 5}})
     assert judged(other, rejected={PAY.likeness()})[0].phase is CallPhase.CLEARED
+    advised, _ = judged(rejected={PAY.likeness()}, watched=True, advisory=True)
+    assert advised.phase is CallPhase.CLEARED  # the thread was one of a guard that acts; this one changes nothing
 
 
 STEP_PAUSES = Doubt(level=UncertaintyLevel.HIGH, rule="tier", reason="the step itself pauses")
