@@ -37,7 +37,7 @@ from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
 from grampus_uq.runtime.sub_agents import SubAgent
-from grampus_uq.runtime.worker_jobs import Job
+from grampus_uq.runtime.worker_jobs import PARENT, Job
 
 _Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
 """Makes up for calls; returns for each what was done about it, or None. Called once for each call."""
@@ -90,11 +90,14 @@ async def rollback(
         them. Tokens, time, tool calls and looks include those of the discarded part.
 
     Raises:
-        ConfigurationError: a step that the run never made. SessionError: no such session, or no checkpoint.
+        ConfigurationError: a step that the run never made. SessionError: no such session, no checkpoint, or a
+            sub-agent's session that has ended.
         SessionConflictError: somebody runs the session, or one of its sub-agents. StoreError, DataError: the store or
             the audit is broken.
     """
     old, version = await _not_running(runner, agent_id, session_id)
+    if PARENT in old.metadata and old.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):  # nobody would resume it
+        raise SessionError(f"Session {session_id!r:.80} is a sub-agent's that has ended: roll its parent back.")
     if not 0 <= to_step < old.current_step:
         rule = f"a step that the run made, from 0 to {old.current_step - 1}"
         raise ConfigurationError.of("to_step", "rollback", rule, to_step)

@@ -372,3 +372,14 @@ def test_a_no_to_one_of_a_run_is_a_no_to_its_other_sessions(asks: list[int], bac
         assert world.sent == []
 
     anyio.run(run)
+
+
+async def test_a_sub_agent_that_has_ended_is_not_rolled_back_behind_its_parents_back() -> None:
+    """The parent took its result: nobody would resume the new branch, and an approval of its calls would be lost."""
+    world = World()
+    runners = chain(world, MemoryStore(), 1)
+    (request,) = (await runners[1].run(AgentDefinition(name="agent 1", model="m"), "mail bob", session_id="s")).pending
+    await runners[1].resume("agent 1", "s", request.decide("approve", principal="ann"))
+    with pytest.raises(SessionError, match="roll its parent back"):
+        await rollback(runners[0], request.agent_id, request.session_id, 0)
+    assert len(world.sent) == 1
