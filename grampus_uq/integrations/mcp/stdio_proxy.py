@@ -98,7 +98,6 @@ async def serve_stdio(
     relay: Callable[[Send, Send], Relay],
     *,
     limit: int = MAX_MESSAGE_BYTES,
-    descriptors: tuple[int, int] = (0, 1),
 ) -> int:
     """Run a server behind this process's own input and output: its exit status.
 
@@ -111,12 +110,12 @@ async def serve_stdio(
         rule = "a server's program that can be started"
         raise ConfigurationError.of("COMMAND", "mcp", rule, command[0], str(error)) from error
     assert process.stdin is not None  # noqa: S101 (a pipe, as asked for)
-    to_client, to_server = LineWriter(partial(write_descriptor, descriptors[1])), LineWriter(process.stdin.send)
+    to_client, to_server = LineWriter(partial(write_descriptor, 1)), LineWriter(process.stdin.send)
     joined = relay(to_client.send, to_server.send)
     async with anyio.create_task_group() as group:
         group.start_soon(joined.run)
         group.start_soon(_pass_signals, process)
-        group.start_soon(_from_client, process, joined, descriptors[0], limit)
+        group.start_soon(_from_client, process, joined, limit)
         try:
             await _from_server(process, joined, limit)
         except* anyio.BrokenResourceError:  # the client is gone: the server's next message meets a closed pipe
@@ -134,9 +133,9 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GRAMPUS_UQ_")}
 
 
-async def _from_client(process: Process, relay: Relay, descriptor: int, limit: int) -> None:
+async def _from_client(process: Process, relay: Relay, limit: int) -> None:
     with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        async for line in read_lines(partial(read_descriptor, descriptor), limit=limit):
+        async for line in read_lines(partial(read_descriptor, 0), limit=limit):
             await relay.from_client(line)
     await relay.client_left()
     if process.stdin is not None:
