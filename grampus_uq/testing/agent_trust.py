@@ -34,9 +34,9 @@ from grampus_uq.testing.agent_under_test import Ended, Paused, Pending
 DEEP = 150
 
 
-def _still_waits(scene: Scene, script: Script, call: ToolCall = PAY, **given: Any) -> Pending:
+def _still_waits(scene: Scene, script: Script) -> Pending:
     """The pending calls, asked by a resume without a decision."""
-    return waiting(scene.resume(script, **given), call)
+    return waiting(scene.resume(script))
 
 
 # -- who decides ------------------------------------------------------------------------------------------------------
