@@ -109,9 +109,15 @@ class WatchedRun:
             approved = calls.records.approved(call_id)
             return call_id in self.free or (bool(approved) and all(c in approved for c in asked if c.id == call_id))
 
-        said = [item for kind, item in kinds if kind == "mcp_approval_response" and field(item, "approve") is not False]
-        gone = {call_id for item in said if not stands(call_id := text_field(item, "approval_request_id"))}
-        return [item for _, item in kinds if not gone or not _is_on(gone, item)]
+        approvals = {
+            id(item): text_field(item, "approval_request_id")
+            for kind, item in kinds
+            if kind == "mcp_approval_response" and field(item, "approve") is not False
+        }
+        requests = {id(item): text_field(item, "id") for kind, item in kinds if kind == "mcp_approval_request"}
+        gone = {call_id for call_id in approvals.values() if not stands(call_id)}
+        request_of = requests | approvals
+        return [item for _, item in kinds if request_of.get(id(item)) not in gone]
 
     def snapshot(self) -> dict[str, Any]:
         """The belief and the calls as JSON values, for `UncertaintyGuard.session(snapshot=...)` in another process."""
@@ -121,14 +127,6 @@ class WatchedRun:
     def belief(self) -> AgentBeliefState:
         """The belief now."""
         return self.calls.session.belief()
-
-
-def _is_on(gone: Collection[str], item: Any) -> bool:
-    """Return True for one of these requests, and for an approval of one."""
-    kind = text_field(item, "type")
-    if kind == "mcp_approval_response":
-        return field(item, "approve") is not False and text_field(item, "approval_request_id") in gone
-    return kind == "mcp_approval_request" and text_field(item, "id") in gone
 
 
 # -- a run that waits --------------------------------------------------------------------------------------------------
