@@ -11,15 +11,15 @@ values and 128 calls; what is known of none of them is as doubtful as the most d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Final
 
 from pydantic import Field, JsonValue
 
 from grampus_uq.records.call_parts import TOOL_NAME, CallPart
-from grampus_uq.records.events import Event, ObservationEvent, StepEvent
+from grampus_uq.records.events import ObservationEvent
 from grampus_uq.records.strict_json import snapshot_part
 from grampus_uq.records.values import Message, Reading, Step, ToolCall
 from grampus_uq.records.vocabulary import Role, UncertaintySource
@@ -129,16 +129,3 @@ def _keep(state: OriginState, known: dict[str, float], key: str, sure: float, mo
 
 def _digest(word: str | float) -> str:
     return digest_of(str(word))[:16]
-
-
-def traced(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield recorded events with the origins that a live session would have put among their readings."""
-    states: dict[str, OriginState] = {}
-    for event in events:
-        state = states.setdefault(event.session_id, OriginState())
-        if isinstance(event, ObservationEvent):
-            origins_of_observation(state, event)
-        elif isinstance(event, StepEvent):
-            yield replace(event, readings=tuple(with_origins(event.readings, state, event.step)))
-            continue
-        yield event

@@ -32,7 +32,7 @@ import json
 import math
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -49,12 +49,12 @@ from grampus_uq.recording.kept_content import HASHED_ARGUMENTS
 from grampus_uq.recording.replay import ReplayedStep, replay
 from grampus_uq.recording.runs import Run, runs
 from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart, sureness, weakest_part
-from grampus_uq.records.events import LookEvent, StepEvent
+from grampus_uq.records.events import Event, LookEvent, ObservationEvent, StepEvent
 from grampus_uq.records.values import Reading, ToolCall
 from grampus_uq.records.vocabulary import Effect, MissingReason
 from grampus_uq.signals.call_tokens import call_reading
 from grampus_uq.signals.claim_probability import claim_reading
-from grampus_uq.signals.origins import traced
+from grampus_uq.signals.origins import OriginState, origins_of_observation, with_origins
 from grampus_uq.signals.registry import BUILT_IN_NAMES
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
@@ -148,9 +148,22 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
+def _traced(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield recorded events with the origins that a live session would have put among their readings."""
+    states: dict[str, OriginState] = {}
+    for event in events:
+        state = states.setdefault(event.session_id, OriginState())
+        if isinstance(event, ObservationEvent):
+            origins_of_observation(state, event)
+        elif isinstance(event, StepEvent):
+            yield replace(event, readings=tuple(with_origins(event.readings, state, event.step)))
+            continue
+        yield event
+
+
 def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> Asked | None:
     now = (replace(one, readings=as_sensed_now(one)) if isinstance(one, StepEvent) else one for one in run.events)
-    sensed = [event for event in traced(now) if isinstance(event, StepEvent)]
+    sensed = [event for event in _traced(now) if isinstance(event, StepEvent)]
     irreversible = frozenset(event.step.tool_calls[0].name for event in sensed if _is_irreversible(event))
     unasked = [replace(event, readings=without_p_true(event, irreversible)) for event in sensed]
     at = next((i for i, event in enumerate(sensed) if _is_irreversible(event)), None)
