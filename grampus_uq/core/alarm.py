@@ -18,19 +18,6 @@ from grampus_uq.stats import eprocess
 from grampus_uq.stats.eprocess import Detector, DetectorState, detector_from_json, detector_to_json
 from grampus_uq.stats.stored_values import STORED
 
-__all__ = [
-    "AlarmState",
-    "DetectorField",
-    "acknowledge_alarm",
-    "alarm_pending",
-    "alarm_raised",
-    "alarm_step",
-    "guarantee_of",
-    "midway",
-    "rearm",
-    "rolled_back",
-]
-
 MIDWAY = "no guarantee: this run came under this detector when it was under way"
 AFTER_REARMING = "no guarantee: alpha was spent on this run's first alarm, before it was re-armed"
 ROLLED_BACK = "no guarantee: this run was rolled back, or re-armed, when it was under way"

@@ -17,8 +17,6 @@ from grampus_uq.records.vocabulary import Effect, UncertaintyAction, Uncertainty
 if TYPE_CHECKING:
     from grampus_uq.core.state import Profile, SessionState, WorstCase
 
-__all__ = ["CHAIN", "GRANTABLE", "LOOKED_AT", "Situation", "decide", "is_irreversible", "level_of", "may_be_explored"]
-
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
 _LOW, _MEDIUM, *_ = UncertaintyLevel
 _PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction

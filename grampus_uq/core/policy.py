@@ -21,8 +21,6 @@ from grampus_uq.records.tool_names import patterns_of, refusal_of
 from grampus_uq.records.vocabulary import UncertaintyAction, UncertaintyLevel
 from grampus_uq.stats.stored_values import FROZEN
 
-__all__ = ["UncertaintyPolicy"]
-
 
 def _no_switch(value: object) -> object:
     if isinstance(value, bool):

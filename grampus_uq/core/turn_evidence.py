@@ -29,25 +29,6 @@ from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import NOT_DUE, UncertaintySource
 
-__all__ = [
-    "MAX_CALLS",
-    "TurnEvidence",
-    "Turns",
-    "doubt_about",
-    "doubt_after",
-    "doubts",
-    "draft_of_turn",
-    "is_proposed",
-    "least",
-    "listed",
-    "new_turn",
-    "placed",
-    "proposed",
-    "text_key",
-    "with_turn",
-    "without_chances",
-]
-
 MAX_TURNS = 16
 MAX_CALLS = 32
 _MOST_WITH_VALUES = 4  # calls of a turn whose other likely values are kept

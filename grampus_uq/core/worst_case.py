@@ -18,8 +18,6 @@ from grampus_uq.core.turn_evidence import TurnEvidence
 from grampus_uq.records.values import Reading
 from grampus_uq.stats.eprocess import Detector
 
-__all__ = ["Streams", "alarm_at_call", "lacks", "streams_of", "worst_case_step"]
-
 Streams = dict[str, float | None]
 
 _SHOWN = 200

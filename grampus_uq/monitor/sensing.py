@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -43,10 +43,6 @@ from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.token_signals import NO_TOKEN_READINGS, TOKEN_SOURCES
 from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfidence
 from grampus_uq.stats.fusion import is_count
-
-if TYPE_CHECKING:
-    pass
-
 
 LONG_COMPLETION: Final = 500
 """Tokens with log-probabilities above which a step is read in a worker thread: as many take about a millisecond."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["atomic"]
-
 
 def atomic(pattern: str, name: str) -> str:
     r"""The pattern, matched once and never tried another way; `name` is that of its group.

@@ -143,6 +143,19 @@ def _read_folder(folder: Path) -> tuple[list[Asked], int]:
     return [one for one in asked if one is not None], sum(one is None for one in asked)
 
 
+def _traced(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield recorded events with the origins that a live session would have put among their readings."""
+    states: dict[str, OriginState] = {}
+    for event in events:
+        state = states.setdefault(event.session_id, OriginState())
+        if isinstance(event, ObservationEvent):
+            origins_of_observation(state, event)
+        elif isinstance(event, StepEvent):
+            yield replace(event, readings=tuple(with_origins(event.readings, state, event.step)))
+            continue
+        yield event
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
         yield from map(json.loads, path.read_text().splitlines())

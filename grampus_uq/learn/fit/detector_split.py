@@ -33,13 +33,10 @@ class Split:
     Attributes:
         fit: runs that fit and choose the statistic; empty when it is untrained.
         threshold: successful runs that set the thresholds and do nothing else.
-        spare: runs without use: other trials of a task that sets the threshold, and failures where the statistic is
-            untrained.
     """
 
     fit: tuple[int, ...]
     threshold: tuple[int, ...]
-    spare: tuple[int, ...]
 
 
 def realised_rate(n: int, alpha: float, delta: float | None) -> float:
@@ -121,7 +118,4 @@ def _split(runs: DetectorRuns, threshold: IntArray, may_fit: BoolArray, *, other
     fit = may_fit & np.array([task not in taken for task in tasks], dtype=np.bool_)
     if min(int((fit & runs.success).sum()), int((fit & ~runs.success).sum())) < least_to_learn(runs):
         threshold, fit = otherwise, np.zeros(len(runs), dtype=np.bool_)
-    used = fit.copy()
-    used[threshold] = True
-    parts = (np.flatnonzero(fit), np.sort(threshold), np.flatnonzero(~used))
-    return Split(**dict(zip(("fit", "threshold", "spare"), (tuple(part.tolist()) for part in parts), strict=True)))
+    return Split(fit=tuple(np.flatnonzero(fit).tolist()), threshold=tuple(np.sort(threshold).tolist()))
