@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 
 from grampus_uq.models.chat_client import checked_timeout
-from grampus_uq.models.probes import PROBES, Meter, ProbeResult, probe
+from grampus_uq.models.probes import PROBES, Meter, ProbeResult, asking, probe
 from grampus_uq.records.protocols import ModelClient, Signal
-from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step, ToolCall
+from grampus_uq.records.values import Message, ModelResponse, Reading, Step, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.call_tokens import call_reading
 from grampus_uq.signals.driver import Budget, MeteredContext, read_tokens, sense_one
@@ -130,16 +130,12 @@ async def examine(
     )
 
 
-def _user(text: str) -> tuple[Message, ...]:
-    return (Message(role=Role.USER, content=text),)
-
-
 async def _signals(
     meter: Meter, limit_s: float, findings: Sequence[ProbeResult], tell: Callable[[str], None]
 ) -> list[SignalCheck]:
     """Take each signal's reading as a monitor would, on an answer whose truth is known."""
     tell("token signals")
-    reply, cost = await _ask(meter, limit_s, _user(_EASY), top_logprobs=5, max_tokens=40)
+    reply, cost = await _ask(meter, limit_s, asking(_EASY), top_logprobs=5, max_tokens=40)
     checks = [*_tokens(reply), await _call(meter, limit_s, findings)]
     tell("P(True)")
     checks.append(await _p_true(meter, limit_s))
@@ -168,7 +164,7 @@ async def _call(meter: Meter, limit_s: float, findings: Sequence[ProbeResult]) -
         wanted = {"response_format": {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}}
     form = '{"name": "refund", "arguments": {"order": ..., "amount": ...}}'
     asked = _REQUEST if native else f"{_REQUEST} Answer as JSON: {form}"
-    reply, cost = await _ask(meter, limit_s, _user(asked), **wanted, temperature=0.0, top_logprobs=5, max_tokens=200)
+    reply, cost = await _ask(meter, limit_s, asking(asked), **wanted, temperature=0.0, top_logprobs=5, max_tokens=200)
     calls = () if reply is None else reply.tool_calls if native else _written(reply.content)
     if calls and reply is not None:
         step = Step(step_id="doctor", kind="llm_call", time_s=0.0, tool_calls=tuple(calls), logprobs=reply.logprobs)
@@ -225,7 +221,7 @@ async def _stated(meter: Meter, limit_s: float, plain: Reading) -> SignalCheck:
     """The confidence that the model states beside its answer when it is asked for one: what that adds to the answer."""
     readings: dict[str, Reading] = {}
     for name, question in (("easy", _EASY), ("impossible", _IMPOSSIBLE)):
-        reply, cost = await _ask(meter, limit_s, elicit_confidence(_user(question)), temperature=0.0, max_tokens=120)
+        reply, cost = await _ask(meter, limit_s, elicit_confidence(asking(question)), temperature=0.0, max_tokens=120)
         value, reason = (None, cost.reason) if reply is None else parse_confidence(reply.content)
         readings[name] = Reading(
             source=UncertaintySource.VERBALIZED,
@@ -258,7 +254,7 @@ async def _ask(
 
 def _context(meter: Meter, limit_s: float, request: str = _EASY) -> MeteredContext:
     budget = Budget(timeout_s=limit_s, max_calls=8)
-    return MeteredContext(messages=_user(request), client=meter, model=meter.model, budget=budget)
+    return MeteredContext(messages=asking(request), client=meter, model=meter.model, budget=budget)
 
 
 async def _sense(meter: Meter, limit_s: float, signal: Signal, step: Step, request: str = _EASY) -> Reading:

@@ -128,12 +128,13 @@ async def probe(name: str, run: Callable[[Meter], Awaitable[Verdict]], meter: Me
     )
 
 
-def _user(text: str) -> tuple[Message, ...]:
+def asking(text: str) -> tuple[Message, ...]:
+    """A transcript of one question."""
     return (Message(role=Role.USER, content=text),)
 
 
 async def _answer(meter: Meter) -> Verdict:
-    reply = await meter.ask(_user("What is the capital of France? Answer with one word."), max_tokens=1_024)
+    reply = await meter.ask(asking("What is the capital of France? Answer with one word."), max_tokens=1_024)
     if not reply.content.strip():
         return "unusable", f"the answer has no text (it stopped because of {reply.stop_reason!r})"
     return "works", f"answered {reply.content.strip()!r:.60}"
@@ -141,7 +142,7 @@ async def _answer(meter: Meter) -> Verdict:
 
 async def _logprobs(meter: Meter) -> Verdict:
     reply = await meter.ask(
-        _user("Is Paris the capital of France? Reply with one word, True or False."),
+        asking("Is Paris the capital of France? Reply with one word, True or False."),
         about="logprobs",
         temperature=0.0,
         max_tokens=8,
@@ -163,7 +164,7 @@ async def _temperature(meter: Meter) -> Verdict:
     answers: list[str] = []
 
     async def draw(temperature: float) -> None:
-        question = _user("Write one random number between 1000 and 9999, and nothing else.")
+        question = asking("Write one random number between 1000 and 9999, and nothing else.")
         reply = await meter.ask(question, about="temperature", temperature=temperature, max_tokens=16)
         answers.append(reply.content.strip())
 
@@ -190,7 +191,7 @@ async def _temperature(meter: Meter) -> Verdict:
 
 
 async def _response_format(meter: Meter) -> Verdict:
-    question = _user('What is the capital of France? Reply with JSON: {"capital": name}.')
+    question = asking('What is the capital of France? Reply with JSON: {"capital": name}.')
 
     async def ask(wanted: dict[str, Any]) -> ModelResponse:
         about = "response_format"
@@ -212,7 +213,7 @@ async def _response_format(meter: Meter) -> Verdict:
 
 
 async def _tools(meter: Meter) -> Verdict:
-    question = _user("What is the weather in Paris now? Use the tool.")
+    question = asking("What is the weather in Paris now? Use the tool.")
     reply = await meter.ask(question, about="tools", temperature=0.0, max_tokens=200, tools=[_TOOL])
     names = [call.name for call in reply.tool_calls]
     if not names:

@@ -173,20 +173,18 @@ def read_instant(signal: InstantSignal, step: Step) -> Reading:
 
 def read_tokens(step: Step, messages: Sequence[Message]) -> list[Reading]:
     """Read a step's own tokens, in themselves and against the prompt; an exception becomes missing readings."""
-    try:
-        readings = token_readings(step)
-    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-        readings = [_failed(source, error) for source in TOKEN_SOURCES]
-    try:
-        readings.append(claim_reading(step, messages))
-    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-        readings.append(_failed(UncertaintySource.CLAIM_PROBABILITY, error))
+    readings = _guarded(TOKEN_SOURCES, lambda: token_readings(step))
+    readings += _guarded((UncertaintySource.CLAIM_PROBABILITY,), lambda: [claim_reading(step, messages)])
     if step.tool_calls:
-        try:
-            readings.append(call_reading(step, messages))
-        except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-            readings.append(_failed(UncertaintySource.CALL_PROBABILITY, error))
+        readings += _guarded((UncertaintySource.CALL_PROBABILITY,), lambda: [call_reading(step, messages)])
     return readings
+
+
+def _guarded(sources: Sequence[str], read: Callable[[], list[Reading]]) -> list[Reading]:
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+        return [_failed(source, error) for source in sources]
 
 
 def _failed(source: str, error: Exception) -> Reading:

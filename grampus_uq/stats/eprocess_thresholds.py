@@ -98,8 +98,8 @@ def pac_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float, d
     peaks, draws = _pairs("pac_threshold", log_peaks, ties)
     rank, needed = pac_rank(len(peaks), alpha, delta), smallest_n_for_pac(alpha, delta)
     sentence = (
-        f"With probability at least {_percent(1.0 - delta)} over the {len(peaks)} held-out successful runs that set "
-        f"it, at most {_percent(alpha)} of runs that would have succeeded ever raise this alarm, at whichever step it "
+        f"With probability at least {percent(1.0 - delta)} over the {len(peaks)} held-out successful runs that set "
+        f"it, at most {percent(alpha)} of runs that would have succeeded ever raise this alarm, at whichever step it "
         f"is looked at. This assumes independent tasks of one distribution, {_ONCE}; a changed agent, task mix or "
         "verifier breaks it."
     )
@@ -121,7 +121,7 @@ def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: fl
     peaks, draws = _pairs("conformal_threshold", log_peaks, ties)
     rank = conformal_rank(len(peaks), alpha)
     sentence = (
-        f"A run that would have succeeded ever raises this alarm with probability at most {_percent(alpha)}, on "
+        f"A run that would have succeeded ever raises this alarm with probability at most {percent(alpha)}, on "
         f"average over draws of the {len(peaks)} held-out successful runs that set it. This assumes exchangeable "
         f"tasks, {_ONCE}; a changed agent, task mix or verifier breaks it."
     )
@@ -159,7 +159,7 @@ def weighted_threshold(
         reached = np.cumsum(w[order]) >= (1.0 - alpha) * (w.sum() + w.max()) - 1e-9
         rank = int(np.argmax(reached)) + 1 if reached.any() else None
     sentence = (
-        f"A run that would have succeeded ever raises this alarm with probability at most {_percent(alpha)}, on "
+        f"A run that would have succeeded ever raises this alarm with probability at most {percent(alpha)}, on "
         f"average over draws of the {len(peaks)} held-out successful runs that set it, of which those let through at "
         f"random count one over the probability of their draw. This assumes exchangeable tasks, {_ONCE}, and holds for "
         "runs that such a draw can show; a changed agent, task mix or verifier breaks it."
@@ -182,7 +182,7 @@ def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float
     peaks, draws = _pairs("budget_threshold", log_peaks, ties)
     rank = conformal_rank(len(peaks), share)
     sentence = (
-        f"At most {_percent(share)} of runs, whatever their outcome, are interrupted by this alarm, on average over "
+        f"At most {percent(share)} of runs, whatever their outcome, are interrupted by this alarm, on average over "
         f"draws of the {len(peaks)} recorded runs that set it. This assumes exchangeable tasks, {_ONCE}, and says "
         "nothing about how many of the interrupted runs would have failed."
     )
@@ -201,7 +201,7 @@ def ville_threshold(alpha: float) -> Threshold:
     """
     check_level("alpha", "ville_threshold", alpha)
     sentence = (
-        f"If M is the true likelihood ratio, at most {_percent(alpha)} of runs that would have succeeded ever raise "
+        f"If M is the true likelihood ratio, at most {percent(alpha)} of runs that would have succeeded ever raise "
         "this alarm, however long they run. For a ratio learned from data this is not a guarantee."
     )
     return Threshold(
@@ -310,5 +310,6 @@ def _pairs(owner: str, log_peaks: npt.ArrayLike, ties: npt.ArrayLike) -> tuple[F
     return peaks, draws
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share as promises write it."""
     return f"{100.0 * share:.6g} %"

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import BoolArray, FloatArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 from grampus_uq.stats.ranks import binomial_log_sf, check_level, smallest_n_for_pac
 
 
@@ -172,21 +172,15 @@ def budget_of_wrong_releases(
         rule = f"of shape {p.shape}, in (0, 1], and left out with delta"
         raise ConfigurationError.of("mass", "budget_of_wrong_releases", rule, mass)
     n = math.floor(float(m.sum()) + 1e-9)
-    there = ~np.isnan(p)
-    order = np.argsort(-p[there], kind="stable")
-    falling, bad = p[there][order], ~good[there][order]
-    last = np.flatnonzero(np.append(falling[1:] != falling[:-1], len(falling) > 0))  # equal chances go together
-    wrong = np.cumsum(bad * m[there][order])[last]
+    order, last = _falling(p)
+    wrong = np.cumsum(~good[order] * m[order])[last]
     if delta is None:
         will_do = np.flatnonzero(wrong + (1.0 - budget) <= budget * float(m.sum()) + 1e-9)
     else:
         check_level("delta", "selective release", delta)
         right_at_least = binomial_log_sf(n, 1.0 - budget)  # at most k wrong of n = at least n - k that are not
         will_do = np.flatnonzero(right_at_least[n - wrong.astype(np.intp)] <= math.log(delta) + 1e-11)
-    if not len(will_do):
-        return Released(threshold=None, cases=n, released=0, wrong=0)
-    end = int(last[will_do[-1]])
-    return Released(threshold=float(falling[end]), cases=n, released=end + 1, wrong=int(bad[: end + 1].sum()))
+    return _most_released(p, good, order, last[will_do], n)
 
 
 def budget_needed(budget: float, delta: float | None = None) -> int:
@@ -204,12 +198,8 @@ def candidate_thresholds(
 ) -> list[float]:
     """Choose and order candidates on *other* cases: those most likely to pass on `cases` new ones come first.
 
-    Quantiles of the chances, ordered by the p-value that the shares seen here would have among `cases` cases.
-
-    Args:
-        chances, right, target: as `certified_threshold`; these cases must not be the ones it tests on.
-        cases: how many it will test on.
-        most: how many candidates at most.
+    At most `most` quantiles of the chances, ordered by the p-value that the shares seen here would have among `cases`
+    cases. Args as `certified_threshold`; these cases must not be the ones that it tests on.
     """
     p, good = _cases(chances, right)
     there = p[~np.isnan(p)]
@@ -246,18 +236,13 @@ def estimated_threshold(
     w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
     if w.shape != p.shape:
         raise ConfigurationError.of("weights", "estimated_threshold", f"of shape {p.shape}", w.shape)
-    there = ~np.isnan(p)
-    order = np.argsort(-p[there], kind="stable")
-    falling, bad, mass = p[there][order], ~good[there][order], w[there][order]
-    last = np.flatnonzero(np.append(falling[1:] != falling[:-1], len(falling) > 0))  # equal chances go together
-    wrong, released = np.cumsum(mass * bad)[last], np.cumsum(mass)[last]
+    order, last = _falling(p)
+    mass = w[order]
+    wrong, released = np.cumsum(mass * ~good[order])[last], np.cumsum(mass)[last]
     extra = float(mass.max()) if len(mass) else 1.0
     enough = (1.0 - target) * released >= extra * (1.0 - 1e-9)
     will_do = np.flatnonzero((wrong + extra / 2 <= (1.0 - target + 1e-12) * (released + extra)) & enough)
-    if not len(will_do):
-        return Released(threshold=None, cases=len(p), released=0, wrong=0)
-    end = int(last[will_do[-1]])
-    return Released(threshold=float(falling[end]), cases=len(p), released=end + 1, wrong=int(bad[: end + 1].sum()))
+    return _most_released(p, good, order, last[will_do], len(p))
 
 
 def share_threshold(chances: npt.ArrayLike, share: float) -> float | None:
@@ -290,6 +275,21 @@ def released_needed(share_right: float, target: float, delta: float, *, most: in
             return n
         n += max(1, n // 200)
     return None
+
+
+def _falling(p: FloatArray) -> tuple[IntArray, IntArray]:
+    """The cases with a chance by falling chance, and the last place of each run of equal ones, which go together."""
+    there = np.flatnonzero(~np.isnan(p))
+    order = there[np.argsort(-p[there], kind="stable")]
+    falling = p[order]
+    return order, np.flatnonzero(np.append(falling[1:] != falling[:-1], len(falling) > 0))
+
+
+def _most_released(p: FloatArray, good: BoolArray, order: IntArray, ends: IntArray, cases: int) -> Released:
+    """What is released up to the last of the places at which a threshold will do; nothing where none does."""
+    out = order[: ends[-1] + 1] if len(ends) else order[:0]
+    threshold = float(p[out[-1]]) if len(out) else None
+    return Released(threshold=threshold, cases=cases, released=len(out), wrong=int((~good[out]).sum()))
 
 
 def _log_p_value(released: int, wrong: int, target: float) -> float:

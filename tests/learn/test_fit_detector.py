@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -369,7 +369,7 @@ def test_too_few_successes_give_a_silent_alarm_and_the_number_that_is_needed() -
     assert f"45 held-out successful runs are needed for alpha=0.05, delta=0.1; there are {successes}" in (
         fitted.detector.threshold.shortage
     )
-    json.dumps(fitted.report.to_json(), allow_nan=False)
+    json.dumps(asdict(fitted.report), allow_nan=False)
 
 
 def test_successes_alone_are_enough_for_the_guarantee_and_failures_alone_are_not() -> None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory
 from grampus_uq.learn.attribution.scorers import StepScore
+from grampus_uq.signals.components import lexical_overlap
 from grampus_uq.stats.arrays import FloatArray
 
 READ_CHARACTERS = 20_000
@@ -63,14 +64,10 @@ FEATURE_WORDS: dict[str, tuple[str, str]] = {
 
 
 def cheap_features(trajectory: Trajectory) -> tuple[tuple[str, ...], FloatArray]:
-    """Compute the features of every step.
+    """Compute the features of every step of a trajectory of L steps.
 
-    Args:
-        trajectory: L steps.
-
-    Returns:
-        Names (F,), the keys of `FEATURE_WORDS`, and values of shape (L, F), finite and unscaled: counts enter as
-        log(1 + count), flags as 0 or 1, shares in [0, 1].
+    Returns names (F,), the keys of `FEATURE_WORDS`, and values of shape (L, F), finite and unscaled: counts enter as
+    log(1 + count), flags as 0 or 1, shares in [0, 1].
     """
     steps = trajectory.steps
     texts = [step.text[:READ_CHARACTERS] for step in steps]
@@ -127,15 +124,10 @@ def _repeats(words: Sequence[frozenset[str]], task: frozenset[str]) -> dict[str,
     known = set(task)
     for place, own in enumerate(words):
         window = words[max(0, place - _REPETITION_WINDOW) : place]
-        repetition.append(max((_overlap(own, other) for other in window), default=0.0))
+        repetition.append(max((lexical_overlap(own, other) for other in window), default=0.0))
         new.append(math.log1p(len(own - known)))
         known |= own
     return {"repetition": repetition, "new_words": new}
-
-
-def _overlap(first: frozenset[str], second: frozenset[str]) -> float:
-    shared = len(first & second)
-    return shared / (len(first) + len(second) - shared) if shared else 0.0
 
 
 def _writing(lengths: Sequence[int], texts: Sequence[str], lowered: Sequence[str]) -> dict[str, list[float]]:
@@ -205,12 +197,8 @@ def fit_conditional_logit(
         ridge: penalty on standardised weights, > 0 (which also makes the maximum unique).
         fitted_on: ids to remember, so that calibration can refuse them.
 
-    Returns:
-        The fit. Features are standardised by mean and deviation over all steps of the fitting part; a constant
-        feature gets the weight 0.
-
-    Raises:
-        ConfigurationError: nothing to fit, shapes that differ, values that are not finite, ridge <= 0.
+    Features are standardised by mean and deviation over all steps of the fitting part; a constant one gets the weight
+    0.
     """
     if not 0.0 < ridge < math.inf:
         raise ConfigurationError.of("ridge", "fit_conditional_logit", "positive and finite", ridge)

@@ -33,7 +33,7 @@ from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records.events import ObservationEvent, StepEvent
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.arrays import BoolArray, FloatArray
-from grampus_uq.stats.bootstrap import BootstrapInterval, mean_rows, paired_bootstrap
+from grampus_uq.stats.bootstrap import RowStatistic, mean_rows, paired_bootstrap
 from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.ranking import auroc_rows
 from grampus_uq.stats.scoring import LOG
@@ -63,24 +63,13 @@ def read_recordings(
     on_runs: Callable[[int], None] | None = None,
     on_refused: Refused | None = None,
 ) -> ForecastRuns:
-    """Read every run under files and folders.
+    """Read every run under files and folders: the runs that may be scored, and the audit of all.
 
     Holds eight bytes for every forecast and every fact of a step, and the ids. The result is the same with any number
-    of workers.
+    of workers; the other arguments as `read_columns`.
 
-    Args:
-        paths: recordings, packed ones too, or folders of them.
-        profile: judges the runs anew from their recorded readings, so that `fused`, `propagated` and `p_success` are
-            its own; its policy says which calls are irreversible. None: as they were recorded.
-        workers: as `parallel.in_order`.
-        on_runs: called with the number of runs of each part, for a progress line.
-        on_refused: takes what is wrong with a file, whose rest is left out, or with a run, which is.
-
-    Returns:
-        The runs that may be scored, and the audit of all.
-
-    Raises:
-        DataError: without `on_refused`, a damaged recording or a run that lies in two files.
+    `profile` judges the runs anew from their recorded readings, so that `fused`, `propagated` and `p_success` are its
+    own; its policy says which calls are irreversible. None: as they were recorded.
     """
     read_run = partial(_rows, profile)
     columns = read_columns(paths, read_run, workers=workers, on_runs=on_runs, on_refused=on_refused)
@@ -175,10 +164,7 @@ def difference_rows(
 ) -> Iterator[DifferenceRow]:
     """Compare: each stream recalibrated with itself raw and with its base rate; the best one with every other.
 
-    Args:
-        streams: as `scored_streams` returns them.
-        rng: source of the resamples.
-        draws: resamples a comparison.
+    `streams` come from `scored_streams`; each comparison takes `draws` resamples.
     """
     best = _best(streams)
     for stream in streams:
@@ -227,29 +213,25 @@ def _compare(
     rng: np.random.Generator,
     draws: int,
 ) -> Iterator[DifferenceRow]:
-    scores = [mean_rows(tps_of(traces, target, LOG)) for traces in (one, other)]
-    got = paired_bootstrap(scores[0], scores[1], len(target), rng=rng, draws=draws)
-    yield _row(first, second, "tps_log", len(target), got)
     failed = 1.0 - target[complete]
-    if first == BASE_RATE or len(failed) == 0:
-        return  # a constant has no rank
-    ranks = [partial(auroc_rows, 1.0 - weighted_forecast(traces)[complete], failed) for traces in (one, other)]
-    got = paired_bootstrap(ranks[0], ranks[1], len(failed), rng=rng, draws=draws)
-    yield _row(first, second, "auroc", len(failed), got)
-
-
-def _row(first: str, second: str, metric: str, runs: int, got: BootstrapInterval) -> DifferenceRow:
-    return DifferenceRow(
-        first=first,
-        second=second,
-        metric=metric,
-        runs=runs,
-        delta=got.estimate,
-        low=got.low,
-        high=got.high,
-        z=got.z,
-        undefined_draws=got.undefined_draws,
-    )
+    scored = [mean_rows(tps_of(traces, target, LOG)) for traces in (one, other)]
+    metrics: dict[str, tuple[int, list[RowStatistic]]] = {"tps_log": (len(target), scored)}
+    if first != BASE_RATE and len(failed):  # a constant has no rank
+        ranked = [partial(auroc_rows, 1.0 - weighted_forecast(traces)[complete], failed) for traces in (one, other)]
+        metrics["auroc"] = (len(failed), ranked)
+    for metric, (runs, (mine, its)) in metrics.items():
+        got = paired_bootstrap(mine, its, runs, rng=rng, draws=draws)
+        yield DifferenceRow(
+            first=first,
+            second=second,
+            metric=metric,
+            runs=runs,
+            delta=got.estimate,
+            low=got.low,
+            high=got.high,
+            z=got.z,
+            undefined_draws=got.undefined_draws,
+        )
 
 
 _FEW_RUNS = 100
@@ -301,21 +283,15 @@ def evaluate(
     draws: int = 2000,
     watch: Sequence[WatchStatus] = (),
 ) -> Evaluation:
-    """Judge every confidence stream of a set of runs.
+    """Judge every confidence stream of a set of runs, as `read_recordings` returns them.
 
     Args:
-        runs: as `read_recordings` returns them.
         rng: source of the bootstrap; the same state gives the same report.
         censoring: how runs at their step budget are scored; None leaves them out.
-        draws: resamples of each paired bootstrap.
+        draws: resamples of each paired bootstrap, at least 2.
         watch: how the watch on a deployed calibration stands; an alarm of it becomes the first warning.
 
-    Returns:
-        `Evaluation`.
-
-    Raises:
-        DataError: no run that may be scored, or none with a forecast.
-        ConfigurationError: draws below 2.
+    Raises DataError for no run that may be scored, or none with a forecast.
     """
     how = censoring or Censoring()
     streams = scored_streams(runs, how)

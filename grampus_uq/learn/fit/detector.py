@@ -8,8 +8,7 @@ simulation), so `detector_runs` leaves such runs out, and so should you.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -58,10 +57,6 @@ class FitReport:
     member: str
     reason: str
     power: Mapping[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON-able mapping."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,16 +133,8 @@ def fit_budget(
     """Set an interruption budget: "pause at most a share b of runs", from recorded runs without any label.
 
     Guarantee: that of `budget_threshold`, for one run of each task. The statistic is a running minimum of the first
-    stream, which learns nothing.
-
-    Args:
-        runs: from `detector_runs`; outcomes, if there are any, are not looked at.
-        rng: draws the salt, and one run of each task.
-        share: the budget to deploy, in (0, 1).
-        shares: further budgets to list.
-
-    Raises:
-        ConfigurationError: a budget outside (0, 1).
+    stream, which learns nothing; outcomes, if there are any, are not looked at. `rng` draws the salt, and one run of
+    each task. `share` is the budget to deploy, `shares` are further ones to list, all in (0, 1).
     """
     _check_levels(share, None, shares)
     scorer = untrained(replace(runs, success=None))

@@ -103,13 +103,9 @@ def untrained(runs: DetectorRuns, stream: int = 0, of: str | None = None) -> Fea
 
 
 def fit_members(runs: DetectorRuns, members: Iterable[Member]) -> dict[str, FeatureScorer]:
-    """Fit every member on the runs; one that these runs cannot support is left out.
+    """Fit every member on runs with outcomes of both kinds; one that these runs cannot support is left out.
 
-    Args:
-        runs: with outcomes of both kinds.
-
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
+    Raises MissingDependencyError without scikit-learn.
     """
     with _one_thread():
         return _fit_members(runs, members)
@@ -254,10 +250,8 @@ _COMPONENTS: dict[str, _Component] = {
 
 def _logistic(x: FloatArray, success: BoolArray, weight: FloatArray | None) -> tuple[float, tuple[float, ...]]:
     """scikit-learn's logistic regression with its defaults on standardised features, in plain units."""
-    try:
-        from sklearn.linear_model import LogisticRegression
-    except ImportError as error:
-        raise MissingDependencyError.of("scikit-learn", "fit", "Fitting a detector") from error
+    from sklearn.linear_model import LogisticRegression
+
     centre = np.average(x, axis=1, weights=weight)
     spread = np.sqrt(np.average((x - centre[:, None]) ** 2, axis=1, weights=weight))
     spread[spread <= 1e-9 * np.maximum(1.0, np.abs(centre))] = 1.0  # a constant, but for rounding
@@ -270,14 +264,8 @@ def _logistic(x: FloatArray, success: BoolArray, weight: FloatArray | None) -> t
 def boosted_trees(x: FloatArray, success: BoolArray, weight: FloatArray, monotone: list[int]) -> TreeEnsemble:
     """Fit scikit-learn's histogram gradient boosting and read its trees out as plain arrays.
 
-    Args:
-        x: shape (features, rows), finite.
-        success: shape (rows,).
-        weight: shape (rows,), positive.
-        monotone: for each feature 1 when f may only rise with it, else 0.
-
-    Returns:
-        The ensemble whose value is the model's decision function (log odds of success).
+    `x`: shape (features, rows), finite; `weight`: positive; `monotone`: for each feature 1 when f may only rise with
+    it, else 0. The ensemble's value is the model's decision function (log odds of success).
 
     The model sees the number of the bin that a value falls into, which spares it most of its time: it would look for
     the edges one quantile after the other.
@@ -305,28 +293,30 @@ def _bin_edges(column: FloatArray, weight: FloatArray) -> FloatArray:
 
 def fit_boosting(x: FloatArray, success: BoolArray, weight: FloatArray, monotone: list[int]) -> Any:
     """Return the fitted scikit-learn model itself."""
-    try:
-        from sklearn.ensemble import HistGradientBoostingClassifier
-    except ImportError as error:
-        raise MissingDependencyError.of("scikit-learn", "fit", "Fitting a detector") from error
-    model = HistGradientBoostingClassifier(
-        max_iter=60,
-        max_bins=_BINS,
-        max_depth=3,
-        learning_rate=0.1,
-        min_samples_leaf=20,
-        l2_regularization=1.0,
-        monotonic_cst=monotone,
-        early_stopping=False,
-        random_state=0,
-    )
     with _one_thread():
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        model = HistGradientBoostingClassifier(
+            max_iter=60,
+            max_bins=_BINS,
+            max_depth=3,
+            learning_rate=0.1,
+            min_samples_leaf=20,
+            l2_regularization=1.0,
+            monotonic_cst=monotone,
+            early_stopping=False,
+            random_state=0,
+        )
         return model.fit(x.T, success, sample_weight=weight)
 
 
 def _one_thread() -> AbstractContextManager[Any]:
-    """These fits are small: threads cost more than they bring, and very much more beside other work."""
+    """These fits are small: threads cost more than they bring, and very much more beside other work.
+
+    Raises MissingDependencyError without scikit-learn.
+    """
     try:
+        import sklearn  # noqa: F401 (what runs inside needs it)
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it ships no types
     except ImportError as error:
         raise MissingDependencyError.of("scikit-learn", "fit", "Fitting a detector") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
@@ -85,15 +86,9 @@ def fit_tracer(
 
     The largest of the fitted weights is 1, none is negative; surprisal has weight 1 as in the paper.
 
-    Args:
-        runs: the components of every step of each run, at least one step each; without runs whose outcome was selected
-            (stopped by the monitor or a human).
-        failed: True for a failure; of both kinds there must be one.
-        rng: draws pairs when there are too many.
-        composite: which variant of Table IV is fitted.
-
-    Raises:
-        ConfigurationError: unequal lengths, an empty run, or runs of one kind only.
+    `runs`: the components of every step of each run, at least one step each; without runs whose outcome was selected
+    (stopped by the monitor or a human). `failed`: of both kinds there must be one. `rng` draws pairs when there are too
+    many. `composite`: which variant of Table IV is fitted.
     """
     return _fit(_Table.of(runs, failed), np.arange(len(runs)), composite, rng)
 
@@ -336,8 +331,10 @@ def fit_tracer_settings(
         rule = f"at least {LEAST_OF_EACH} failures and {LEAST_OF_EACH} successes that were watched with TRACER"
         got = f"{failures} failures, {successes} successes; left out: {dict(trajectories.excluded)}"
         raise ConfigurationError.of("trajectories", "fit_tracer_settings", rule, got)
-    steps, failed = [run.steps for run in runs], [run.failed for run in runs]
-    validated = cross_validated(trajectories, rng=rng, composite=composite)
+    steps, failed, tasks = [run.steps for run in runs], [run.failed for run in runs], [run.task for run in runs]
+    validated = None
+    with suppress(ConfigurationError):  # fewer tasks than folds, or runs of one kind only outside of one
+        validated = cross_validate_tracer(steps, failed, tasks, rng=rng, composite=composite)
     fit = fit_tracer(steps, failed, rng=rng, composite=composite)
     return TracerRunsFit(
         settings=base.model_copy(update={"parameters": fit.parameters}),
@@ -345,20 +342,3 @@ def fit_tracer_settings(
         cross_validation=validated,
         counts={"failures": failures, "successes": successes, **trajectories.excluded},
     )
-
-
-def cross_validated(
-    trajectories: Trajectories, *, rng: np.random.Generator, composite: Composite = Composite.MAX
-) -> TracerCrossValidation | None:
-    """Cross-validate the fit, whole tasks in folds; None where the runs do not allow it."""
-    runs = trajectories.runs
-    try:
-        return cross_validate_tracer(
-            [run.steps for run in runs],
-            [run.failed for run in runs],
-            [run.task for run in runs],
-            rng=rng,
-            composite=composite,
-        )
-    except ConfigurationError:  # fewer tasks than folds, or only failures, or only successes, outside of one
-        return None

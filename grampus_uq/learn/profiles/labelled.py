@@ -6,7 +6,6 @@ What the streams are is what `advance` hands to a calibration: every reading by 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -93,6 +92,11 @@ class LabelledRuns:
         return len(self.ids)
 
     @property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """The first step of each run, shape (n,)."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
     def counts(self) -> dict[str, int]:
         """Runs by kind: success, failure, and every exclusion by its reason."""
         good = int(self.success.sum())
@@ -115,13 +119,12 @@ class LabelledRuns:
         """The steps that a run is judged by, shape (steps,): the one that asks, or every step where no call was."""
         rows = np.repeat(~self.has_call, self.lengths)
         asking = self.has_call & (self.asks >= 0)
-        rows[(np.cumsum(self.lengths) - self.lengths + self.asks)[asking]] = True
+        rows[(self.starts + self.asks)[asking]] = True
         return rows
 
     def taught_by(self, chosen: BoolArray) -> BoolArray:
         """Those of the chosen runs that have such a step."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        return chosen & np.logical_or.reduceat(self.moments, starts) if len(self) else chosen
+        return chosen & np.logical_or.reduceat(self.moments, self.starts) if len(self) else chosen
 
     def at_moments(self, name: str, chosen: BoolArray) -> ForecastTraces:
         """One stream of these runs (`taught_by`) at the steps that they are judged by, as forecasts."""
@@ -132,14 +135,12 @@ class LabelledRuns:
 
     def at_ask(self, values: FloatArray) -> FloatArray:
         """A stream's value at the step that proposed the first irreversible call, one a run; NaN where none did."""
-        starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(np.intp)
-        return np.where(self.asks < 0, math.nan, values[starts + np.maximum(self.asks, 0)])
+        return at_rows(values, self.starts, [(ask,) for ask in self.asks])
 
     def detector_runs(self, columns: Mapping[str, FloatArray], *, at_calls: bool) -> DetectorRuns:
         """These streams for a detector, in the order that it wants: by id. With `at_calls` of the runs that call."""
         chosen = self.has_call if at_calls else np.ones(len(self), dtype=np.bool_)
-        starts = np.cumsum(self.lengths) - self.lengths
-        values = [at_rows(v, starts, self.calls) if at_calls else v for v in columns.values()]
+        values = [at_rows(v, self.starts, self.calls) if at_calls else v for v in columns.values()]
         lengths = np.array([len(own) for own in self.calls]) if at_calls else self.lengths
         others = Counter(self.others)
         others.update(task for task, there in zip(self.tasks, chosen, strict=True) if not there)

@@ -19,6 +19,7 @@ from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.p_success import FittedPSuccess
 from grampus_uq.learn.profiles.profile_parts import Part
+from grampus_uq.stats.eprocess_thresholds import percent
 from grampus_uq.stats.selective import (
     Released,
     budget_needed,
@@ -53,12 +54,9 @@ def fit_release(
 ) -> tuple[ReleaseRule | None, Part]:
     """Set the rule that was asked for: a wanted accuracy, a budget of wrong releases, or a share of pauses.
 
-    Args:
-        runs: the labelled runs, and those that lack a label.
-        fitted: p_success at every step, and which runs it was learned on; None where it could not be fitted.
-        options: which of the three.
-        rng: draws one case a task.
-        alone: nothing else that pauses could be fitted: a budget is then tried though nothing was asked for.
+    `fitted`: p_success at every step, and which runs it was learned on; None where it could not be fitted. `rng` draws
+    one case a task. `alone`: nothing else that pauses could be fitted: a budget is then tried though nothing was asked
+    for.
     """
     asked = options.accuracy is not None or options.wrong_releases is not None
     if not asked and options.pause_share is None and not (alone and runs.has_call.any()):
@@ -86,7 +84,7 @@ def _by_share(cases: Cases, share: float) -> tuple[ReleaseRule | None, Part]:
         needs = f"{least} runs with an irreversible call and a reading before it, of a task each"
         return None, Part(name=NAME, status="not fitted", why=why, needs=needs)
     promise = (
-        f"At most {_percent(share)} of first irreversible calls are held by this rule, on average over draws of the "
+        f"At most {percent(share)} of first irreversible calls are held by this rule, on average over draws of the "
         f"{n} runs with such a call that set it, one a task. {_assumed(cases)} It promises nothing about which."
     )
     rule = ReleaseRule(at_least=threshold, mode="share", target=share, runs=n, guarantee=promise)
@@ -118,7 +116,7 @@ def _by_accuracy(cases: Cases, target: float, options: FitOptions) -> tuple[Rele
     none = f"No guarantee. {shortage}"
     rule = ReleaseRule(at_least=found.threshold, mode="estimated", target=target, runs=found.cases, shortage=none)
     if found.threshold is None:
-        why = f"Nothing is released: at no threshold were {_percent(target)} right, as far as so few can show."
+        why = f"Nothing is released: at no threshold were {percent(target)} right, as far as so few can show."
         return rule, Part(name=NAME, status="not fitted", why=f"{why} {part.why}", needs=needs)
     why = f"Estimated on the very runs that it is right on: no guarantee, and a little too good. {part.why}"
     return rule, Part(name=NAME, status="fitted", why=why, needs=needs, figures=_figures(found, found.cases))
@@ -134,8 +132,8 @@ def _certificate(cases: Cases, target: float, delta: float) -> Released:
 
 def _certified(cases: Cases, found: Released, target: float, delta: float) -> tuple[ReleaseRule, Part]:
     promise = (
-        f"With probability at least {_percent(1.0 - delta)} over the {_counted(cases, found)}, at least "
-        f"{_percent(target)} of the runs whose first irreversible call reaches this threshold succeed, whatever else "
+        f"With probability at least {percent(1.0 - delta)} over the {_counted(cases, found)}, at least "
+        f"{percent(target)} of the runs whose first irreversible call reaches this threshold succeed, whatever else "
         f"may hold that call. {_assumed(cases)} It bounds no false alarms."
     )
     rule = ReleaseRule(
@@ -164,9 +162,9 @@ def _by_budget(
         over = f"On average over draws of the {_counted(cases, found, averaged=True)},"
         zero = " A draw on which no threshold is found counts as 0."
     else:
-        over, zero = f"With probability at least {_percent(1.0 - delta)} over the {_counted(cases, found)},", ""
+        over, zero = f"With probability at least {percent(1.0 - delta)} over the {_counted(cases, found)},", ""
     promise = (
-        f"{over} at most {_percent(budget)} of the runs with an irreversible call have the first one released by this "
+        f"{over} at most {percent(budget)} of the runs with an irreversible call have the first one released by this "
         f"rule and fail.{zero} {_assumed(cases)} It does not say how many of the released are right, and bounds no "
         "false alarms."
     )
@@ -184,7 +182,7 @@ def _by_budget(
     if delta is None and options.delta is not None:
         lacking = budget_needed(budget, options.delta) - int(cases.once.sum())
         if lacking > 0:
-            needs = f"for the same with a probability of {_percent(1.0 - options.delta)}: {lacking} {_LACKS}"
+            needs = f"for the same with a probability of {percent(1.0 - options.delta)}: {lacking} {_LACKS}"
     of = len(cases) if delta is None else found.cases
     return rule, Part(name=NAME, status="fitted", why=why, needs=needs, promise=promise, figures=_figures(found, of))
 
@@ -198,9 +196,9 @@ def _no_budget(
         why = _WEIGHED
     elif lacking > 0:
         least = budget_needed(budget)
-        why = f"{found.cases} independent cases; a budget of {_percent(budget)} of wrong releases takes {least}."
+        why = f"{found.cases} independent cases; a budget of {percent(budget)} of wrong releases takes {least}."
     else:
-        why = f"On {found.cases} cases no threshold keeps wrong releases within {_percent(budget)}: the best ones fail."
+        why = f"On {found.cases} cases no threshold keeps wrong releases within {percent(budget)}: the best ones fail."
     rule = None
     if options.certified_only and not instead:
         rule = ReleaseRule(at_least=None, mode="wrong_releases", target=budget, runs=0, shortage=why)
@@ -252,12 +250,8 @@ def _needs(cases: Cases, target: float, delta: float) -> str:
     needed = released_needed(seen, target, delta)
     if needed is None:
         return (
-            f"Of the best fifth {100 * seen:.0f} % were right: more labels will not certify {_percent(target)}, better "
+            f"Of the best fifth {100 * seen:.0f} % were right: more labels will not certify {percent(target)}, better "
             "readings might."
         )
     more = max(0, math.ceil(needed / float(best.mean())) - independent)
     return f"About {more} more cases would certify it, if the best fifth stays as good ({100 * seen:.0f} %)."
-
-
-def _percent(share: float) -> str:
-    return f"{100.0 * share:.6g} %"
