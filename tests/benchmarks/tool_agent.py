@@ -161,19 +161,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-def _traced(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield recorded events with the origins that a live session would have put among their readings."""
-    states: dict[str, OriginState] = {}
-    for event in events:
-        state = states.setdefault(event.session_id, OriginState())
-        if isinstance(event, ObservationEvent):
-            origins_of_observation(state, event)
-        elif isinstance(event, StepEvent):
-            yield replace(event, readings=tuple(with_origins(event.readings, state, event.step)))
-            continue
-        yield event
-
-
 def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> Asked | None:
     now = (replace(one, readings=as_sensed_now(one)) if isinstance(one, StepEvent) else one for one in run.events)
     sensed = [event for event in _traced(now) if isinstance(event, StepEvent)]

@@ -217,7 +217,9 @@ def _compare(
     scored = [mean_rows(tps_of(traces, target, LOG)) for traces in (one, other)]
     metrics: dict[str, tuple[int, list[RowStatistic]]] = {"tps_log": (len(target), scored)}
     if first != BASE_RATE and len(failed):  # a constant has no rank
-        ranked = [partial(auroc_rows, 1.0 - weighted_forecast(traces)[complete], failed) for traces in (one, other)]
+        ranked: list[RowStatistic] = [
+            partial(auroc_rows, 1.0 - weighted_forecast(traces)[complete], failed) for traces in (one, other)
+        ]
         metrics["auroc"] = (len(failed), ranked)
     for metric, (runs, (mine, its)) in metrics.items():
         got = paired_bootstrap(mine, its, runs, rng=rng, draws=draws)
