@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +23,6 @@ class Figure:
     low: float | None = None
     high: float | None = None
     of: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """The figure as JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

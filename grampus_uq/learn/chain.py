@@ -73,6 +73,10 @@ class _Route:
     looks: FloatArray
     """Shape (tiers, n), 1 where a tier looked."""
 
+    def goes(self, threshold: float | None) -> BoolArray:
+        """True where the last answer goes out unasked: nowhere without a threshold."""
+        return self.chance >= (np.inf if threshold is None else threshold)
+
 
 def fit_chain(
     tiers: Sequence[TierCases],
@@ -185,9 +189,8 @@ def _route(
 
 def _cost(tiers: Sequence[TierCases], route: _Route, threshold: float | None, question: float) -> FloatArray:
     """The cost of each case: the looks, and a question where it does not go out."""
-    goes = np.zeros(len(route.chance), dtype=np.bool_) if threshold is None else route.chance >= threshold
     looks = np.array([tier.cost for tier in tiers]) @ route.looks
-    return np.asarray(looks + question * ~goes, dtype=np.float64)
+    return np.asarray(looks + question * ~route.goes(threshold), dtype=np.float64)
 
 
 def _candidates(chances: Sequence[FloatArray], chosen: tuple[int, ...]) -> Iterator[tuple[float, ...]]:
@@ -254,7 +257,7 @@ def _rule(threshold: float | None, budget: float, delta: float | None, cases: in
 
 def _expected(tiers: Sequence[TierCases], route: _Route, threshold: float | None, question: float) -> Expected:
     shares = route.looks.mean(axis=1)
-    goes = np.zeros(len(route.chance), dtype=np.bool_) if threshold is None else route.chance >= threshold
+    goes = route.goes(threshold)
     return Expected(
         looks={tiers[k].name: float(shares[k]) for k in route.tiers},
         questions=float(1.0 - goes.mean()),

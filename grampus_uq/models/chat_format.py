@@ -143,19 +143,11 @@ def _wire_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_completion(raw: bytes, *, model: str = "", prices: Prices | None = None) -> ModelResponse:
-    """Read the body of an answer; of several choices the first counts.
+    """Read the body of an answer, as received; of several choices the first counts.
 
-    Parameters
-    ----------
-    raw
-        The body, as received.
-    model
-        The name to report when the server states none.
-    prices
-        What a token costs; without prices, or without a usage in the answer, `cost_usd` is None.
-
-    Log-probabilities that break their rule (not finite, positive) are left out as a whole: `logprobs` is None. Raises
-    `ModelError` when the body is not a chat completion.
+    `model`: the name to report when the server states none. `prices`: what a token costs; without them, or without a
+    usage in the answer, `cost_usd` is None. Log-probabilities that break their rule (not finite, positive) are left out
+    as a whole: `logprobs` is None. Raises `ModelError` when the body is not a chat completion.
     """
     return read_completion(_load(raw), model=model, prices=prices)
 

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile, SessionState
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # it loads NumPy, which only the trajectory risk needs
 
 log = logging.getLogger("grampus_uq.monitor.monitor")
 
+T = TypeVar("T", StructureState, OriginState)
 ProfileSource = Profile | ProfileArtifact | str | os.PathLike[str]
 """A fitted profile, the artifact that holds it, or the path of one."""
 
@@ -94,17 +95,18 @@ class Wiring:
 
     def structure(self, state: SessionState, snapshot: Mapping[str, Any] | None) -> StructureState | None:
         """The counts of a session; None where they are not used, or were not kept from the run's beginning."""
-        stored = None if snapshot is None else snapshot.get("structure")
-        if not self.plan.counts or (stored is None and state.n_steps):
-            return None
-        return StructureState() if stored is None else StructureState.from_json(stored)
+        return _kept(StructureState, "structure", state, snapshot) if self.plan.counts else None
 
     def origins(self, state: SessionState, snapshot: Mapping[str, Any] | None) -> OriginState | None:
         """The origins of a session's values, as for `structure`."""
-        stored = None if snapshot is None else snapshot.get("origins")
-        if not self.plan.origins or (stored is None and state.n_steps):
-            return None
-        return OriginState() if stored is None else OriginState.from_json(stored)
+        return _kept(OriginState, "origins", state, snapshot) if self.plan.origins else None
+
+
+def _kept(kind: type[T], name: str, state: SessionState, snapshot: Mapping[str, Any] | None) -> T | None:
+    stored = None if snapshot is None else snapshot.get(name)
+    if stored is None:
+        return None if state.n_steps else kind()
+    return kind.from_json(stored)
 
 
 def _advising(profile: Profile, advisory: bool) -> Profile:

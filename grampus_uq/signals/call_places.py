@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from grampus_uq.records.values import ToolCall
 from grampus_uq.signals.atomic_patterns import atomic
-from grampus_uq.signals.prose import Span, is_prose, wording
+from grampus_uq.signals.prose import BLANKS, Span, is_prose, wording
 
 _MOST_DEPTH: Final = 6
 _ARGUMENTS: Final = frozenset(
@@ -32,8 +32,6 @@ _FAR: Final = 200  # characters between a name and the object of its arguments
 _NEAR: Final = 100  # characters before a name
 _NAMERS: Final = "action|tool|tool_name|name|function|call|invoke|print|await|return|recipient|to|tool_code|python"
 _MOST_DIGITS: Final = 10**400
-_BLANKS: Final = "ĠĊ▁"  # how tokenisers write blanks
-BLANKS: Final = str.maketrans(_BLANKS, " \n ")
 APPLICATION: Final = "application"
 MENTION: Final = "mention"
 """The form of a place in a sentence: its doubt counts, and it stands for no call."""
@@ -168,7 +166,7 @@ class Writing:
     def _is_word(self, begin: int, end: int) -> bool:
         """Return True if the name is not part of a longer one, except after a dot."""
         around = self.text[max(begin - 1, 0) : begin], self.text[end : end + 1]
-        return not any(one.isalnum() or one in ("_", "-") for one in around if one and one not in _BLANKS)
+        return not any(one.isalnum() or one in ("_", "-") for one in around if one and ord(one) not in BLANKS)
 
     def _is_marked(self, begin: int, end: int, behind: int) -> bool:
         """Return True for a whole name outside quotes, followed by marks only."""

@@ -27,7 +27,7 @@ from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.call_tokens import value_parts
 from grampus_uq.signals.judged_view import neutralised
 from grampus_uq.signals.prose import is_prose
-from grampus_uq.signals.quoting import clipped
+from grampus_uq.signals.quoting import SPEAKERS, clipped, function_of
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 MAX_CALLS: Final = 4
@@ -215,11 +215,8 @@ def _latest(entries: Sequence[str], room: int) -> Sequence[str]:
     return entries[begin:]
 
 
-_SPEAKERS: Final = {Role.USER: "user", Role.ASSISTANT: "agent", Role.TOOL: "tool result"}
-
-
 def _said(message: Message, limit: int) -> list[tuple[str, str]]:
-    who = _SPEAKERS.get(message.role, "other")
+    who = SPEAKERS.get(message.role, "other")
     said = [(who, clipped(message.content, limit))] if message.content and message.content.strip() else []
     return said + [("agent's call", clipped(written_call(call), limit)) for call in message.tool_calls]
 
@@ -232,8 +229,7 @@ def _signatures(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each tool as `name(parameter, ...): description`."""
     found = []
     for tool in islice(tools, 100):
-        inner = tool.get("function")
-        function = inner if isinstance(inner, Mapping) else tool
+        function = function_of(tool)
         parameters = function.get("parameters")
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
         names = ", ".join(str(name)[:64] for name in islice(properties, 32)) if isinstance(properties, Mapping) else ""

@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from grampus_uq.records.values import ToolCall
-from grampus_uq.signals.prose import Span, without_sentences
+from grampus_uq.signals.prose import BLANKS, Span, without_sentences
 
 _MOST_VALUES: Final = 256
 _NULL: Final = "null"
@@ -28,7 +28,6 @@ _NUMBERS = (
     re.compile(r"(?<![\w.])-?\d{1,3}(?:,\d{3}){1,100}(?:\.\d{1,400})?(?!\w)", re.ASCII),
 )
 _OPENED = re.compile(r"[\"'\]]*(?:\s*[({\[,<>})]|\s+:\w|:\d+<|[^\S\n]*\n|\s*$)")
-_BLANKS = str.maketrans("ĠĊ▁", " \n ")
 _BROKEN = re.compile(r"\ufffd|\\x[0-9a-f]{2}")  # a letter of which some tokens write bytes
 _BROKEN_RUN = re.compile(r"(?:\\x[0-9a-f]{2}|[^\x00-\x7f])+")
 _WORD = re.compile(r"\w+")
@@ -82,7 +81,7 @@ class Rest:
     @cached_property
     def code(self) -> str:
         """The text without its sentences."""
-        return lowered(without_sentences(self._cased.translate(_BLANKS)))
+        return lowered(without_sentences(self._cased.translate(BLANKS)))
 
     def spans(self, begin: int) -> Iterator[Span]:
         """The spans still there from a place on."""

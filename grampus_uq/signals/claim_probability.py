@@ -48,14 +48,10 @@ def _words(text: str) -> frozenset[str]:
 
 
 def least_new_word_probability(tokens: Sequence[TokenLogprob], given: frozenset[str]) -> float | None:
-    """The least probability of a word that is not among the given ones, in [0, 1]; None when there is no such word.
+    """The least probability of a word that is not among the `given` ones (in lower case), in [0, 1].
 
-    Args:
-        tokens: the completion; of a longer one the first 4,096 are read.
-        given: words in lower case.
-
-    Returns:
-        A probability; None also when a log-probability is NaN or above 0 by more than rounding (1e-3).
+    Of a longer completion the first 4,096 tokens are read. None when there is no such word, and when a log-probability
+    is NaN or above 0 by more than rounding (1e-3).
     """
     worst = math.inf
     for word, logprob in _scored_words(tokens[:MAX_TOKENS]):

@@ -92,11 +92,8 @@ class _Cutting:
 def judged_view(step: Step, messages: Sequence[Message], rng: random.Random) -> JudgedView | None:
     """The view for the judge; None where the proposed calls are longer than `MAX_CALL_CHARACTERS`.
 
-    Args:
-        step: with a text or calls.
-        messages: the prompt that it answered: rules (system), user, tools' answers; the agent's earlier words are no
-            evidence and are left out.
-        rng: draws the word of the marks.
+    The step has a text or calls. `messages` are the prompt that it answered: rules (system), user, tools' answers; the
+    agent's earlier words are no evidence and are left out. `rng` draws the word of the marks.
     """
     calls = "\n".join(call.canonical() for call in step.tool_calls)
     if len(calls) > MAX_CALL_CHARACTERS:

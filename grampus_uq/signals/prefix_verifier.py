@@ -22,7 +22,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.protocols import ModelClient, SenseContext
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
-from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, clipped, quoted
+from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, SPEAKERS, clipped, function_of, quoted
 from grampus_uq.signals.token_signals import alternatives
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
@@ -229,21 +229,13 @@ def _run(earlier: Sequence[Message], step: Step, room: int) -> str:
     return "\n".join([*head, *gap, *tail, latest])
 
 
-_SPEAKERS = {Role.USER: "user", Role.ASSISTANT: "agent", Role.TOOL: "tool result"}
-
-
 def _entry(number: int, message: Message, share: int) -> str:
     parts = [message.content or "", *(f"calls {call.canonical()}" for call in message.tool_calls)]
     content = "\n".join(clipped(part.strip(), share) for part in parts if part.strip())
-    return f"[{number}] {_SPEAKERS.get(message.role, 'other')}: {clipped(content, share)}"
+    return f"[{number}] {SPEAKERS.get(message.role, 'other')}: {clipped(content, share)}"
 
 
 def _tool_names(tools: Sequence[Mapping[str, Any]] | None) -> str:
     """Names of the proposed tools, in either of the two usual shapes of a schema."""
-    found = []
-    for tool in islice(tools or (), 200):
-        inner = tool.get("function")
-        name = (inner if isinstance(inner, Mapping) else tool).get("name")
-        if isinstance(name, str):
-            found.append(name[:100])
-    return ", ".join(found)
+    names = (function_of(tool).get("name") for tool in islice(tools or (), 200))
+    return ", ".join(name[:100] for name in names if isinstance(name, str))

@@ -22,6 +22,7 @@ _I = re.compile(r"[\"'(‘“]*I(?:['’][a-z]+)?[.,;:!?…\"')’”]*")
 _ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}|\\.", re.DOTALL)
 _BOUND = re.compile(r"<[^<>\n]{0,60}>|\n+|[.!?:](?=\s)")
 
+BLANKS: Final = str.maketrans("ĠĊ▁", " \n ")  # how tokenisers write blanks
 Span = tuple[int, int]
 
 

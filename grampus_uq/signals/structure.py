@@ -90,12 +90,12 @@ class StructureState:
 
     def to_json(self) -> dict[str, JsonValue]:
         """Give the state as JSON values."""
-        lists: dict[str, JsonValue] = {
+        return {
             "counts": [*self.counts],
             "seen": [*self.seen],
             "open": [*sorted(self.open)],
+            "last_tool": self.last_tool,
         }
-        return lists | {"last_tool": self.last_tool}
 
     @classmethod
     def from_json(cls, values: object) -> StructureState:

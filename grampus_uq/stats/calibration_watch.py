@@ -159,13 +159,9 @@ def start_watching(detector: Detector, *, level: float = 0.01, acting: bool = Tr
 def take_run(state: CalibrationWatchState, variant: Variant, run_id: str, log_peak: float) -> CalibrationWatchState:
     """Count one finished run in a variant that it belongs to; call it once for each run.
 
-    Args:
-        variant: `ALL_RUNS` for any finished run; `SUCCESSES` for one that was labelled a success and left alone.
-        run_id: its session id; draws its number.
-        log_peak: its largest log M_t up to its first alarm; -inf for a run without readings.
-
-    Returns:
-        The new state; the same one for a run that alarmed and that `acting` therefore leaves out.
+    `variant`: `ALL_RUNS` for any finished run; `SUCCESSES` for one that was labelled a success and left alone.
+    `run_id`: its session id, which draws its number. `log_peak`: its largest log M_t up to its first alarm; -inf for a
+    run without readings. The state is the same for a run that alarmed and that `acting` therefore leaves out.
     """
     alarmed = exceeds(state.threshold, log_peak, tie_uniform(run_id, state.salt))
     if variant is Variant.SUCCESSES and state.acting and alarmed:

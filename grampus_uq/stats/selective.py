@@ -68,9 +68,7 @@ def certified_threshold(
     >>> certified_threshold([.9] * 30 + [.2] * 30, [True] * 30 + [False] * 30, candidates=[.9, .2], target=.9, delta=.1)
     Released(threshold=0.9, cases=60, released=30, wrong=0)
     """
-    p, good = _cases(chances, right)
-    check_level("target", "selective release", target)
-    check_level("delta", "selective release", delta)
+    p, good = _cases(chances, right, target=target, delta=delta)
     best: Released | None = None
     nearest = Released(threshold=None, cases=len(p), released=0, wrong=0)
     for candidate in candidates:
@@ -97,9 +95,7 @@ def certified_by_count(chances: npt.ArrayLike, right: npt.ArrayLike, *, target: 
     >>> certified_by_count([.9] * 40 + [.2] * 30, [True] * 40 + [False] * 30, target=.9, delta=.1).released
     40
     """
-    p, good = _cases(chances, right)
-    check_level("target", "selective release", target)
-    check_level("delta", "selective release", delta)
+    p, good = _cases(chances, right, target=target, delta=delta)
     there = np.sort(p[~np.isnan(p)])[::-1]
     sizes = _sizes(len(there), target, delta)
     best = Released(threshold=None, cases=len(p), released=0, wrong=0)
@@ -165,8 +161,7 @@ def budget_of_wrong_releases(
     >>> budget_of_wrong_releases([.9] * 15 + [.4] * 4, [True] * 15 + [False] * 4, budget=.05)
     Released(threshold=0.9, cases=19, released=15, wrong=0)
     """
-    p, good = _cases(chances, right)
-    check_level("budget", "selective release", budget)
+    p, good = _cases(chances, right, budget=budget, **({} if delta is None else {"delta": delta}))
     m = np.ones(len(p)) if mass is None else np.asarray(mass, dtype=np.float64)
     if m.shape != p.shape or not ((m > 0.0) & (m <= 1.0)).all() or (mass is not None and delta is not None):
         rule = f"of shape {p.shape}, in (0, 1], and left out with delta"
@@ -177,7 +172,6 @@ def budget_of_wrong_releases(
     if delta is None:
         will_do = np.flatnonzero(wrong + (1.0 - budget) <= budget * float(m.sum()) + 1e-9)
     else:
-        check_level("delta", "selective release", delta)
         right_at_least = binomial_log_sf(n, 1.0 - budget)  # at most k wrong of n = at least n - k that are not
         will_do = np.flatnonzero(right_at_least[n - wrong.astype(np.intp)] <= math.log(delta) + 1e-11)
     return _most_released(p, good, order, last[will_do], n)
@@ -231,8 +225,7 @@ def estimated_threshold(
     >>> estimated_threshold([.9] * 30 + [.2] * 30, [True] * 30 + [False] * 30, target=.9)
     Released(threshold=0.9, cases=60, released=30, wrong=0)
     """
-    p, good = _cases(chances, right)
-    check_level("target", "selective release", target)
+    p, good = _cases(chances, right, target=target)
     w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
     if w.shape != p.shape:
         raise ConfigurationError.of("weights", "estimated_threshold", f"of shape {p.shape}", w.shape)
@@ -300,7 +293,9 @@ def _log_p_value(released: int, wrong: int, target: float) -> float:
     return float(binomial_log_sf(released, target)[released - wrong])
 
 
-def _cases(chances: npt.ArrayLike, right: npt.ArrayLike) -> tuple[FloatArray, BoolArray]:
+def _cases(chances: npt.ArrayLike, right: npt.ArrayLike, **levels: float) -> tuple[FloatArray, BoolArray]:
+    for name, level in levels.items():
+        check_level(name, "selective release", level)
     p, good = np.asarray(chances, dtype=np.float64), np.asarray(right, dtype=np.bool_)
     if p.ndim != 1 or p.shape != good.shape:
         raise ConfigurationError.of("right", "selective release", f"of the shape of chances, {p.shape}", good.shape)

@@ -92,6 +92,19 @@ class ForecastRuns:
         return len(self.ids)
 
     @property
+    def asked(self) -> BoolArray:
+        """Runs with an irreversible call; shape (n,)."""
+        return np.zeros(len(self), dtype=np.bool_) if self.asks is None else self.asks >= 0
+
+    def at_the_call(self, name: str) -> FloatArray:
+        """A stream at the turn that proposes a run's first irreversible call, shape (n,); NaN without one."""
+        found = np.full(len(self), np.nan)
+        if self.asks is not None:
+            traces, asked = self.streams[name], self.asked
+            found[asked] = traces.forecasts[traces.starts[asked] + self.asks[asked]]
+        return found
+
+    @property
     def censored(self) -> BoolArray:
         """Runs without an observed outcome; shape (n,)."""
         return np.isnan(self.outcomes)

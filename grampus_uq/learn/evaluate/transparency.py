@@ -164,12 +164,10 @@ def call_rows(runs: ForecastRuns) -> list[TableRow]:
     Of the runs with an observed outcome and such a call those count whose stream has a value there, whatever it lacks
     at other steps.
     """
-    if runs.asks is None:
-        return []
-    asked = (runs.asks >= 0) & ~runs.censored
+    asked = runs.asked & ~runs.censored
     rows = []
-    for name, traces in runs.streams.items():
-        p = traces.forecasts[(traces.starts + runs.asks)[asked]]
+    for name in runs.streams:
+        p = runs.at_the_call(name)[asked]
         there = ~np.isnan(p)
         if there.any():
             n = int(there.sum())

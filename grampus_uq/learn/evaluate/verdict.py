@@ -63,8 +63,8 @@ class EvaluationVerdict:
 def judge(runs: ForecastRuns, streams: Sequence[ScoredStream]) -> EvaluationVerdict:
     """Say which signal to hold by, on runs with an observed outcome; `streams` are `scored_streams` of `runs`."""
     least = _least(streams, len(runs))
-    at_call = _at_the_call(runs)
-    mostly_calls = runs.asks is not None and 2 * (runs.asks >= 0).sum() >= len(runs)
+    at_call = {name: runs.at_the_call(name) for name in runs.streams} if runs.asked.any() else {}
+    mostly_calls = runs.asks is not None and 2 * runs.asked.sum() >= len(runs)
     only_there = [name for name, found in at_call.items() if name not in least and not np.isnan(found).all()]
     nowhere_else = np.full(len(runs), np.nan)  # read of calls alone, such as the probability of a call's tokens
     every = [
@@ -98,18 +98,6 @@ def _held(values: Mapping[str, FloatArray], succeeded: FloatArray, names: Sequen
         right_of_rest=share(succeeded == 1.0, ~held),
         right_of_all=share(succeeded == 1.0, np.ones_like(held)),
     )
-
-
-def _at_the_call(runs: ForecastRuns) -> dict[str, FloatArray]:
-    """Each stream at the turn that proposes a run's first irreversible call, NaN in runs without one."""
-    if runs.asks is None or not (runs.asks >= 0).any():
-        return {}
-    asked = np.flatnonzero(runs.asks >= 0)
-    found = {}
-    for name, traces in runs.streams.items():
-        found[name] = np.full(len(runs), np.nan)
-        found[name][asked] = traces.forecasts[traces.starts[asked] + runs.asks[asked]]
-    return found
 
 
 def _least(streams: Sequence[ScoredStream], n: int) -> dict[str, FloatArray]:

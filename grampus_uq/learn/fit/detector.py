@@ -30,7 +30,7 @@ from grampus_uq.stats.eprocess_thresholds import (
     weighted_threshold,
 )
 from grampus_uq.stats.ranks import check_level
-from grampus_uq.stats.step_blocks import StepBlocks, in_caller_order, run_maximum, step_blocks
+from grampus_uq.stats.step_blocks import StepBlocks, in_caller_order, run_maximum
 
 LEVELS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Levels that every fit lists, besides the one asked for."""
@@ -93,17 +93,12 @@ def fit_detector(
         levels: further levels to list.
         members: names of the statistics to choose from (`detector_bank.bank`); all of them by default. Without the
             boosted ones a live step takes a few microseconds whatever is chosen.
+        held_out: ids of the runs that may set the threshold; None: as `detector_split.split` draws them.
 
-    Returns:
-        The detector and the report. With too few successes the threshold is +inf, and says how many are needed.
-
-    Raises:
-        ConfigurationError: no outcomes, a level outside (0, 1).
-        MissingDependencyError: scikit-learn is not installed.
+    With too few successes the threshold is +inf, and says how many are needed. Raises MissingDependencyError without
+    scikit-learn.
     """
-    if runs.success is None:
-        way_out = "pass outcomes to detector_runs, or use fit_budget, which needs none"
-        raise ConfigurationError.of("runs", "fit_detector", "labelled", None, way_out)
+    labels = runs.labels
     _check_levels(alpha, delta, levels)
     candidates = _members(runs, members)
     parts = split(runs, alpha, delta, rng) if held_out is None else split_at(runs, held_out, rng)
@@ -111,7 +106,7 @@ def fit_detector(
     detector = set_thresholds(
         runs, parts.threshold, scorer, salt=rng.bytes(12).hex(), delta=delta, alpha=alpha, levels=levels
     )
-    successes = int(runs.success.sum())
+    successes = int(labels.sum())
     report = FitReport(
         counts={"success": successes, "failure": len(runs) - successes, **runs.excluded},
         fit_ids=tuple(runs.ids[i] for i in parts.fit),
@@ -140,9 +135,7 @@ def fit_budget(
     scorer = untrained(replace(runs, success=None))
     salt = rng.bytes(12).hex()
     fitted, runs = runs, runs.take(runs.drawn(rng))
-    ties = np.array([tie_uniform(run, salt) for run in runs.ids])
-    bare = _bare(runs.streams, scorer, salt)
-    peaks = log_peaks(bare, runs.blocks)
+    peaks, ties = _evidence(runs, scorer, salt)
     wanted = sorted({share, *shares})
     thresholds = _about([budget_threshold(peaks, ties, b) for b in wanted], fitted)
     return DetectorFit(
@@ -183,10 +176,8 @@ def _statistic(
     """Choose by cross-validation inside the fitting part, then fit the choice on all of it."""
     if not parts.fit:
         return untrained(runs), "Too few labelled runs to learn from: all successes set the threshold.", {}
-    assert runs.success is not None  # noqa: S101 (for the type checker; the caller looked)
     fitting = runs.take(np.array(parts.fit))
-    assert fitting.success is not None  # noqa: S101 (as above)
-    power = powers(fitting.blocks, fitting.success, out_of_fold(fitting, members, rng))
+    power = powers(fitting.blocks, fitting.labels, out_of_fold(fitting, members, rng))
     name = choose(power, members)
     [member] = [member for member in members if member.name == name]
     scorer = fit_members(fitting, [member])[name]
@@ -205,9 +196,8 @@ def set_thresholds(
 ) -> Detector:
     """Set PAC and conformal thresholds at every level on the successes held out for it."""
     held_out = runs.take(np.array(threshold, dtype=np.intp))
-    ties = np.array([tie_uniform(run, salt) for run in held_out.ids])
-    peaks = log_peaks(_bare(runs.streams, scorer, salt), step_blocks(held_out.values, held_out.lengths))
-    wanted = _wanted(alpha, levels)
+    peaks, ties = _evidence(held_out, scorer, salt)
+    wanted = sorted({alpha, *levels})
     if held_out.weights is not None:  # seen with unequal chances: no exact count, so no PAC statement
         conformal, delta = [weighted_threshold(peaks, ties, held_out.weights, a) for a in wanted], None
     else:
@@ -236,17 +226,15 @@ def _about(thresholds: Sequence[Threshold], runs: DetectorRuns) -> tuple[Thresho
     return tuple(replace(one, guarantee=one.guarantee + more) for one in thresholds)
 
 
-def _bare(streams: tuple[str, ...], scorer: FeatureScorer | PaperScorer, salt: str) -> Detector:
-    """A detector that only scores: its one threshold is a formality."""
-    return Detector(streams=streams, scorer=scorer, thresholds=(ville_threshold(0.5),), deployed=0, salt=salt)
+def _evidence(runs: DetectorRuns, scorer: FeatureScorer | PaperScorer, salt: str) -> tuple[FloatArray, FloatArray]:
+    """The largest log M of each run, and its draw."""
+    a_formality = (ville_threshold(0.5),)
+    bare = Detector(streams=runs.streams, scorer=scorer, thresholds=a_formality, deployed=0, salt=salt)
+    return log_peaks(bare, runs.blocks), np.array([tie_uniform(run, salt) for run in runs.ids])
 
 
 def _sorted_pairs(peaks: FloatArray, ties: FloatArray) -> tuple[tuple[float, float], ...]:
     return tuple(sorted(zip(peaks.tolist(), ties.tolist(), strict=True)))
-
-
-def _wanted(alpha: float, levels: Sequence[float]) -> list[float]:
-    return sorted({alpha, *levels})
 
 
 def _check_levels(alpha: float, delta: float | None, levels: Sequence[float]) -> None:
@@ -264,10 +252,9 @@ def out_of_fold(runs: DetectorRuns, members: Sequence[Member], rng: np.random.Ge
 
     Members that one of the folds cannot support are left out.
     """
-    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
     fold = np.empty(len(runs), dtype=np.intp)
     for outcome in (False, True):
-        same = rng.permutation(np.flatnonzero(runs.success == outcome))
+        same = rng.permutation(np.flatnonzero(runs.labels == outcome))
         fold[same] = np.arange(len(same)) % FOLDS
     owner = np.repeat(np.arange(len(runs)), runs.lengths)
     blocks = runs.blocks

@@ -52,6 +52,14 @@ class DetectorRuns:
         return len(self.ids)
 
     @property
+    def labels(self) -> BoolArray:
+        """The outcomes; raises ConfigurationError where none were given."""
+        if self.success is None:
+            way_out = "pass outcomes to detector_runs, or use fit_budget, which needs none"
+            raise ConfigurationError.of("runs", "fit_detector", "labelled", None, way_out)
+        return self.success
+
+    @property
     def blocks(self) -> StepBlocks:
         """The runs in the layout that the statistics read; runs are numbered as here."""
         return step_blocks(self.values, self.lengths)

@@ -56,8 +56,7 @@ def least_to_learn(runs: DetectorRuns) -> int:
     longer a run is. The failures' lengths decide, and nothing of a success: they set no threshold, so that a threshold
     set by all successes holds as if nothing had been decided.
     """
-    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
-    failed = runs.lengths[~runs.success]
+    failed = runs.lengths[~runs.labels]
     return _LEAST_TO_LEARN + (math.ceil(failed.mean() / 2.0) if len(failed) else 0)
 
 
@@ -95,27 +94,24 @@ def _risk(n: int, alpha: float, delta: float) -> float:
 
 def split(runs: DetectorRuns, alpha: float, delta: float | None, rng: np.random.Generator) -> Split:
     """Draw the threshold set at random among the successes of labelled runs, one run a task; other tasks fit."""
-    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
     one = runs.drawn(rng)
-    good = np.flatnonzero(runs.success & one)
-    size = threshold_size(len(good), int((~runs.success).sum()), alpha, delta, least_to_learn(runs))
+    good = np.flatnonzero(runs.labels & one)
+    size = threshold_size(len(good), int((~runs.labels).sum()), alpha, delta, least_to_learn(runs))
     return _split(runs, rng.permutation(good)[:size], np.ones(len(runs), dtype=np.bool_), otherwise=good)
 
 
 def split_at(runs: DetectorRuns, held_out: Collection[str], rng: np.random.Generator) -> Split:
     """The successes among `held_out` set the threshold, one run a task; other tasks fit, where there are enough."""
-    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
     held = np.array([name in held_out for name in runs.ids], dtype=np.bool_)
-    threshold = np.flatnonzero(held & runs.success & runs.drawn(rng))
-    return _split(runs, threshold, ~(held & runs.success), otherwise=threshold)
+    threshold = np.flatnonzero(held & runs.labels & runs.drawn(rng))
+    return _split(runs, threshold, ~(held & runs.labels), otherwise=threshold)
 
 
 def _split(runs: DetectorRuns, threshold: IntArray, may_fit: BoolArray, *, otherwise: IntArray) -> Split:
     """Fit on what may, of tasks without a part in the threshold; set it by `otherwise` where that is not enough."""
-    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
     tasks = runs.ids if runs.tasks is None else runs.tasks
     taken = {tasks[place] for place in threshold}
     fit = may_fit & np.array([task not in taken for task in tasks], dtype=np.bool_)
-    if min(int((fit & runs.success).sum()), int((fit & ~runs.success).sum())) < least_to_learn(runs):
+    if min(int((fit & runs.labels).sum()), int((fit & ~runs.labels).sum())) < least_to_learn(runs):
         threshold, fit = otherwise, np.zeros(len(runs), dtype=np.bool_)
     return Split(fit=tuple(np.flatnonzero(fit).tolist()), threshold=tuple(np.sort(threshold).tolist()))

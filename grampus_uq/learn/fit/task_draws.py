@@ -10,17 +10,14 @@ from grampus_uq.stats.arrays import BoolArray
 
 
 def one_a_task(tasks: Sequence[str], rng: np.random.Generator, others: Mapping[str, int] | None = None) -> BoolArray:
-    """Draw one run of each task: True for those drawn.
+    """Draw one run of each task (trials of one task share a name): True for those drawn.
 
     Draw before anything is asked of the runs (did it succeed, does it call something irreversible): the runs drawn are
     then independent draws of one distribution, task by task, and so are those among them that it holds of. Choosing one
     of the successes of each task instead would count a task that mostly fails like one that mostly succeeds.
 
-    Args:
-        tasks: shape (n,): trials of one task share a name.
-        rng: draws; unused where every task has one run, so that such a fit stays what it was.
-        others: further runs by task, which take part in the draw and are not here: where one of them is drawn, the task
-            has none.
+    `rng` is unused where every task has one run, so that such a fit stays what it was. `others`: further runs by task,
+    which take part in the draw and are not here: where one of them is drawn, the task has none.
     """
     others = others or {}
     drawn = np.ones(len(tasks), dtype=np.bool_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from pydantic import JsonValue
@@ -23,18 +23,12 @@ class Counterfactual:
     stands for. known: whether its outcome is known and its own.
     """
 
-    session_id: str
     success: bool
-    paused_by: str = ""
-    step: int | None = None
+    paused: bool
+    paused_by: str
     p_success: tuple[float, ...] = field(default=())
     weight: float = 1.0
     known: bool = True
-
-    @property
-    def paused(self) -> bool:
-        """True when some step would have been stopped."""
-        return self.step is not None
 
 
 def counterfactual(run: Run, profile: Profile, *, keep_p_success: bool = True) -> Counterfactual:
@@ -44,20 +38,19 @@ def counterfactual(run: Run, profile: Profile, *, keep_p_success: bool = True) -
     the run's steps do not follow each other.
     """
     kept = {id(event) for event in run.steps}
-    rule, at = "", None
+    rule, paused = "", False
     p_success: list[float] = []
-    for number, replayed in enumerate(replay_run(run, profile)):
+    for replayed in replay_run(run, profile):
         event, seen = replayed.event, replayed.assessment
         if keep_p_success and event.step.kind != "tool_call" and id(event) in kept:
             p_success.append(float("nan") if seen.p_success is None else seen.p_success)
-        if at is None and would_stop(seen):
-            rule, at = seen.rule, number
+        if not paused and would_stop(seen):
+            rule, paused = seen.rule, True
     outcome = run.outcome
     return Counterfactual(
-        session_id=run.session_id,
         success=outcome is not None and outcome.success is True,
+        paused=paused,
         paused_by=rule,
-        step=at,
         p_success=tuple(p_success),
     )
 
@@ -86,6 +79,6 @@ def rates(replayed: Iterable[Counterfactual], *, runs_per_day: float | None = No
         "failure_rate": share(~good, known, weights).estimate,
         "pauses_by_rule": dict(rules),
         "pauses_per_day": None if runs_per_day is None or rate is None else runs_per_day * rate,
-        "right_before": share(good, known, weights).to_json(),
-        **{name: figure.to_json() for name, figure in shares.items()},
+        "right_before": asdict(share(good, known, weights)),
+        **{name: asdict(figure) for name, figure in shares.items()},
     }

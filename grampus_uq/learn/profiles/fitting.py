@@ -92,7 +92,7 @@ class ProfileFit:
             "fingerprint": self.artifact.fingerprint,
             "counts": self.counts,
             "splits": self.splits,
-            "parts": [part.to_json() for part in self.parts],
+            "parts": [asdict(part) for part in self.parts],
             "expected": self.expected,
             "tasks": self.tasks,
             "label_next": list(self.label_next),
@@ -368,7 +368,7 @@ def _artifact(
 ) -> ProfileArtifact:
     promises = tuple(f"{part.name}: {part.promise}" for part in parts if part.promise)
     details: dict[str, JsonValue] = {
-        "parts": [part.to_json() for part in parts],
+        "parts": [asdict(part) for part in parts],
         "options": {k: list(v) if k == "streams" else v for k, v in asdict(options).items() if v is not None},
     }
     if teachers and len(teachers) <= _MOST_TEACHERS:

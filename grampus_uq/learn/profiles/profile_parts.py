@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -19,7 +19,3 @@ class Part:
     needs: str = ""
     promise: str = ""
     figures: Mapping[str, JsonValue] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """The part as JSON values."""
-        return asdict(self)
