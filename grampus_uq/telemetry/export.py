@@ -129,7 +129,7 @@ def _send_file(
             run = begin(event, began_ns) if began_ns > 0 else None
             report.runs += run is not None
             if run is None:
-                way_out = "In Python, `imported_events(run, start_s=…)` gives it one."
+                way_out = "In Python, `importers.events(run, start_s=…)` gives it one."
                 reason = f"the run {current!r:.100} has no time, as imported from a format without times. {way_out}"
                 refuse(DataError(reason, path=str(path), line=line))
         if run is not None:
