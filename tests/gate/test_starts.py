@@ -1,0 +1,173 @@
+"""Starts that processes share, at the gate: whose a start is, and what becomes of a call whose start another has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grampus_uq.errors import StoreError
+from grampus_uq.gate import gate as module
+from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallPhase, CallRecord, Terms, asked, settled
+from grampus_uq.gate.gate import Gate, let_by
+from tests.gate.test_gate import DOUBT, NEW, NOW, OPEN, PAY, TERMS
+
+pytestmark = pytest.mark.anyio
+
+
+class Starts:
+    """A store of starts; `fails` is raised in its place."""
+
+    def __init__(self) -> None:
+        self.had: dict[str, str] = {}
+        self.fails: BaseException | None = None
+
+    async def take(self, by: str, owner: str) -> bool:
+        if self.fails is not None:
+            raise self.fails
+        return self.had.setdefault(by, owner) == owner
+
+
+def process(starts: Starts | None, **given: Any) -> Gate:
+    """The gate of a process of its own."""
+    return Gate(approvals=OPEN, clock=lambda: NOW, starts=starts, **given)
+
+
+def approved(record: CallRecord | None = None, terms: Terms = TERMS, **given: Any) -> CallRecord:
+    """A call that waited, by default under a new request, and was approved."""
+    waits = record or asked(NEW.change(**given), terms, OPEN, DOUBT, NOW)
+    decision = waits.requests[0].decide("approve", principal="ann")
+    after, refused = process(None).decide(waits, terms, [(decision, NOW)])
+    assert not refused
+    return after
+
+
+async def started(gate: Gate, record: CallRecord, terms: Terms = TERMS) -> tuple[CallRecord, list[CallRecord]]:
+    kept: list[CallRecord] = []
+    return await gate.start(record, record.call, terms, None, None, kept.append), kept
+
+
+async def test_the_first_process_has_the_start_and_every_other_asks_what_became_of_the_call() -> None:
+    starts, record = Starts(), approved()
+    first, other = process(starts), process(starts)
+    ran, _ = await started(first, record)
+    assert ran.phase is CallPhase.STARTED
+    again, kept = await started(other, record)
+    assert [one.phase for one in kept] == [CallPhase.STARTED, CallPhase.WAITING]
+    assert again is kept[-1]
+    (request,) = again.requests
+    assert (request.rule, request.reason) == (UNKNOWN_OUTCOME.rule, UNKNOWN_OUTCOME.reason)
+    assert (request.agent_id, request.created_s, request.expires_s) == ("clerk", NOW, None)
+    assert other.spent(record, "r")
+    third, _ = await started(other, record)
+    assert third.requests[0].rule == UNKNOWN_OUTCOME.rule
+    assert len(starts.had) == 1
+
+
+async def test_its_own_process_may_ask_again_and_a_forked_one_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, record = Starts(), approved()
+    gate = process(starts)
+    assert not await gate.is_taken(record, TERMS)
+    assert not await gate.is_taken(record, TERMS)
+    assert not gate.cut_off(record, "r")
+    monkeypatch.setattr(module.os, "getpid", lambda: -1)
+    assert await gate.is_taken(record, TERMS)
+    assert gate.cut_off(record, "r")
+
+
+async def test_a_start_is_of_the_call_whatever_request_it_is_approved_on() -> None:
+    starts = Starts()
+    assert not await process(starts).is_taken(approved(), TERMS)
+    assert await process(starts).is_taken(approved(), TERMS), "the same call, under another request"
+    others = [
+        (approved(step_id="llm_2"), TERMS),
+        (approved(call=PAY.model_copy(update={"id": "c2"}), proposed=PAY.model_copy(update={"id": "c2"})), TERMS),
+        (approved(proposed=PAY.model_copy(update={"arguments": {"to": "B"}})), TERMS),
+        (approved(), _other(agent_id="other")),
+        (approved(), _other(session_id="other")),
+        (approved(), _other(run_id="other")),
+    ]
+    for number, (record, terms) in enumerate(others):
+        assert not await process(starts).is_taken(record, terms), number
+    assert len(starts.had) == 1 + len(others)
+
+
+def _other(**given: Any) -> Terms:
+    return Terms(**{"agent_id": "clerk", "session_id": "s", "run_id": "r", "rules": "rules", **given})
+
+
+async def test_where_a_human_knew_that_it_may_have_run_the_start_is_of_that_request() -> None:
+    starts = Starts()
+    assert not await process(starts).is_taken(approved(), TERMS)
+    told = [approved(asked(NEW, TERMS, OPEN, UNKNOWN_OUTCOME, NOW)) for _ in range(2)]
+    for record in told:
+        assert not await process(starts).is_taken(record, TERMS), "each human said so"
+        assert let_by(record, "r") in starts.had
+        assert await process(starts).is_taken(record, TERMS)
+
+
+async def test_what_needs_no_start_takes_none() -> None:
+    starts, record = Starts(), approved()
+    for one in (settled(record, "no"), record.change(decisions=(), cleared_by="monitor")):
+        assert not await process(starts).is_taken(one, TERMS)
+    assert not await process(None).is_taken(record, TERMS)
+    assert not starts.had
+
+
+async def test_a_call_whose_start_cannot_be_stored_waits_again_and_runs_on_the_next_approval() -> None:
+    starts, record = Starts(), approved()
+    gate = process(starts)
+    await gate.is_taken(record, TERMS)  # it was stored, and the answer was lost
+    starts.fails = StoreError("no route " + 400 * "x")
+    again, kept = await started(gate, record)
+    assert [one.phase for one in kept] == [CallPhase.STARTED, CallPhase.WAITING]
+    (request,) = again.requests
+    assert "it could not be stored that the call starts: no route" in request.reason
+    assert "x" * 246 in request.reason
+    assert "x" * 247 not in request.reason
+    assert not gate.spent(record, "r")
+    starts.fails = None
+    ran, _ = await started(gate, approved(again))
+    assert ran.phase is CallPhase.STARTED, "the new request has the start"
+    assert len(starts.had) == 1
+
+
+async def test_what_is_void_takes_no_start_and_a_start_that_was_had_goes_to_the_new_request() -> None:
+    starts, record, shut = Starts(), approved(), [True]
+    gate = process(starts, precondition=lambda call: "the shop is shut" if shut else None)
+    again, _ = await started(gate, record)
+    assert "the shop is shut" in again.requests[0].reason
+    assert not starts.had
+    assert not gate.spent(record, "r")
+    shut.clear()
+    assert not await gate.is_taken(record, TERMS)
+    shut.append(True)
+    later, _ = await started(gate, record)
+    shut.clear()
+    ran, _ = await started(gate, approved(later))
+    assert ran.phase is CallPhase.STARTED
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("disk")])
+async def test_a_start_that_is_cut_off_while_it_is_stored_leaves_the_call_approved(error: BaseException) -> None:
+    starts, record = Starts(), approved()
+    gate, kept = process(starts), list[CallRecord]()
+    starts.fails = error
+    with pytest.raises(type(error)):
+        await gate.start(record, PAY, TERMS, None, None, kept.append)
+    assert [one.phase for one in kept] == [CallPhase.STARTED, CallPhase.CLEARED]
+    assert kept[-1].decisions == record.decisions
+    starts.fails = None
+    ran, _ = await started(gate, kept[-1])
+    assert ran.phase is CallPhase.STARTED
+
+
+async def test_a_process_remembers_as_many_of_its_starts_as_calls_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, records = Starts(), [approved(step_id=f"llm_{n}") for n in range(3)]
+    monkeypatch.setattr(module, "_MAX_SPENT", 2)
+    gate = process(starts)
+    for record in records:
+        assert not await gate.is_taken(record, TERMS)
+    assert not await gate.is_taken(records[2], TERMS)
+    assert not await gate.is_taken(records[1], TERMS)
+    assert await gate.is_taken(records[0], TERMS), "forgotten: whoever has it is not known"
