@@ -483,8 +483,8 @@ class Gate:
         with self._lock:
             self._spent.setdefault(by, True)
 
-    async def is_taken(self, record: CallRecord, terms: Terms) -> bool:
-        """Take the start of a call that may run once; True where another has it: the call may have run there.
+    async def take_start(self, record: CallRecord, terms: Terms) -> bool:
+        """Take the start of a call that may run once; False where another has it: the call may have run there.
 
         It is of the call, whatever request it was let ahead on: an old state may ask anew, because of an expiry or of
         other rules. Where a human knew that it may have run, the start is of that request. Who retries has it still.
@@ -493,7 +493,7 @@ class Gate:
         """
         by = None if record.phase is CallPhase.SETTLED else let_by(record, terms.run_id)
         if by is None or self._starts is None:
-            return False
+            return True
         with self._lock:
             owner = self._owned.setdefault(by, uuid.uuid4().hex)
             while len(self._owned) > _MAX_SPENT:
@@ -502,9 +502,9 @@ class Gate:
         call = record.step_id, record.proposed.id, record.proposed.canonical()
         start = by if known else canonical_json([terms.agent_id, terms.session_id, terms.run_id, *call])
         if await self._starts.take(start, f"{owner}/{os.getpid()}"):
-            return False
+            return True
         self.began_elsewhere(by)
-        return True
+        return False
 
     @contextlib.contextmanager
     def once(self, record: CallRecord, run_id: str = "") -> Iterator[bool]:
@@ -575,7 +575,7 @@ class Gate:
         """A cleared call that must not run after all, waiting again; None where it may run: then its start is taken."""
         why = await self.hindrance(record)
         try:
-            if why is None and await self.is_taken(record, terms):
+            if why is None and not await self.take_start(record, terms):
                 return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
         except StoreError as error:
             why = f"it could not be stored that the call starts: {error}"[:300]

@@ -300,8 +300,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         first.append(True)
         if overruled:
             return {"step": _BEGIN, "at": None}
-        elsewhere = await self.judge.gate.is_taken(carried.records[0], carried.terms)
-        return {"step": _BEGIN, "at": [] if elsewhere else self._place(carried)}
+        here = await self.judge.gate.take_start(carried.records[0], carried.terms)
+        return {"step": _BEGIN, "at": self._place(carried) if here else []}  # []: in a process that is not known
 
     def _place(self, carried: Carried) -> list[Any]:
         """Where a call begins: the process, and what lets it run."""

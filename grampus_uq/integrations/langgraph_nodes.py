@@ -361,7 +361,7 @@ class GuardNodes:
         if len(records) != 1 or records[0] is None or self._asks_again(config, carried, records[0]):
             return None
         by = let_by(records[0], carried.terms.run_id)
-        take = functools.partial(self.judge.gate.is_taken, records[0], carried.terms)
+        take = functools.partial(self.judge.gate.take_start, records[0], carried.terms)
         return None if by is None else self._begun(by, take)
 
     def _begun(self, by: str, take: Callable[[], Awaitable[bool]]) -> Steps:

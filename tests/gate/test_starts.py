@@ -67,18 +67,18 @@ async def test_the_first_process_has_the_start_and_every_other_asks_what_became_
 async def test_its_own_process_may_ask_again_and_a_forked_one_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     starts, record = Starts(), approved()
     gate = process(starts)
-    assert not await gate.is_taken(record, TERMS)
-    assert not await gate.is_taken(record, TERMS)
+    assert await gate.take_start(record, TERMS)
+    assert await gate.take_start(record, TERMS)
     assert not gate.cut_off(record, "r")
     monkeypatch.setattr(module.os, "getpid", lambda: -1)
-    assert await gate.is_taken(record, TERMS)
+    assert not await gate.take_start(record, TERMS)
     assert gate.cut_off(record, "r")
 
 
 async def test_a_start_is_of_the_call_whatever_request_it_is_approved_on() -> None:
     starts = Starts()
-    assert not await process(starts).is_taken(approved(), TERMS)
-    assert await process(starts).is_taken(approved(), TERMS), "the same call, under another request"
+    assert await process(starts).take_start(approved(), TERMS)
+    assert not await process(starts).take_start(approved(), TERMS), "the same call, under another request"
     others = [
         (approved(step_id="llm_2"), TERMS),
         (approved(call=PAY.model_copy(update={"id": "c2"}), proposed=PAY.model_copy(update={"id": "c2"})), TERMS),
@@ -88,7 +88,7 @@ async def test_a_start_is_of_the_call_whatever_request_it_is_approved_on() -> No
         (approved(), _other(run_id="other")),
     ]
     for number, (record, terms) in enumerate(others):
-        assert not await process(starts).is_taken(record, terms), number
+        assert await process(starts).take_start(record, terms), number
     assert len(starts.had) == 1 + len(others)
 
 
@@ -98,26 +98,26 @@ def _other(**given: Any) -> Terms:
 
 async def test_where_a_human_knew_that_it_may_have_run_the_start_is_of_that_request() -> None:
     starts = Starts()
-    assert not await process(starts).is_taken(approved(), TERMS)
+    assert await process(starts).take_start(approved(), TERMS)
     told = [approved(asked(NEW, TERMS, OPEN, UNKNOWN_OUTCOME, NOW)) for _ in range(2)]
     for record in told:
-        assert not await process(starts).is_taken(record, TERMS), "each human said so"
+        assert await process(starts).take_start(record, TERMS), "each human said so"
         assert let_by(record, "r") in starts.had
-        assert await process(starts).is_taken(record, TERMS)
+        assert not await process(starts).take_start(record, TERMS)
 
 
 async def test_what_needs_no_start_takes_none() -> None:
     starts, record = Starts(), approved()
     for one in (settled(record, "no"), record.change(decisions=(), cleared_by="monitor")):
-        assert not await process(starts).is_taken(one, TERMS)
-    assert not await process(None).is_taken(record, TERMS)
+        assert await process(starts).take_start(one, TERMS)
+    assert await process(None).take_start(record, TERMS)
     assert not starts.had
 
 
 async def test_a_call_whose_start_cannot_be_stored_waits_again_and_runs_on_the_next_approval() -> None:
     starts, record = Starts(), approved()
     gate = process(starts)
-    await gate.is_taken(record, TERMS)  # it was stored, and the answer was lost
+    await gate.take_start(record, TERMS)  # it was stored, and the answer was lost
     starts.fails = StoreError("no route " + 400 * "x")
     again, kept = await started(gate, record)
     assert [one.phase for one in kept] == [CallPhase.STARTED, CallPhase.WAITING]
@@ -140,7 +140,7 @@ async def test_what_is_void_takes_no_start_and_a_start_that_was_had_goes_to_the_
     assert not starts.had
     assert not gate.spent(record, "r")
     shut.clear()
-    assert not await gate.is_taken(record, TERMS)
+    assert await gate.take_start(record, TERMS)
     shut.append(True)
     later, _ = await started(gate, record)
     shut.clear()
@@ -167,7 +167,7 @@ async def test_a_process_remembers_as_many_of_its_starts_as_calls_that_ran(monke
     monkeypatch.setattr(module, "_MAX_SPENT", 2)
     gate = process(starts)
     for record in records:
-        assert not await gate.is_taken(record, TERMS)
-    assert not await gate.is_taken(records[2], TERMS)
-    assert not await gate.is_taken(records[1], TERMS)
-    assert await gate.is_taken(records[0], TERMS), "forgotten: whoever has it is not known"
+        assert await gate.take_start(record, TERMS)
+    assert await gate.take_start(records[2], TERMS)
+    assert await gate.take_start(records[1], TERMS)
+    assert not await gate.take_start(records[0], TERMS), "forgotten: whoever has it is not known"

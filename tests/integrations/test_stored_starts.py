@@ -234,7 +234,7 @@ def test_an_old_state_runs_nothing_in_the_process_that_ran_it_however_many_calls
             request = record.requests[0].model_copy(update={"id": f"{number}"})
             other = record.change(requests=(request,), step_id=f"{number}")
             with gate.once(other):
-                assert not await gate.is_taken(other, calls.terms)
+                assert await gate.take_start(other, calls.terms)
         assert await held.go(gate, old) == "unknown_outcome"
         assert held.ran == 1
 
