@@ -29,6 +29,7 @@ from grampus_uq.records.vocabulary import AgentStatus, Role, UncertaintyLevel
 from grampus_uq.runtime.apply_decisions import ROLLBACK
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_prefix, segment_at
+from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.looks import LOOKS_USED
 from grampus_uq.runtime.restart_points import SuspectSet, restart_step, what_failed
 from grampus_uq.runtime.rolled_back_calls import executed_calls, step_number
@@ -205,7 +206,7 @@ async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int, rej
         if isinstance(agent, SubAgent):
             began = state.model_copy(update={"run_id": segment_at(state, step_number(call.step_id) or 0).run_id})
             child = began.child_session(CallRecord.new(call.call, call.step_id))
-            if await agent.runner.ledger.load(agent.agent.name, child) is not None:
+            if await agent.runner.ledger.store.get("session", session_key(agent.agent.name, child)) is not None:
                 below, _ = await _not_running(agent.runner, agent.agent.name, child)
                 found += [*below.discarded, *await _took_effect(agent.runner, below, 0, rejected)]
                 continue
