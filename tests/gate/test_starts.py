@@ -171,3 +171,25 @@ async def test_a_process_remembers_as_many_of_its_starts_as_calls_that_ran(monke
     assert await gate.take_start(records[2], TERMS)
     assert await gate.take_start(records[1], TERMS)
     assert not await gate.take_start(records[0], TERMS), "forgotten: whoever has it is not known"
+
+
+class Permit:
+    """A permit that lets calls ahead as long as nothing stands against it."""
+
+    why: str | None = None
+
+    async def standing(self, released_by: str) -> str | None:
+        return self.why
+
+
+async def test_a_call_that_a_permit_let_ahead_keeps_its_start_when_it_is_asked_about() -> None:
+    starts, permit, record = Starts(), Permit(), NEW.change(phase=CallPhase.CLEARED, cleared_by="permit abc")
+    gate, other = process(starts, permits=permit), process(starts, permits=permit)
+    assert await gate.take_start(record, TERMS)
+    assert not await other.take_start(record, TERMS)
+    assert other.cut_off(record, "r")
+    permit.why = "it is closed"
+    again = await gate.held_again(record, TERMS)
+    assert again is not None
+    assert await gate.take_start(approved(again), TERMS), "it did not begin: the request has its start"
+    assert len(starts.had) == 1
