@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,8 @@ def _name_of(value: float, edges: Sequence[float], unit: str) -> str:
 def _sitting_began(times: Sequence[float], at_s: float) -> float:
     """Return the start of a decision's sitting: the first of decisions at most a quarter of an hour apart."""
     began = at_s
-    for time_s in reversed([time_s for time_s in times if time_s <= at_s]):
+    for place in range(bisect_right(times, at_s) - 1, -1, -1):
+        time_s = times[place]
         if began - time_s > _SITTING_S:
             break
         began = time_s

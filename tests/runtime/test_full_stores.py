@@ -47,6 +47,33 @@ async def test_every_question_to_sqlite_is_a_search_in_an_index(tmp_path: Path) 
         assert plan.startswith("USE TEMP") or (plan.startswith("SEARCH") and any(b in plan for b in bound)), plan
 
 
+async def test_the_last_page_of_a_sqlite_listing_costs_what_the_first_does(tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    class Counted(SQLiteStore):
+        def _rows(self, db: Any, sql: str, values: Any) -> list[tuple[Any, ...]]:
+            steps.append(0)
+
+            def step() -> None:
+                steps[-1] += 1
+
+            db.set_progress_handler(step, 1)
+            try:
+                return super()._rows(db, sql, values)
+            finally:
+                db.set_progress_handler(None, 0)
+
+    store = Counted(tmp_path / "s.db")
+    await store.write(*(Put(kind="full", key=f"a/{n:04d}", body="{}", expected=0, label="x") for n in range(2_000)))
+    for label, prefix in ((None, ""), ("x", ""), (None, "a/")):
+        steps.clear()
+        for after in ("a/0009", "a/1899"):
+            assert len(await store.scan("full", label=label, prefix=prefix, after=after, limit=100)) == 100
+        first, last = steps
+        assert last < 1.1 * first
+    await store.aclose()
+
+
 async def test_a_request_is_found_without_reading_what_else_waits(tmp_path: Path) -> None:
     read: list[str] = []
 

@@ -54,12 +54,10 @@ class SQLStore(ThreadedStore):
         limit: int | None = None,
     ) -> list[Document]:
         """Documents of a kind, by key: one range of an index."""
-        where, values = f"kind = ? AND {self._key} >= ?", [kind, prefix]
-        for rule, value in (
-            ("label = ?", label),
-            (f"{self._key} < ?", after_prefix(prefix)),
-            (f"{self._key} > ?", after),
-        ):
+        # One lower bound: of two, SQLite takes the first, and walks from there.
+        least, bound = (prefix, ">=") if after is None or after < prefix else (after, ">")
+        where, values = f"kind = ? AND {self._key} {bound} ?", [kind, least]
+        for rule, value in (("label = ?", label), (f"{self._key} < ?", after_prefix(prefix))):
             if value is not None:
                 where += f" AND {rule}"
                 values.append(value)
