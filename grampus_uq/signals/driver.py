@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -187,8 +189,15 @@ def _guarded(sources: Sequence[str], read: Callable[[], list[Reading]]) -> list[
         return [_failed(source, error) for source in sources]
 
 
+def _log_failure(source: str, error: BaseException) -> None:
+    """Name the kind of error and the last lines that it came through; never its text, which may quote a model."""
+    frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), limit=-4, lookup_lines=False)
+    places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    log.warning("signal %s failed: %s (%s)", source, type(error).__name__, places)
+
+
 def _failed(source: str, error: Exception) -> Reading:
-    log.warning("signal %s failed: %s", source, type(error).__name__)
+    _log_failure(source, error)
     return Reading(source=source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
 
 
@@ -203,7 +212,7 @@ async def sense_one(
     except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
         reason = _reason(error)
         if reason is MissingReason.SIGNAL_ERROR:
-            log.warning("signal %s failed: %s", source, type(error).__name__)
+            _log_failure(source, error)
         return context.metered(Reading(source=source, value=None, reason=reason, detail=type(error).__name__))
     except asyncio.CancelledError as error:
         if cancelled_from_outside():
@@ -223,12 +232,12 @@ async def within(
             return await work(), None
     except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
         reason = _reason(error)
-        log.warning("signal %s failed: %s", source, type(error).__name__)
+        _log_failure(source, error)
         return None, reason
     except asyncio.CancelledError as error:
         if cancelled_from_outside():
             raise
-        log.warning("signal %s failed: %s", source, type(error).__name__)
+        _log_failure(source, error)
         return None, MissingReason.SIGNAL_ERROR
     return None, MissingReason.TIMEOUT
 

@@ -117,7 +117,7 @@ async def test_a_signal_that_answers_under_another_name_keeps_its_own():
     assert (await sense(None, Alias())).source == "mine"
 
 
-async def test_a_failing_signal_is_logged_without_what_it_said(caplog):
+async def test_a_failing_signal_is_logged_with_its_place_and_without_what_it_said(caplog):
     class Broken:
         source = "broken"
 
@@ -132,7 +132,11 @@ async def test_a_failing_signal_is_logged_without_what_it_said(caplog):
         instant = read_instant(Broken(), said("x"))
     assert reading.reason == instant.reason == MissingReason.SIGNAL_ERROR
     assert reading.detail == instant.detail == "ValueError"
-    assert "broken" in caplog.text
+    logged = [record.getMessage() for record in caplog.records]
+    lines = [method.__code__.co_firstlineno + 1 for method in (Broken.sense, Broken.read)]
+    for line, said_of_it in zip(lines, logged, strict=True):
+        assert said_of_it.startswith("signal broken failed: ValueError (")
+        assert said_of_it.endswith(f"test_driver.py:{line})")
     assert "sk-secret" not in caplog.text
 
 
