@@ -159,7 +159,8 @@ class SensingPlan:
         )
         twice = {str(name) for name in names if names.count(name) > 1}
         if twice:
-            raise ConfigurationError.of("signals", "Sensing", "of distinct names", sorted(twice))
+            way_out = "Rename yours: a built-in signal has this name, or another of yours."
+            raise ConfigurationError.of("signals", "Sensing", "of distinct names", sorted(twice), way_out)
         check_budgets(sensing.budgets, names)
         check_weights(estimator.extra_weights, names)
         depends = policy.call_floor is None or not _WITH_P_TRUE.isdisjoint(profile.fitted_streams)
