@@ -171,7 +171,7 @@ def _show(run: Run, as_json: bool, text: bool) -> None:
     columns = [field.name for field in dataclasses.fields(EventRow)]
     print_table(columns if text else columns[:-1], (_event_cells(event, text) for event in run.events))
     if sys.stdout.isatty():
-        click.echo("As a page: -o run.html. Recorded text: --text.")
+        click.echo("As a page: -o run.html." + ("" if text else " Recorded text: --text."))
 
 
 def _event_cells(event: Event, text: bool) -> list[Any]:
