@@ -29,6 +29,7 @@ from grampus_uq.learn.evaluate.plug_in import plug_in
 from grampus_uq.recording.artifacts import load
 from grampus_uq.recording.csv_rows import csv_rows
 from grampus_uq.recording.runs import Refused
+from grampus_uq.records.vocabulary import quantity
 
 _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc", "t_ece", "t_brier")
 
@@ -150,7 +151,7 @@ def _probability(text: str | None, path: str, line: int) -> float:
 def _print(found: Evaluation, every_row: bool) -> None:
     say_beside(one_line(" ".join(found.verdict.sentences)))
     for row in found.audit:
-        say_beside(f"{row.runs} runs, {row.stop_reason}: {row.use} ({row.why})")
+        say_beside(f"{quantity(row.runs, 'run')}, {row.stop_reason}: {row.use} ({row.why})")
     for line in found.assumptions:
         say_beside(line)
     for warning in found.warnings:

@@ -37,6 +37,7 @@ from grampus_uq.recording.replay import ReplayCounts, replay_all
 from grampus_uq.recording.run_names import file_name
 from grampus_uq.recording.runs import recording_files
 from grampus_uq.records.events import Event
+from grampus_uq.records.vocabulary import quantity
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
 from grampus_uq.signals.structure import counted
@@ -131,7 +132,8 @@ def import_(
             if one.refused > len(one.errors):
                 click.echo(f"left out: {one.refused - len(one.errors)} more of {one_line(one.path)}", err=True)
         runs, steps = sum(one.runs for one in found), sum(one.steps for one in found)
-        click.echo(f"{runs} runs, {steps} steps imported from {len(found)} files; {refused} records left out.")
+        imported = f"{quantity(runs, 'run')}, {quantity(steps, 'step')} imported from {quantity(len(found), 'file')}"
+        click.echo(f"{imported}; {quantity(refused, 'record')} left out.")
     if refused:
         raise SystemExit(1)
     refuse_none(sum(one.runs for one in found), paths)

@@ -27,6 +27,7 @@ from grampus_uq.inbox.people import People, Person, Role
 from grampus_uq.learn.pages.page import page_environment
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.visible_text import visible
+from grampus_uq.records.vocabulary import quantity
 from grampus_uq.runtime.ledger import Ledger
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -262,15 +263,6 @@ def _span(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """A number of things: `many` is the plural, with an s where it is not given.
-
-    >>> [counted(number, "run") for number in (0, 1, 2)]
-    ['0 runs', '1 run', '2 runs']
-    """
-    return f"{number} {one if number == 1 else many or one + 's'}"
-
-
 _PAST: Final = {
     ApprovalKind.APPROVE: "approved",
     ApprovalKind.EDIT: "approved with a change",
@@ -289,5 +281,5 @@ def _environment() -> Environment:
     shared = PackageLoader("grampus_uq.learn.pages")  # charts
     environment = page_environment(ChoiceLoader([PackageLoader("grampus_uq.inbox"), shared]))
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True)
-    environment.filters |= {"span": _span, "counted": counted, "past": past}
+    environment.filters |= {"span": _span, "counted": quantity, "past": past}
     return environment

@@ -62,6 +62,15 @@ def in_words(source: str) -> str:
     return _SAID_AS.get(source, source).replace("_", " ")
 
 
+def quantity(number: int, one: str, many: str | None = None) -> str:
+    """A number of things: `many` is the plural, with an s where it is not given.
+
+    >>> [quantity(number, "run") for number in (0, 1, 2)]
+    ['0 runs', '1 run', '2 runs']
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 _SAID_AS = {"verbalized": "stated confidence", "p_true": "P(True)"}
 
 

@@ -138,7 +138,7 @@ def test_imported_runs_are_evaluated_by_what_the_agent_did(tmp_path: Path) -> No
 def test_import_keeps_of_texts_what_it_is_told(tmp_path: Path, content: str) -> None:
     (tmp_path / "log").write_bytes(samples.FILES["chat-log"])
     told = invoke(runs_command, "import", tmp_path / "log", "-o", tmp_path / "out", "--content", content)
-    assert "3 runs, 3 steps imported from 1 files; 0 records left out." in told.stdout
+    assert "3 runs, 3 steps imported from 1 file; 0 records left out." in told.stdout
     texts = [event.step.text for run in runs(tmp_path / "out") for event in run.events if isinstance(event, StepEvent)]
     kept = {"full": "Hello" in texts, "hashed": all(text.startswith("hmac:") for text in texts), "none": not any(texts)}
     assert kept[content]
