@@ -45,6 +45,7 @@ async def prune(
 ) -> int:
     """Remove the sessions that ended more than `older_than_s` seconds ago, and all but the latest `keep`; how many.
 
+    What ended at the same time as the last of those `keep` stays too.
     Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Audits that were kept
     are removed once their last entry is older than `audits_older_than_s`. Decisions, drills, starts, grants and jobs
     that are older than `older_than_s` are removed too, unless a pending request or a live session needs them; permits
@@ -66,11 +67,11 @@ async def prune(
         raise ConfigurationError.of("keep", "prune", "0 or more sessions", keep)
     if older_than_s is None and keep is None and audits_older_than_s is None:
         raise ConfigurationError.of("older_than_s", "prune", "given, or `keep`, or `audits_older_than_s`", None)
-    ended_before_s = await _ended_before(store, older_than_s, keep)
+    before_s = await _ended_before(store, older_than_s, keep)
     forgotten, folder = 0, None if move_to is None else RunFolder(move_to)
     failure: DataError | OSError | None = None
     async for document, ended_s in _ended(store):
-        if ended_s > ended_before_s:
+        if ended_s >= before_s:
             continue
         try:
             log = _transcript_of(Ledger(store), document)
@@ -113,15 +114,17 @@ async def _rests(ledger: Ledger, document: Document) -> bool:
 
 
 async def _ended_before(store: SessionStore, older_than_s: float | None, keep: int | None) -> float:
-    """The time up to whose end sessions are removed."""
-    by_age = -math.inf if older_than_s is None else await store.now() - older_than_s
+    """The time before which a session must have ended to be removed: what ended with the last that is kept stays."""
+    by_age = -math.inf if older_than_s is None else math.nextafter(await store.now() - older_than_s, math.inf)
     if keep is None:
         return by_age
     ends = array("d")
     async for _, ended_s in _ended(store):
         ends.append(ended_s)
-    too_many = sorted(ends)[: max(0, len(ends) - keep)]
-    return max(by_age, too_many[-1]) if too_many else by_age
+    if len(ends) <= keep:
+        return by_age
+    latest = sorted(ends)
+    return max(by_age, latest[-keep] if keep else math.nextafter(latest[-1], math.inf))
 
 
 def _head(ledger: Ledger, document: Document) -> SessionHead:

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grampus_uq import open_store
@@ -42,16 +42,17 @@ class Aged(MemoryStore):
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(list(AgentStatus)), st.integers(0, 50)), max_size=12),
-    st.one_of(st.none(), st.integers(1, 50)),
+    st.lists(st.tuples(st.sampled_from(list(AgentStatus)), st.integers(0, 5)), max_size=12),
+    st.one_of(st.none(), st.integers(1, 5)),
     st.one_of(st.none(), st.integers(0, 12)),
 )
+@example([(AgentStatus.COMPLETED, 3)] * 3, None, 1)
 async def test_what_goes_is_what_ended_and_is_too_old_or_too_much(
     sessions: list[tuple[AgentStatus, int]], older_than: int | None, keep: int | None
 ) -> None:
     store = Aged()
     for number, (status, age) in enumerate(sessions):
-        await store.hold(str(number), status, age + number / 1_000)  # no two end at once
+        await store.hold(str(number), status, age)
     if older_than is None and keep is None:
         with pytest.raises(ConfigurationError, match="older_than_s"):
             await prune(store, None)
@@ -59,11 +60,13 @@ async def test_what_goes_is_what_ended_and_is_too_old_or_too_much(
     forgotten = await prune(store, older_than, keep=keep)
     left = {document.key.partition("/")[2] for document in await store.scan("session")}
     ended = (AgentStatus.COMPLETED, AgentStatus.FAILED)
-    by_age = sorted((age + n / 1_000, str(n)) for n, (status, age) in enumerate(sessions) if status in ended)
-    staying = by_age if keep is None else by_age[:keep]
-    staying = [(age, name) for age, name in staying if older_than is None or age < older_than]
+    by_age = [(age, str(n)) for n, (status, age) in enumerate(sessions) if status in ended]
+    young = [(age, name) for age, name in by_age if older_than is None or age < older_than]
+    # all that ended with the last that is kept
+    staying = {n for age, n in young if keep is None or sum(other < age for other, _ in by_age) < keep}
     alive = {str(number) for number, (status, _) in enumerate(sessions) if status not in ended}
-    assert left == alive | {name for _, name in staying}
+    assert left == alive | staying
+    assert keep is None or len(young) < keep or len(staying) >= keep
     assert forgotten == len(sessions) - len(left)
 
 
