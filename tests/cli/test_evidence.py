@@ -22,6 +22,7 @@ from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.runtime.evidence import Verified, evidence, verified
 from grampus_uq.runtime.store import chained
 from tests.runtime.test_approvals_cli import Desk
+from tests.sampling import examples
 
 
 @functools.cache
@@ -88,7 +89,7 @@ def test_a_change_of_any_byte_is_found(desk: Desk) -> None:
         assert not holds(changed, digest), text[place - 20 : place + 20]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_any_edit_of_the_text_is_found(desk: Desk, data: st.DataObject) -> None:
     text = "\n".join(lines_of(desk)) + "\n"

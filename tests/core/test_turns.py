@@ -37,6 +37,7 @@ from grampus_uq.recording.writer import RecordingProcessor
 from grampus_uq.records.call_parts import WHOLE_CALL, CallDoubt, CallPart
 from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import canonical_json
+from tests.sampling import examples
 
 PROFILE = Profile(estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
 PAY = "pay"
@@ -312,7 +313,7 @@ json_values = st.recursive(
 json_objects = st.dictionaries(st.text(max_size=2), json_values, max_size=3)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(json_objects, min_size=1, max_size=4), st.lists(json_objects, max_size=2), json_objects, st.data())
 def test_a_call_is_vouched_for_exactly_by_the_arguments_that_its_turn_listed(listed, others, asked, data):
     calls = [ToolCall(id=str(n), name=PAY, arguments=arguments) for n, arguments in enumerate(listed)]

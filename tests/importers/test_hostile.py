@@ -29,9 +29,9 @@ from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Outcome
 from tests.importers import samples
 from tests.importers.test_encoded_spans import recorded  # noqa: F401 (a fixture)
-from tests.sampling import sampled
+from tests.sampling import examples, sampled
 
-quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 ROOT = Path(__file__).parents[2]
 
 

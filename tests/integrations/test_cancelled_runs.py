@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
 from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
 from grampus_uq.integrations.langgraph_threads import before_node
+from tests.sampling import sampled
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 PROMPT: Any = {"messages": [HumanMessage("Pay.")]}
@@ -132,18 +134,10 @@ class Run:
         return {int(message.tool_call_id): message.text for message in messages if message.type == "tool"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "payments"),
-    [
-        ("own node", 2),
-        ("own node, edges", 1),
-        ("tools", 1),
-        ("tools, edges", 2),
-        ("sub-graph", 1),
-        ("sub-graph", 2),
-        ("langchain", 1),
-        ("langchain", 2),
-    ],
+@sampled(
+    "kind,payments",
+    [("own node, edges", 1), ("tools, edges", 2), ("sub-graph", 1), ("langchain", 2)],
+    full=[*itertools.product(KINDS, [1, 2])],
 )
 def test_an_approved_call_that_is_cancelled_anywhere_runs_once_or_a_human_is_asked_what_became_of_it(
     kind: str, payments: int

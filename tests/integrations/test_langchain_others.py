@@ -23,6 +23,7 @@ from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume, waiting
 from grampus_uq.testing import ScriptedModel
 from tests.integrations.test_langchain_middleware import CONFIG, Model
+from tests.sampling import examples
 
 Middleware = AgentMiddleware[Any, Any, Any]
 
@@ -77,7 +78,7 @@ class Given(AgentMiddleware[Any, Any, Any]):
         return answer
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     sure=st.lists(st.sampled_from([0.3, 0.99]), min_size=1, max_size=3),
     chosen=st.integers(0, 2),

@@ -17,6 +17,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
+from tests.sampling import examples
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 MONITOR = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
@@ -137,7 +138,7 @@ STOPS = st.lists(st.sampled_from(["agent", "tools"]), unique=True)
 
 @pytest.mark.slow
 @given(turns=TURNS, steps=st.lists(STEPS, min_size=1, max_size=6), before=STOPS, after=STOPS, awaited=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @example([["pay"]], [("say",), ("update", "an edit", None), ("run",)], ["tools"], [], False)
 @example([["pay"]], [("say",), ("update", "results", "tools"), ("run",)], ["tools"], [], True)
 @example([["pay"]], [("update", "a proposal", "agent"), ("run",)], [], [], False)
@@ -178,7 +179,7 @@ def test_advice_changes_nothing_in_a_thread_that_is_updated_wherever_it_stops(
         max_size=3,
     ),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_call_that_waits_is_asked_about_whatever_is_written_beside_it(
     guard: Any, awaited: bool, turn: list[str], updates: list[tuple[str, str | None]]
 ) -> None:

@@ -36,6 +36,7 @@ from grampus_uq.runtime import MemoryStore, StoredPermits, grant_permit, stored_
 from grampus_uq.runtime.store import Change, Put
 from grampus_uq.runtime.stored_permits import replayed_permit
 from tests.clocks import sleepless
+from tests.sampling import examples
 
 pytestmark = pytest.mark.anyio
 SAYS = 'I pay. {"confidence": 0.7}'
@@ -303,7 +304,7 @@ class Says:
     others=st.lists(st.sampled_from(["approve", "reject", "stale", "forged"]), max_size=2),
     place=st.integers(0, 2),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_never_closes_first_whatever_else_is_said_or_is_refused_by_name(
     kind: str, failing: int, others: list[str], place: int
 ) -> None:
@@ -408,7 +409,7 @@ async def goes_ahead(scene: Says, number: int) -> bool:
     says=st.sampled_from(["reject", "edit", "respond"]),
     beside=st.booleans(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_an_answer_against_a_call_is_either_in_the_permit_or_not_taken_and_nothing_goes_ahead_on_what_was_lost(
     kind: str, failing: int, says: str, beside: bool
 ) -> None:

@@ -29,6 +29,7 @@ from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, run_sub_agent, waiting
 from grampus_uq.integrations.pydantic_ai_messages import KEY
+from tests.sampling import examples
 
 pytestmark = pytest.mark.anyio
 ANN, BEN, EVE = Ed25519Signer.generate(), Ed25519Signer.generate(), Ed25519Signer.generate()
@@ -186,7 +187,10 @@ async def test_a_decision_of_nobody_who_may_decide_runs_nothing(forged: str) -> 
 
 
 @settings(
-    max_examples=40, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 async def test_no_change_of_the_carried_state_runs_an_undecided_call(data: st.DataObject) -> None:

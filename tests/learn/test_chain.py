@@ -17,6 +17,7 @@ from grampus_uq.learn.chain import Chain, TierCases, fit_chain
 from tests.benchmarks import chain as chain_benchmark
 from tests.benchmarks.chain import World, followed, routed, world
 from tests.binomial import binomial_ceiling
+from tests.sampling import examples
 
 BUDGET = 0.05
 FEW = 40
@@ -123,7 +124,7 @@ def test_asking_a_real_agent_anew_does_not_pay() -> None:
     assert [tier.name for tier in chain.tiers] == ["agent"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans())
 def test_a_surer_answer_is_never_sent_further_than_a_less_sure_one(one: float, other: float, agrees: bool) -> None:
     chain = fitted(world(np.random.default_rng(5), 600))

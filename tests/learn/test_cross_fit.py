@@ -19,7 +19,7 @@ from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps
 from tests.benchmarks.proper_scores import load
-from tests.sampling import sampled
+from tests.sampling import examples, sampled
 
 DENSE = np.linspace(0, 1, 501)
 HALF = {"forecast": 0.5}
@@ -114,7 +114,7 @@ def on_single_steps(p: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -
     return fit_fusion({"p": traces}, np.asarray(y, dtype=float), run_weights=w)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.0, 1e-300, 0.3, 0.5, 0.9, 1.0]), st.booleans(), st.sampled_from([1.0, 1e-9])),

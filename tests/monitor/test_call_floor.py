@@ -15,6 +15,7 @@ from grampus_uq import Effect, ToolCall, UncertaintyLevel, UncertaintyMonitor, U
 from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.records.vocabulary import UncertaintyAction
 from grampus_uq.testing import ScriptedModel
+from tests.sampling import examples
 
 GRAVITY = list(UncertaintyAction)
 ODDS = st.sampled_from([0.02, 0.3, 0.7, 0.9, 0.99, 1.0])
@@ -87,7 +88,7 @@ def test_nothing_that_the_guides_rule_holds_is_released_and_what_is_believed_is_
     assert all(GRAVITY.index(now) >= GRAVITY.index(then) for now, then in zip(default, guide, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     odds=st.sampled_from([0.01, 0.3, 0.79, 0.85, 0.99, None]),
     belief=st.floats(0.45, 0.99),

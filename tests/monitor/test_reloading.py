@@ -36,6 +36,7 @@ from grampus_uq.records.events import Event, ProfileChanged, SessionStarted
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.core.test_alarm import fitted, profile_of
 from tests.monitor.test_monitor_artifact import DETECTOR
+from tests.sampling import examples
 
 CHANCE = LogisticFusion(readings={"verbalized": FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)
 OLD = Profile(policy=UncertaintyPolicy(irreversible_tool_names=["send"]))
@@ -133,7 +134,7 @@ def test_an_alarm_of_a_detector_that_came_midway_carries_no_promise() -> None:
     assert shown.guarantee == watched.detector.threshold.guarantee
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(parts=st.lists(st.tuples(st.sampled_from(["m", "other"]), st.integers(1, 4)), min_size=1, max_size=5))
 def test_an_alarm_carries_its_promise_only_where_the_profile_fitted_at_every_part_of_the_run(
     parts: list[tuple[str, int]],

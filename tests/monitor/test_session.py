@@ -34,10 +34,11 @@ from grampus_uq.recording import RecordingProcessor, decode, encode
 from grampus_uq.recording.replay import replay, replay_file
 from grampus_uq.records.events import DecisionEvent, OutcomeEvent, StepEvent
 from grampus_uq.testing import HANG, ScriptedModel, answer
+from tests.sampling import examples
 from tests.scripted_runs import PROMPT, Captured, Use, acts, play, switches, timeless, watch
 
 BACKENDS = st.sampled_from(["asyncio", "trio"])
-some = settings(max_examples=40)
+some = settings(max_examples=examples(40))
 few = settings(max_examples=15)
 
 

@@ -41,6 +41,7 @@ from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, Ste
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.turn_events import turn_of_observation, turn_of_step
 from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, TracerStream
+from tests.sampling import examples
 from tests.scripted_runs import Captured
 from tests.trajectory_runs import run_components, tracer_scores
 
@@ -101,7 +102,7 @@ def components_of(events: Sequence[Event]) -> list[StepComponents]:
     ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(tellings)
 def test_a_live_session_counts_every_step_once_and_as_a_batch_over_the_run_does(story: list[Told]) -> None:
     events = events_of(story)
@@ -114,7 +115,7 @@ def test_a_live_session_counts_every_step_once_and_as_a_batch_over_the_run_does(
     assert components_of(events) == run_components(turns, HashingEmbedder())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(tellings)
 def test_the_risk_of_a_step_is_the_exact_score_of_what_was_complete_and_what_was_open(story: list[Told]) -> None:
     complete: list[StepComponents] = []
@@ -132,7 +133,7 @@ def test_the_risk_of_a_step_is_the_exact_score_of_what_was_complete_and_what_was
                 assert risk == pytest.approx(expected[-1], rel=TRACER.accuracy, abs=1e-9)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(tellings)
 def test_filling_in_an_unwatched_recording_gives_what_a_live_session_recorded(story: list[Told]) -> None:
     live = events_of(story)

@@ -20,6 +20,7 @@ from grampus_uq.runtime import MemoryStore
 from tests.proxy.guarded import Bench, SlowStore
 from tests.proxy.test_guard import UNCLEAR
 from tests.proxy.test_server_messages import SPELLINGS
+from tests.sampling import examples
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +66,7 @@ _lines = st.sampled_from([(True, line) for line in _CLIENT] + [(False, line) for
 _bytes = st.tuples(st.booleans(), st.binary(min_size=1, max_size=40))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(_lines | _bytes, max_size=12))
 def test_every_message_passes_as_without_a_guard(messages: list[tuple[bool, bytes | TooLong]]) -> None:
     assert anyio.run(lambda: passed(messages, advisory=True)) == anyio.run(lambda: passed(messages, advisory=False))

@@ -218,7 +218,7 @@ async def test_an_approved_call_runs_after_a_restart_by_the_definition_that_it_w
     await parts.aclose()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(_steps, max_size=14))
 def test_a_call_waits_exactly_where_another_definition_was_shown(steps: list[tuple[str, Any]]) -> None:
     anyio.run(live, steps)

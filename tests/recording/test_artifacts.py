@@ -189,7 +189,7 @@ def test_a_change_by_hand_is_noticed(tmp_path: Path, change: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_refused_or_means_the_same(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "p.json"
     made = artifact()

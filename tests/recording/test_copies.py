@@ -25,6 +25,7 @@ from grampus_uq.recording.runs import Run
 from grampus_uq.records.events import Event, OutcomeEvent
 from grampus_uq.records.values import Outcome
 from tests.learn.evaluate.recorded import events, many, write
+from tests.sampling import examples
 
 MADE = many(6, np.random.default_rng(0))
 TOLD = Outcome(success=True, labelled_by="reviewer", time_s=9.0)
@@ -69,7 +70,7 @@ def said(run: Run) -> list[Event]:
     return [event for event in run.events if not (isinstance(event, OutcomeEvent) and event.outcome.labelled_by)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(chosen=places)
 def test_whatever_is_copied_in_whatever_state_each_run_is_read_once_whole_and_with_the_labels_of_one(
     chosen: list[tuple[int, str, int]], tmp_path_factory: pytest.TempPathFactory

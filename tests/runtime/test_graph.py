@@ -173,7 +173,7 @@ async def test_a_wrong_graph_is_refused_with_the_name_of_what_is_wrong() -> None
 
 
 @given(edges=st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)).filter(lambda e: e[0] < e[1]), max_size=14))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_in_any_acyclic_graph_every_reachable_node_runs_exactly_once_after_its_predecessors(
     edges: set[tuple[int, int]],
 ) -> None:

@@ -61,6 +61,7 @@ from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.testing import ScriptedModel, answer
 from tests.learn.attribution.runs import ASSUMING, failures
 from tests.runtime.agents import Copied
+from tests.sampling import examples
 
 pytestmark = pytest.mark.anyio
 
@@ -637,7 +638,7 @@ async def test_the_model_is_told_only_its_own_words_and_never_more_than_fits() -
     back=st.lists(st.integers(0, 4), min_size=1, max_size=3),
     again=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_an_alarm_of_a_discarded_branch_stays_one_of_the_run_and_no_later_one_carries_the_promise(
     sure: list[bool], back: list[int], again: bool
 ) -> None:

@@ -32,7 +32,7 @@ edits = st.lists(
 
 
 @given(edits=edits)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_whatever_is_done_to_a_transcript_between_saves_the_log_gives_it_back(edits: list[tuple[str, object]]) -> None:
     now: list[Message] = []
     kept: list[Message] = []

@@ -106,7 +106,7 @@ errors = st.one_of(
 
 
 @given(errors, st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 async def test_no_error_of_a_session_ends_a_worker(error: BaseException, deaf: bool) -> None:
     store = MemoryStore()
     one = await decided(store, World())

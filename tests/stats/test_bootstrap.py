@@ -16,13 +16,14 @@ from grampus_uq.stats import bootstrap as module
 from grampus_uq.stats.bootstrap import bootstrap, count_blocks, mean_rows, paired_bootstrap
 from grampus_uq.stats.ranking import auroc_rows
 from tests.binomial import binomial_ceiling
+from tests.sampling import examples
 
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(1, 500), st.integers(0, 99))
 def test_every_draw_takes_n_units_and_blocks_do_not_change_the_draws(n, draws, cells, seed):
     whole = np.concatenate(list(count_blocks(n, draws, rng(seed))))

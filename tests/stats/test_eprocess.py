@@ -29,6 +29,7 @@ from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore, PaperS
 from grampus_uq.stats.eprocess_thresholds import exceeds, pac_threshold, tie_uniform, ville_threshold
 from grampus_uq.stats.step_blocks import in_caller_order, step_blocks
 from grampus_uq.stats.tree_ensemble import TreeEnsemble
+from tests.sampling import examples
 
 STATES = TypeAdapter(DetectorState)  # as a part of a session's state
 UNIT = st.sampled_from([0.0, 0.05, 0.3, 0.5, 0.95, 1.0]) | st.floats(0, 1)
@@ -110,7 +111,7 @@ def _live(detector: Detector, run: str, scores: list[Any]) -> tuple[list[float |
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(runs=st.lists(st.lists(UNIT | st.none(), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_streaming_equals_batch_to_the_last_bit(kind: str, runs: list[list[float | None]]) -> None:
     detector = _detector(kind)
@@ -156,7 +157,7 @@ def test_streaming_equals_batch_with_two_streams_of_different_kind(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(run=st.lists(UNIT | st.none(), min_size=1, max_size=12), cut=st.integers(0, 12))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_a_run_resumed_from_stored_state_goes_on_exactly_as_if_uninterrupted(
     kind: str, run: list[float | None], cut: int
 ) -> None:

@@ -31,6 +31,7 @@ from grampus_uq.stats.eprocess_thresholds import (
 )
 from grampus_uq.stats.stored_values import from_json, to_json
 from tests.benchmarks.published_evaluator import bonferroni_threshold
+from tests.sampling import examples
 
 LEVEL = st.floats(0.005, 0.9)
 RUNS_45 = ([1.0] * 45, [0.5] * 45)
@@ -60,7 +61,7 @@ def test_so_many_calibration_runs_pass_as_the_binomial_tail_of_algorithm_3_allow
         assert above == n - rank
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(PAIRS, LEVEL)
 def test_the_conformal_threshold_leaves_out_at_most_alpha_of_the_runs_and_a_new_one(
     pairs: list[tuple[int, float]], alpha: float

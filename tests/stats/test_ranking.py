@@ -19,6 +19,7 @@ from grampus_uq.stats.ranking import (
     auroc_rows,
     risk_coverage,
 )
+from tests.sampling import examples
 
 # Scores on a coarse grid: ties are the rule, as with models that say .9.
 tied_scores = st.sampled_from([-np.inf, -1.0, 0.0, 0.25, 0.5, 0.9, 1.0, 3e200, np.inf])
@@ -35,7 +36,7 @@ def finite(scores):
     return np.clip(scores, -1e300, 1e300)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(both_classes)
 def test_auroc_and_auprc_equal_scikit_learn_on_ties(rows):
     scores, labels = split(rows)
@@ -43,7 +44,7 @@ def test_auroc_and_auprc_equal_scikit_learn_on_ties(rows):
     assert auprc(scores, labels) == pytest.approx(average_precision_score(labels, finite(scores)), abs=1e-12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(both_classes, st.data())
 def test_weighted_auroc_equals_scikit_learn(rows, data):
     scores, labels = split(rows)
@@ -90,7 +91,7 @@ def test_zero_weight_on_one_class_is_the_same_as_its_absence():
     ).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.booleans()), min_size=1, max_size=6))
 def test_aurc_is_the_mean_over_every_order_of_the_tied_trajectories(rows):
     """Brute force: all permutations that sort by confidence, each scored by the definition."""
@@ -122,7 +123,7 @@ def test_a_constant_forecast_has_the_base_rate_row_of_the_paper(successes, n, pr
     assert aurc(constant, correct) == pytest.approx(printed_aurc, abs=5e-4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(both_classes, st.randoms(use_true_random=False))
 def test_row_order_and_increasing_transforms_change_nothing(rows, random):
     scores, labels = split(rows)
@@ -138,7 +139,7 @@ def test_row_order_and_increasing_transforms_change_nothing(rows, random):
         assert metric(ranks, other_labels) == metric(other_scores, other_labels)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(both_classes)
 def test_turning_scores_and_labels_around_keeps_the_auroc(rows):
     scores, labels = split(rows)
@@ -146,7 +147,7 @@ def test_turning_scores_and_labels_around_keeps_the_auroc(rows):
     assert auroc(-scores, labels) == pytest.approx(1 - auroc(scores, labels), abs=1e-12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(both_classes, st.integers(0, 2**32 - 1))
 def test_a_row_of_counts_is_the_sample_written_out(rows, seed):
     """What the bootstrap relies on: weighting by counts equals repeating the trajectories."""

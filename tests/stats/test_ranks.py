@@ -22,7 +22,7 @@ from grampus_uq.stats.ranks import (
     smallest_n_for_pac,
 )
 from tests.binomial import binomial_ceiling
-from tests.sampling import sampled
+from tests.sampling import examples, sampled
 
 LEVELS = ["0.001", "0.01", "0.05", "0.1", "0.2", "0.25", "0.3", "0.5", "0.7", "0.9", "0.95", "0.99"]
 
@@ -71,7 +71,7 @@ def test_the_pac_rank_equals_brute_force_on_the_whole_grid(alpha, delta):
         assert pac_rank(n, float(alpha), float(delta)) == brute_force_pac_rank(n, alpha, delta), n
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.floats(1e-4, 0.9999), st.floats(1e-6, 0.9999))
 def test_a_pac_rank_exists_exactly_from_the_smallest_n_on(alpha, delta):
     least = smallest_n_for_pac(alpha, delta)
@@ -98,7 +98,7 @@ def test_the_smallest_n_that_the_methods_page_states():
     assert smallest_n_for_pac(0.9, 0.99) == 1
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(1, 3000), st.floats(0.01, 0.6), st.floats(0.01, 0.5))
 def test_the_pac_rank_is_never_below_the_quantile_and_grows_with_caution(n, alpha, delta):
     rank = pac_rank(n, alpha, delta)
@@ -110,7 +110,7 @@ def test_the_pac_rank_is_never_below_the_quantile_and_grows_with_caution(n, alph
         assert rank >= math.floor(n * (1 - alpha))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.integers(0, 4000),
     st.one_of(st.sampled_from([0.0, 1.0, 0.5]), st.floats(1e-6, 1 - 1e-6)),
@@ -139,7 +139,7 @@ def test_a_hundred_thousand_trials_keep_thirteen_digits():
     assert np.exp(binomial_log_pmf(100_000, 0.05)).sum() == pytest.approx(1.0, abs=1e-12)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(1, 2000), st.floats(0, 1), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
 def test_the_clopper_pearson_interval_equals_scipys(n, share, level):
     k = round(share * n)

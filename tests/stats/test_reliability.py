@@ -20,6 +20,7 @@ from grampus_uq.stats.reliability import (
 from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, expected_score
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
 from tests.benchmarks.schedules import SCHEDULES
+from tests.sampling import examples
 
 SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=4, b=1)]
 every_score = pytest.mark.parametrize("score", SCORES, ids=[score.name for score in SCORES])
@@ -34,7 +35,7 @@ def split(rows):
 # -- bins, T-ECE, T-Brier ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(samples, st.integers(1, 15), st.randoms(use_true_random=False))
 def test_ties_share_a_bin_and_row_order_does_not_matter(rows, bins, random):
     p, _ = split(rows)
@@ -49,7 +50,7 @@ def test_ties_share_a_bin_and_row_order_does_not_matter(rows, bins, random):
     assert quantile_bins(p[order], bins).tolist() == member[order].tolist()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 12), st.integers(1, 30), st.integers(0, 2**32 - 1))
 def test_without_ties_the_bins_are_equally_full(bins, size, seed):
     p = np.random.default_rng(seed).permutation(bins * size) / (bins * size)
@@ -61,7 +62,7 @@ def test_what_does_not_divide_leaves_the_last_bins_smaller():
     assert quantile_bins([0.1, 0.2, 0.3, 0.4, 0.5], bins=3).tolist() == [0, 0, 1, 1, 2]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 2**32 - 1), st.integers(2, 12))
 def test_without_ties_the_bins_are_scikit_learns(seed, bins):
     rng = np.random.default_rng(seed)
@@ -99,7 +100,7 @@ def test_the_base_rate_has_no_calibration_error():
     assert round(trajectory_brier(constant, y), 3) == 0.247
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(samples)
 def test_trajectory_brier_is_scikit_learns(rows):
     p, y = split(rows)
@@ -118,7 +119,7 @@ def test_nothing_to_summarise_is_undefined():
 
 
 @every_score
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(samples, st.integers(0, 2**32 - 1))
 def test_reliability_resolution_and_uncertainty_sum_exactly(score, rows, seed):
     p, y = split(rows)
@@ -133,7 +134,7 @@ def test_reliability_resolution_and_uncertainty_sum_exactly(score, rows, seed):
 
 
 @every_score
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(samples, st.integers(1, 12), st.integers(0, 2**32 - 1))
 def test_binned_parts_sum_exactly_with_the_terms_within_bins(score, rows, bins, seed):
     p, y = split(rows)

@@ -14,6 +14,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore, LogScore, expected_score, log_odds
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 from tests.benchmarks.schedules import SCHEDULES
+from tests.sampling import examples
 
 SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=1, b=1), BetaScore(a=4, b=2), BetaScore(a=1, b=7)]
 ids = [score.name for score in SCORES]
@@ -78,7 +79,7 @@ def test_sabotage_the_grid_catches_scores_that_are_not_strictly_proper(sabotage)
 
 
 @every_score
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.floats(0.001, 0.999), st.floats(0.001, 0.999))
 def test_every_lie_costs_and_more_than_rounding(score, truth, report):
     regret = float(expected_score(score, truth, truth) - expected_score(score, report, truth))
@@ -98,7 +99,7 @@ def test_the_beta_branches_are_the_threshold_integrals(a, b, p):
     assert float(score.failure(np.array(p))) == pytest.approx(-failure, abs=1e-10)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(1, 30), st.integers(1, 30))
 def test_the_floors_of_the_beta_family_are_beta_functions(a, b):
     """App. J.2: s(0, 1) = -B(a, b + 1), s(1, 0) = -B(a + 1, b); right answers at the ends cost nothing."""
@@ -108,7 +109,7 @@ def test_the_floors_of_the_beta_family_are_beta_functions(a, b):
     assert score.failure(ends) == pytest.approx([0.0, -scipy.special.beta(a + 1, b)], rel=1e-12, abs=1e-300)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.floats(0, 1))
 def test_beta_one_one_is_half_of_brier(p):
     point, half = np.array(p), BetaScore(a=1, b=1)
@@ -158,7 +159,7 @@ def test_right_and_certain_is_the_best_and_missing_stays_missing(score):
 
 
 @every_schedule
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(1, 3000))
 def test_weights_are_positive_and_sum_to_one(schedule, length):
     step = np.arange(1.0, length + 1)
@@ -201,7 +202,7 @@ def test_wrong_arguments_are_refused_by_name(call, says):
         call()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(1, 30), st.integers(1, 30), st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1))
 def test_the_beta_scores_equal_scipys_incomplete_beta_function_in_the_small_tails_too(a, b, points):
     p = np.array(points)

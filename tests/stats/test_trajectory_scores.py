@@ -30,7 +30,7 @@ from grampus_uq.stats.weight_schedules import LINEAR_FRONT, UNIFORM
 from tests.benchmarks.censored_scores import artificial_censoring, tps_simple, truncated
 from tests.benchmarks.proper_scores import length_stratified, load
 from tests.benchmarks.schedules import SCHEDULES
-from tests.sampling import sampled
+from tests.sampling import examples, sampled
 from tests.stats.test_scoring import AbsoluteScore
 
 SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=4, b=1)]
@@ -301,7 +301,7 @@ def test_a_missing_forecast_skips_its_trajectory_alone():
     assert traces.select(~traces.missing).forecasts.tolist() == [0.5]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.floats(0.01, 0.99), st.lists(st.integers(1, 40), min_size=2, max_size=60))
 def test_a_constant_stream_ties_whatever_the_lengths(p, lengths):
     """Averages of 0.8 over 3 and over 7 steps differ in the last bit; a rank metric must not read that bit."""
@@ -320,7 +320,7 @@ def test_equal_averages_of_round_numbers_tie():
     assert len(set(mean_forecast(traces))) == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(trace_lists)
 def test_the_scalars_are_what_their_names_say(rows):
     traces = ForecastTraces.of(rows)
@@ -332,7 +332,7 @@ def test_the_scalars_are_what_their_names_say(rows):
     assert ((weighted_forecast(traces) >= 0) & (weighted_forecast(traces) <= 1)).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(trace_lists, st.randoms(use_true_random=False))
 def test_row_order_changes_nothing(rows, random):
     order = list(range(len(rows)))

@@ -184,7 +184,7 @@ def test_arguments_are_the_same_as_text_and_as_an_object(values: dict[str, Any])
 _names_and_ids = st.sampled_from(["", "c1", "pay", "look_up", "x_call", "é", "\ud83d"]) | VALUES
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(_names_and_ids, _names_and_ids, VALUES, st.sampled_from(["tool_call", "custom", "shell_call", None, 7, ""]))
 def test_a_call_of_langchain_is_read_as_one_with_a_field_more(name: Any, call_id: Any, args: Any, kind: Any) -> None:
     call = {"name": name, "args": args, "id": call_id, "type": kind}

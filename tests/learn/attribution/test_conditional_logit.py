@@ -21,6 +21,7 @@ from grampus_uq.learn.attribution.conditional_logit import (
     fit_step_scorer,
 )
 from tests.learn.attribution.runs import failures, trajectory
+from tests.sampling import examples
 
 
 def synthetic(seed: int, n: int = 40, width: int = 4) -> tuple[list[np.ndarray], list[list[int]]]:
@@ -72,7 +73,7 @@ def test_the_fit_recovers_what_made_the_errors() -> None:
     assert raw == pytest.approx([1.0, 0.1, -2.0, 0.0], abs=0.2)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_does_not_matter(random: object) -> None:
     features, errors = synthetic(4, n=12)
@@ -149,7 +150,7 @@ def test_what_cannot_be_fitted_is_refused(features: list[np.ndarray], errors: li
         fit_conditional_logit(features, errors, ["x"], ridge=ridge)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=60), st.text(max_size=3), st.booleans()), min_size=1, max_size=12))
 def test_features_are_finite_and_named_for_any_text(steps: list[tuple[str, str, bool]]) -> None:
     run = Trajectory(

@@ -13,6 +13,7 @@ from grampus_uq.learn.attribution import Plan, attribute, attribution_html, cali
 from grampus_uq.learn.attribution.error_positions import error_positions
 from tests.learn.attribution.runs import CONSTANT, failures, trajectory
 from tests.learn.html_page import Page
+from tests.sampling import examples
 
 CALIBRATED = fit_and_calibrate(failures(60, 50))
 
@@ -62,7 +63,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.sampled_from(PIECES) | st.text(st.characters(exclude_categories=())), max_size=6).map("".join))
 def test_any_text_of_a_run_is_text_of_the_page(text: str) -> None:
     run = trajectory("x", [text, "b"], task=text)

@@ -15,6 +15,7 @@ from grampus_uq.cli import _group
 from grampus_uq.learn.eligibility import about_the_others
 from grampus_uq.learn.profiles import FitOptions, fit_profile
 from tests.guarantees.worlds import BASE, FITTING, POLICY, Kept, Runs, World, _commit, live
+from tests.sampling import crossed
 
 OTHERWISE = [reason for reason in StopReason if reason.informative or reason is StopReason.MAX_STEPS]
 AGENT = World(skill=(0.5, 0.9))
@@ -34,9 +35,10 @@ def record(path: Path, runs: Runs, ends: StopReason, name: str) -> int:
     return others
 
 
-@pytest.mark.parametrize("ends", OTHERWISE)
-@pytest.mark.parametrize(
-    "options", [FitOptions(wrong_releases=0.1), FitOptions(accuracy=0.8, assurance=0.0), FitOptions(pause_share=0.2)]
+@crossed(
+    "ends,options",
+    OTHERWISE,
+    [FitOptions(wrong_releases=0.1), FitOptions(accuracy=0.8, assurance=0.0), FitOptions(pause_share=0.2)],
 )
 def test_each_promise_names_the_runs_that_did_not_end_by_themselves(
     tmp_path: Path, ends: StopReason, options: FitOptions

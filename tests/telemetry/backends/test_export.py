@@ -27,6 +27,7 @@ from grampus_uq.telemetry.conventions import ATTRIBUTES, EXPORTED, PARENT, RUN, 
 from grampus_uq.telemetry.export import ExportReport, send_recordings
 from grampus_uq.telemetry.otlp_exporter import span_exporter
 from tests.recording.events import START_S, events, session, started, step_event
+from tests.sampling import examples
 from tests.telemetry.backends.receiver import Receiver, by_grpc, by_http, values
 from tests.telemetry.backends.recorded import SECRET, Spans, watch_first_half, watch_second_half
 
@@ -250,7 +251,7 @@ def test_a_hostile_name_of_a_tool_is_not_shown(tmp_path: Path) -> None:
     assert [span.name for span in sent(tmp_path)[1] if "tool" in span.name] == ["execute_tool other"]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(found=st.lists(events, min_size=1, max_size=6))
 def test_whatever_a_recording_holds_is_sent_or_named_and_texts_stay(tmp_path: Path, found: list[Event]) -> None:
     marked = [_planted(dataclasses.replace(event, session_id="s", agent_id="a")) for event in found]
