@@ -27,35 +27,6 @@ from grampus_uq.records.building import built_model
 from grampus_uq.records.values import StepUncertainty, ToolCall, Verdict, canonical_json
 from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
 
-__all__ = [
-    "REPEATED",
-    "UNKNOWN_OUTCOME",
-    "UNREAD",
-    "UNVOUCHED",
-    "VOID",
-    "CallPhase",
-    "CallRecord",
-    "Doubt",
-    "Terms",
-    "answer_text",
-    "asked",
-    "asked_again",
-    "authority",
-    "bound",
-    "cleared",
-    "decided",
-    "doubt_of",
-    "edit_note",
-    "expired",
-    "granted",
-    "guided",
-    "may_be_granted",
-    "request_for",
-    "review",
-    "settled",
-    "under",
-]
-
 REJECTED = "Not executed: a human rejected this call.{message} Do not propose it again."
 NOT_AGAIN = (
     "Not executed again: this call was started before and may have taken effect; a human refused to repeat it."

@@ -15,8 +15,6 @@ from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect
 
-__all__ = ["HARMLESS", "Precondition", "refusal_of"]
-
 HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
 """Effects that may run with an unvouched belief. An unclassified tool may well be irreversible."""
 

@@ -17,8 +17,6 @@ from grampus_uq.gate.signatures import signed_text
 from grampus_uq.records.visible_text import name_form
 from grampus_uq.stats.stored_values import FROZEN
 
-__all__ = ["LONGEST_S", "Delegation", "Stands"]
-
 LONGEST_S: Final = 90 * 86_400.0
 _LATEST_S: Final = 1e11
 

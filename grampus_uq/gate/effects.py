@@ -25,8 +25,6 @@ from grampus_uq.records.tool_names import glob_keys, reordered, same_tool_keys
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect, parse_effect
 
-__all__ = ["ToolEffects"]
-
 Predicate = Callable[[ToolCall], Effect | str | None]
 T = TypeVar("T")
 

@@ -57,8 +57,6 @@ from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.wire.calls import read_arguments
 
-__all__ = ["Gate", "record_answer"]
-
 CHAINED = f"{CHAIN} "
 """Prefix of `cleared_by` for calls released by a second look."""
 PERMITTED = "permit "

@@ -12,8 +12,6 @@ from grampus_uq.gate.signatures import signed_text
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.stats.stored_values import FROZEN
 
-__all__ = ["Grant"]
-
 
 class Grant(BaseModel):
     """Permission to run one tool without asking, within limits and until a time: "under 50 EUR, for one hour".

@@ -62,23 +62,6 @@ from grampus_uq.stats.earned_threshold import (
     update,
 )
 
-__all__ = [
-    "Entry",
-    "Permit",
-    "PermitState",
-    "Ticket",
-    "applied",
-    "identity_of",
-    "issued",
-    "label_of",
-    "refusal",
-    "replay",
-    "replayed",
-    "same_call",
-    "same_of",
-    "sentence",
-]
-
 MOST_OPEN: Final = 256
 """Tickets that may be unsettled, or wait for an earlier one; beyond, calls are asked about and teach nothing."""
 _RULES: Final = frozenset({"max", "min", "equals", "in"})

@@ -15,8 +15,6 @@ from grampus_uq.gate.call import (
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.records.vocabulary import Effect
 
-__all__ = ["recovered", "restored"]
-
 
 def restored(
     record: CallRecord,

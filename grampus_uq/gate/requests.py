@@ -29,8 +29,6 @@ from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.stored_values import FROZEN
 from grampus_uq.wire.calls import read_arguments
 
-__all__ = ["ApprovalDecision", "ApprovalKind", "ApprovalPolicy", "ApprovalRequest", "Arrived"]
-
 _BATCHED: Final = "irreversible_override"
 
 

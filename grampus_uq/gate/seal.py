@@ -17,8 +17,6 @@ from urllib.parse import quote
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.values import canonical_json
 
-__all__ = ["SEAL", "Seal", "session_place"]
-
 SEAL = "seal"
 """The key under which sealed values carry their seal."""
 

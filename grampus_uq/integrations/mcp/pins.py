@@ -18,8 +18,6 @@ from grampus_uq.errors import DataError
 from grampus_uq.records.strict_json import json_object
 from grampus_uq.records.values import canonical_json
 
-__all__ = ["Pin", "differences", "pinned", "quoted"]
-
 _UNPINNED = frozenset({"_meta", "icons"})
 _MAX_KEPT = 65_536
 _READ_FIRST = ("description", "title", "annotations", "inputSchema", "outputSchema")  # by models and clients

@@ -20,8 +20,6 @@ from grampus_uq.errors import ApprovalError, ConfigurationError
 from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.records.values import canonical_json
 
-__all__ = ["RequestState", "RequestStateError", "RequestStates", "StateBinding"]
-
 _MAX_LENGTH = 200
 _STATE = re.compile(r"(g1)\.([0-9a-z]{1,64})\.([1-9][0-9]{0,5}|0)\.([1-9][0-9]{0,15})\.([0-9a-f]{64})", re.ASCII)
 _REQUEST = re.compile(r"[0-9a-z]{1,64}", re.ASCII)
