@@ -8,7 +8,7 @@ from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.printing import as_json_option, print_result
 from grampus_uq.cli.store_options import as_option, store_option, with_store
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.records.vocabulary import ENDED
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stopping import StopReport, order_stop
 from grampus_uq.runtime.store import SessionStore
@@ -63,6 +63,6 @@ def command(
 async def _resumable(ledger: Ledger, agent_id: str, session_id: str) -> bool:
     """Return True for a session that may be resumed and does not run. Raises for one that has ended."""
     state, _ = await ledger.known(agent_id, session_id)
-    if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+    if state.status in ENDED:
         raise click.ClickException(f"Session {session_id!r:.80} has ended already ({state.status.value}).")
     return not state.leased_for_s()

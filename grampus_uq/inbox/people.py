@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grampus_uq.errors import ApprovalError, ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.gate.signatures import DEPUTY
-from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, pages, parsed
+from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, pages, parsed, try_write
 from grampus_uq.runtime.stored_delegations import revoke_delegation, stored_delegations
 
 _PERSON, _INVITATION, _LOGIN, _USED = "inbox_person", "inbox_invitation", "inbox_login", "inbox_used"
@@ -119,14 +119,14 @@ class People:
         """
         async for sent in pages(self._store, _INVITATION):
             if parsed(Invitation, sent.body, "An invitation").name == name:
-                await _removed(self._store, sent)
+                await try_write(self._store, sent.removal())
         async for login in pages(self._store, _LOGIN, name):
-            await _removed(self._store, login)
+            await try_write(self._store, login.removal())
         await self._revoke(name, made=True, given=True)
         found = await self._store.get(_PERSON, name)
         if found is None:
             return False
-        await self._store.write(Delete(kind=_PERSON, key=name, expected=found.version))
+        await self._store.write(found.removal())
         return True
 
     # -- invitations ----------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class People:
         person = Person(name=invitation.name, role=invitation.role, passkeys=(*known, passkey))
         expected = 0 if before is None else before.version
         put = Put(kind=_PERSON, key=person.name, body=person.model_dump_json(), expected=expected)
-        return Delete(kind=_INVITATION, key=found.key, expected=found.version), put, person
+        return found.removal(), put, person
 
     async def _revoke(self, name: str, *, made: bool, given: bool) -> None:
         """Revoke the delegations that are by this person, or to them, or both."""
@@ -227,14 +227,14 @@ class People:
         """End a session."""
         found = await self._store.get(_LOGIN, _hashed(cookie))
         if found is not None:
-            await self._store.write(Delete(kind=_LOGIN, key=found.key, expected=found.version))
+            await self._store.write(found.removal())
 
     async def _sweep(self, now_s: float) -> None:
         """Remove some of what is over."""
         for kind, oldest_s in ((_LOGIN, SESSION_S), (_USED, 2 * CHALLENGE_S)):
             for found in await self._store.scan(kind, after=secrets.token_hex(32), limit=_SWEPT):
                 if now_s - found.written_s > oldest_s:
-                    await _removed(self._store, found)
+                    await try_write(self._store, found.removal())
 
     # -- what the server alone can make ---------------------------------------------------------------------------
 
@@ -273,11 +273,6 @@ def _person(found: Document) -> Person:
 def _open(found: Document) -> Invitation | None:
     invitation = parsed(Invitation, found.body, "An invitation")
     return invitation if found.read_s < invitation.until_s else None
-
-
-async def _removed(store: SessionStore, found: Document) -> None:
-    with suppress(SessionConflictError):
-        await store.write(Delete(kind=found.kind, key=found.key, expected=found.version))
 
 
 def _hashed(text: str) -> str:

@@ -189,3 +189,6 @@ class AgentStatus(StrEnum):
     WAITING_FOR_HUMAN = "waiting_for_human"
     COMPLETED = "completed"
     FAILED = "failed"
+
+
+ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)

@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.runtime.store import Change, Delete, Document, Put, SessionStore
+from grampus_uq.runtime.store import Change, Document, Put, SessionStore
 from grampus_uq.runtime.worker_jobs import Job, stamp
 
 ASKED: Final = "asked"
@@ -53,7 +53,7 @@ async def row_changes(
     for request_id in was.keys() - now.keys():
         row = await store.get(ASKED, row_key(request_id, was[request_id].created_s))
         if row is not None:
-            changes.append(Delete(kind=ASKED, key=row.key, expected=row.version))
+            changes.append(row.removal())
     return changes
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from grampus_uq.errors import SessionError, StoreError
-from grampus_uq.records.vocabulary import AgentStatus, StopReason
+from grampus_uq.records.vocabulary import ENDED, AgentStatus, StopReason
 from grampus_uq.runtime.audit import call_facts
 from grampus_uq.runtime.ledger import Ledger, Note, session_key
-from grampus_uq.runtime.store import Delete, Document, SessionStore
+from grampus_uq.runtime.store import Document, SessionStore
 from grampus_uq.runtime.worker_jobs import DEAD, Job, read_job, standing_letter
 
 _GIVEN_UP = "Not executed: the run was given up."
@@ -60,7 +60,7 @@ async def retry(store: SessionStore, agent_id: str, session_id: str) -> None:
     """Put a session that was set aside back into the queue, as if it had never failed; SessionError if it was not."""
     found = await _found(store, agent_id, session_id)
     job = Job(agent_id=agent_id, session_id=session_id, sure=True)
-    await store.write(_removal(found), job.now(found.read_s))
+    await store.write(found.removal(), job.now(found.read_s))
 
 
 async def drop(ledger: Ledger, agent_id: str, session_id: str, *, principal: str = "") -> None:
@@ -77,9 +77,9 @@ async def drop(ledger: Ledger, agent_id: str, session_id: str, *, principal: str
         document = await ledger.store.get("session", key)
         if document is None:
             raise
-        await ledger.store.write(_removal(document), _removal(found))
+        await ledger.store.write(document.removal(), found.removal())
         return
-    if loaded is not None and loaded[0].status not in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+    if loaded is not None and loaded[0].status not in ENDED:
         state, version = loaded
         if state.leased_for_s():
             raise SessionError(f"Session {session_id!r:.80} is run by a worker: it is not given up.")
@@ -89,7 +89,7 @@ async def drop(ledger: Ledger, agent_id: str, session_id: str, *, principal: str
         notes: list[Note] = [("given_up", {"principal": principal, "why": _letter(found).why})]
         notes += [("outcome_unknown", call_facts(state.run_id, record)) for record in started]
         await ledger.save(state, version, notes)
-    await ledger.store.write(_removal(found))
+    await ledger.store.write(found.removal())
 
 
 async def _found(store: SessionStore, agent_id: str, session_id: str) -> Document:
@@ -97,7 +97,3 @@ async def _found(store: SessionStore, agent_id: str, session_id: str) -> Documen
     if found is None or not await _stands(store, found):
         raise SessionError(f"Session {session_id!r:.80} of agent {agent_id!r:.80} was not set aside.")
     return found
-
-
-def _removal(found: Document) -> Delete:
-    return Delete(kind=found.kind, key=found.key, expected=found.version)

@@ -18,7 +18,7 @@ from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived
 from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.records.values import Message, ToolCall, canonical_json
-from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.asked_rows import row_changes
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.run_state import ATTENDED, STATE_VERSION, AgentState, PendingSession, SessionHead
@@ -33,7 +33,6 @@ _SHORTEST_ID = 8
 _SEALED = '{"seal":"'
 _TRIES = 20
 _FEW = 10  # requests whose ids begin alike
-_ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _log = logging.getLogger(__name__)
 
 Note = tuple[str, Mapping[str, JsonValue]]
@@ -170,7 +169,7 @@ class Ledger:
         """
         parent = _named(state.metadata.get(PARENT))
         if parent is not None:
-            back = state.status in _ENDED or (state._unfinished and not looked_after.get())
+            back = state.status in ENDED or (state._unfinished and not looked_after.get())
             wakes = back and not within_parent.get()
             return [parent.model_copy(update={"sure": True}).now(self.now_s())] if wakes else []
         attended = state.metadata.get(ATTENDED) is True
@@ -242,7 +241,7 @@ class Ledger:
         Nothing of a session runs any more if a session above it has ended; so has one that is another run by now.
         """
         for document, head, theirs in await self._above(parents):
-            if document.label in _ENDED or head.run_id != theirs:
+            if document.label in ENDED or head.run_id != theirs:
                 return AgentStatus.FAILED.value
         job = _named(parent)
         found = None if job is None else await self.store.get("session", session_key(job.agent_id, job.session_id))
@@ -266,7 +265,7 @@ class Ledger:
         parent = state.metadata.parent_session
         if (
             parent is not None
-            and await self.parent_status(parent, state.metadata.parent_run, state.metadata.parents) in _ENDED
+            and await self.parent_status(parent, state.metadata.parent_run, state.metadata.parents) in ENDED
         ):
             return None
         since_s = min((request.created_s for request in requests), default=state.claimed_s)

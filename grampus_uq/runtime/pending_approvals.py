@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import anyio
 
-from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
+from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.runtime.asked_rows import ASKED, asked_in, asked_row, is_over
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.store import Delete, Document, SessionStore, pages
+from grampus_uq.runtime.store import Document, SessionStore, pages, try_write
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.worker_jobs import read_job
 
@@ -100,8 +99,7 @@ async def _still_asked(
         return None  # its session is unreadable
     request_id = asked_in(row)
     if request_id not in found[0]:
-        with suppress(SessionConflictError):
-            await ledger.store.write(Delete(kind=ASKED, key=row.key, expected=row.version))
+        await try_write(ledger.store, row.removal())
     return next((one for one in found[1] if one.id == request_id), None)
 
 
@@ -126,8 +124,7 @@ async def index_pending(ledger: Ledger) -> None:
     for session in await ledger.pending():
         for row in (asked_row(request) for request in session.requests if request.child_session is None):
             if row.key not in known:
-                with suppress(SessionConflictError):
-                    await ledger.store.write(row)
+                await try_write(ledger.store, row)
 
 
 async def _count(url: str) -> int:

@@ -16,22 +16,21 @@ from urllib.parse import unquote
 
 import anyio.to_thread
 
-from grampus_uq.errors import ConfigurationError, DataError, SessionConflictError, StoreError
+from grampus_uq.errors import ConfigurationError, DataError, StoreError
 from grampus_uq.importers.imported_run import ImportedRun
 from grampus_uq.importers.run_folder import RunFolder
 from grampus_uq.records.values import Outcome
-from grampus_uq.records.vocabulary import AgentStatus, StopReason
+from grampus_uq.records.vocabulary import ENDED, AgentStatus, StopReason
 from grampus_uq.runtime.asked_rows import ASKED
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.run_state import AgentState, SessionHead
-from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore, pages
+from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore, pages, try_write
 from grampus_uq.runtime.stored_delegations import DELEGATION
 from grampus_uq.runtime.stored_drills import DRILL, SOURCE
 from grampus_uq.runtime.stored_starts import START
 from grampus_uq.runtime.worker_jobs import DEAD, PARENT, TIMER, WAKES, read_job
 
 _KEPT_AUDIT = "kept_audit"
-_ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 
 
 async def prune(
@@ -92,7 +91,7 @@ async def prune(
 async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, float]]:
     """The sessions that ended, each with the time of its end; a sub-agent's if its parent ended."""
     ledger = Ledger(store)
-    for status in (*(one for one in AgentStatus if one not in _ENDED), *_ENDED):
+    for status in (*(one for one in AgentStatus if one not in ENDED), *ENDED):
         async for document in pages(store, "session", status.value):
             if await _rests(ledger, document):
                 created_s = _number(document.body, document.read_s, "created_s")
@@ -101,7 +100,7 @@ async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, float]]:
 
 async def _rests(ledger: Ledger, document: Document) -> bool:
     """Return True if the session ended and no live parent may read its result; a sub-agent's ends with its parent."""
-    ended = document.label in _ENDED
+    ended = document.label in ENDED
     if PARENT not in document.body:
         return ended
     try:
@@ -110,7 +109,7 @@ async def _rests(ledger: Ledger, document: Document) -> bool:
         return ended
     named = head.metadata
     parent = await ledger.parent_status(named.parent_session, named.parent_run)
-    return (ended and parent is None) or (parent in _ENDED and not left)
+    return (ended and parent is None) or (parent in ENDED and not left)
 
 
 async def _ended_before(store: SessionStore, older_than_s: float | None, keep: int | None) -> float:
@@ -189,14 +188,14 @@ async def _prune_audits(store: SessionStore, older_than_s: float) -> None:
         # one whose age nobody can say stays
         last_s = _number(entries[-1], math.inf, "time_s") if entries else document.written_s
         if document.read_s - last_s >= older_than_s:
-            place = Delete(kind=_KEPT_AUDIT, key=document.key, expected=document.version)
+            place = document.removal()
             # A session that begins meanwhile makes this write fail; one that begins behind it takes its place.
             agent, _, session = document.key.partition("/")
             gone = AgentState(agent_id=unquote(agent), session_id=unquote(session), status=AgentStatus.COMPLETED)
             body, name = gone.model_dump_json(exclude={"messages"}), document.key
             gone_row = Put(kind="session", key=name, body=body, expected=0, label=gone.status.value)
-            if await _remove(store, [gone_row, place, Drop(log=log)]):
-                await _remove(store, [Delete(kind="session", key=name, expected=1)])
+            if await try_write(store, gone_row, place, Drop(log=log)):
+                await try_write(store, Delete(kind="session", key=name, expected=1))
 
 
 async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> DataError | None:
@@ -209,15 +208,15 @@ async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> DataE
     for kind in (DRILL, SOURCE, START):
         async for document in pages(store, kind):
             if document.age_s >= older_than_s:
-                await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
+                await try_write(store, document.removal())
     for kind in (WAKING, TIMER, DEAD):
         async for document in pages(store, kind):
             if document.age_s >= older_than_s and not await _lives(store, document):
-                await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
+                await try_write(store, document.removal())
     for kind, end in (("grant", "expires_s"), (DELEGATION, "until_s")):
         async for document in pages(store, kind):
             if document.read_s - _number(document.body, document.read_s, kind, end) >= older_than_s:
-                await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
+                await try_write(store, document.removal())
     async for document in pages(store, "permit"):
         await _prune_permit(store, document, older_than_s)
     return failure
@@ -230,11 +229,10 @@ async def _prune_permit(store: SessionStore, permit: Document, older_than_s: flo
     counted = -math.inf if state is None else _number(state.body, -math.inf, "counted")
     async for ticket in pages(store, "permit-ticket", permit.key):
         if expired or (ticket.age_s >= older_than_s and _number(ticket.body, math.inf, "number") < counted):
-            await _remove(store, [Delete(kind=ticket.kind, key=ticket.key, expected=ticket.version)])
+            await try_write(store, ticket.removal())
     if expired:
         gone = [one for one in (permit, state) if one is not None]
-        deletes = [Delete(kind=one.kind, key=one.key, expected=one.version) for one in gone]
-        await _remove(store, [*deletes, Drop(log=f"permit/{permit.key}")])
+        await try_write(store, *(one.removal() for one in gone), Drop(log=f"permit/{permit.key}"))
 
 
 async def _prune_what_was_asked(store: SessionStore, older_than_s: float, asked: set[str]) -> None:
@@ -243,34 +241,26 @@ async def _prune_what_was_asked(store: SessionStore, older_than_s: float, asked:
             request = document.key.split("/")[part]
             old = document.age_s >= older_than_s and unquote(request) not in asked
             if old and not await _asks(store, request):
-                await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
+                await try_write(store, document.removal())
 
 
 async def _forget(store: SessionStore, document: Document, transcript: str | None, audits: bool) -> bool:
-    changes: list[Change] = [Delete(kind="session", key=document.key, expected=document.version)]
+    changes: list[Change] = [document.removal()]
     if transcript is not None:
         changes.append(Drop(log=transcript))
     stop = await store.get("stop", document.key)
     belonging = [] if stop is None else [stop]
     for kind in ("checkpoint", "branch"):
         belonging += await store.scan(kind, prefix=f"{document.key}/")
-    changes += [Delete(kind=found.kind, key=found.key, expected=found.version) for found in belonging]
+    changes += [found.removal() for found in belonging]
     kept = await store.get(_KEPT_AUDIT, document.key)
     if audits:
         changes.append(Drop(log=f"audit/{document.key}"))
         if kept is not None:
-            changes.append(Delete(kind=_KEPT_AUDIT, key=document.key, expected=kept.version))
+            changes.append(kept.removal())
     else:  # anew each time: who is about to remove the audit sees that it went on
         changes.append(Put(kind=_KEPT_AUDIT, key=document.key, body="{}", expected=kept.version if kept else 0))
-    return await _remove(store, changes)
-
-
-async def _remove(store: SessionStore, changes: list[Change]) -> bool:
-    try:
-        await store.write(*changes)
-    except SessionConflictError:
-        return False  # somebody changed one of them meanwhile: it lives
-    return True
+    return await try_write(store, *changes)  # one of them that somebody changed meanwhile lives
 
 
 async def _asked(store: SessionStore) -> set[str]:
@@ -280,7 +270,7 @@ async def _asked(store: SessionStore) -> set[str]:
     """
     ledger, asked, failure = Ledger(store), set[str](), None
     for status in AgentStatus:
-        if status not in _ENDED:
+        if status not in ENDED:
             async for document in pages(store, "session", status.value):
                 try:
                     asked |= _head(ledger, document).awaited()
@@ -296,7 +286,7 @@ async def _asks(store: SessionStore, request: str) -> bool:
     ledger = Ledger(store)
     for row in await store.children(WAKES, [request]):
         found = await _session_of(store, row)
-        if found is None or found.label in _ENDED:
+        if found is None or found.label in ENDED:
             continue
         if unquote(request) in _head(ledger, found).awaited():
             return True
@@ -306,7 +296,7 @@ async def _asks(store: SessionStore, request: str) -> bool:
 async def _lives(store: SessionStore, job: Document) -> bool:
     """True while the session of this job may still go on; False for a job that cannot be read."""
     found = await _session_of(store, job)
-    return found is not None and found.label not in _ENDED
+    return found is not None and found.label not in ENDED
 
 
 async def _session_of(store: SessionStore, row: Document) -> Document | None:

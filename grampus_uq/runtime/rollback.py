@@ -25,7 +25,7 @@ from grampus_uq.gate.call import CallRecord, Doubt, Terms, request_for
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.monitor.snapshot import alarmed_in
 from grampus_uq.records.values import AgentDefinition, Message, TokenUsage
-from grampus_uq.records.vocabulary import AgentStatus, Role, UncertaintyLevel
+from grampus_uq.records.vocabulary import ENDED, AgentStatus, Role, UncertaintyLevel
 from grampus_uq.runtime.apply_decisions import ROLLBACK
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_prefix, segment_at
@@ -97,7 +97,7 @@ async def rollback(
             the audit is broken.
     """
     old, version = await _not_running(runner, agent_id, session_id)
-    if PARENT in old.metadata and old.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):  # nobody would resume it
+    if PARENT in old.metadata and old.status in ENDED:  # nobody would resume it
         raise SessionError(f"Session {session_id!r:.80} is a sub-agent's that has ended: roll its parent back.")
     if not 0 <= to_step < old.current_step:
         rule = f"a step that the run made, from 0 to {old.current_step - 1}"

@@ -23,7 +23,7 @@ from grampus_uq.recording.artifacts import prompt_hash, tools_hash
 from grampus_uq.records.events import ALARMED, BRANCH
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message
-from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
+from grampus_uq.records.vocabulary import ENDED, AgentStatus, Effect, Role, StopReason, parse_effect
 from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response, meet_changes, refuse_changes
 from grampus_uq.runtime.begun_with import BEGUN_WITH, BegunWith, ChangedTools
 from grampus_uq.runtime.endings import Endings
@@ -259,7 +259,7 @@ class AgentRunner:
     ) -> AsyncGenerator[RunEvent, None]:
         """Like `resume`, step by step."""
         state, version = await self._released(agent_id, session_id)
-        if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+        if state.status in ENDED:
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         agent = agent_def or AgentDefinition.model_validate(state.definition)
         if self.changed_tools is ChangedTools.REFUSE:
@@ -398,7 +398,7 @@ class AgentRunner:
         version = 0
         if loaded is not None:
             version = loaded[1]
-            if loaded[0].status not in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+            if loaded[0].status not in ENDED:
                 raise SessionError(
                     f"Session {session_id!r:.80} of agent {agent.name!r:.80} is {loaded[0].status}: resume it, or "
                     "choose another session_id."

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
 from grampus_uq.monitor.session import Session
-from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Ledger, Note
@@ -28,7 +28,6 @@ from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 Result = TypeVar("Result")
 
 _WRITES = 3
-_ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _STEPS_SHOWN = 4
 
 
@@ -78,7 +77,7 @@ class SessionLease:
                 "renewed."
             )
         named = (state.metadata.get(name) for name in (PARENT, PARENT_RUN, ABOVE))
-        if await ledger.parent_status(*named) in _ENDED:
+        if await ledger.parent_status(*named) in ENDED:
             raise SessionError(
                 f"Session {state.session_id!r:.80} belongs to a parent that has ended or was rolled back: it runs no "
                 "more."

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import anyio
 from anyio.lowlevel import RunVar
 
-from grampus_uq.errors import SessionConflictError, SessionError, StoreError
+from grampus_uq.errors import SessionError, StoreError
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.store import Change, Document, Put
+from grampus_uq.runtime.store import Change, Document, Put, try_write
 
 _POLL_S = 0.25
 _ALL = "*"
@@ -156,11 +156,8 @@ async def order_stop(
         if one is not None:
             own = _version(await ledger.store.get("stop", one))
             changes.append(Put(kind="stop", key=one, body=json.dumps(body), expected=own))
-        try:
-            await ledger.store.write(*changes)
-            break
-        except SessionConflictError:  # another order at this very moment: count it, and count on
-            continue
+        if await try_write(ledger.store, *changes):
+            break  # else there was another order at this very moment: count it, and count on
     else:
         raise StoreError(f"The order to stop could not be given: {_TRIES} times another one was first.")
     running |= await ledger.running()

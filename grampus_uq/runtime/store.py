@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 import anyio
 from pydantic import BaseModel
 
-from grampus_uq.errors import DamagedLogError, StoreError
+from grampus_uq.errors import DamagedLogError, SessionConflictError, StoreError
 
 SCHEMA_VERSION = 3
 """The schema that this release makes of a store.
@@ -57,6 +57,10 @@ class Document:
     def age_s(self) -> float:
         """Seconds from the writing of this version to its reading."""
         return self.read_s - self.written_s
+
+    def removal(self) -> Delete:
+        """The change that removes this version."""
+        return Delete(kind=self.kind, key=self.key, expected=self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +192,15 @@ class SessionStore(Protocol):
 def pages(store: SessionStore, kind: str, label: str | None = None) -> AsyncIterator[Document]:
     """All documents of a kind, read in pages: memory does not grow with the store."""
     return _Pages(store, kind, label)
+
+
+async def try_write(store: SessionStore, *changes: Change) -> bool:
+    """`write` these changes; False where another writer was first: then none of them was made."""
+    try:
+        await store.write(*changes)
+    except SessionConflictError:
+        return False
+    return True
 
 
 class _Pages(AsyncIterator[Document]):

@@ -14,7 +14,7 @@ from typing import Any, Final
 from grampus_uq.errors import ApprovalError, DataError, SessionConflictError
 from grampus_uq.gate.delegations import Delegation, Stands
 from grampus_uq.gate.requests import ApprovalDecision
-from grampus_uq.runtime.store import Document, SessionStore, pages
+from grampus_uq.runtime.store import Document, Put, SessionStore, pages, try_write
 
 DELEGATION: Final = "delegation"
 _SHORTEST_ID: Final = 6
@@ -50,16 +50,12 @@ async def delegate(store: SessionStore, delegation: Delegation) -> None:
 
 async def revoke_delegation(store: SessionStore, delegation_id: str, by: str) -> StoredDelegation:
     """End a delegation now; decisions that no runner has taken up yet lapse. Raises DataError for an unknown id."""
-    while True:
-        found = await find_delegation(store, delegation_id)
-        if found.revoked is not None:
-            return found
+    while (found := await find_delegation(store, delegation_id)).revoked is None:
         given = found.delegation
         body = _body(given, revoked=by, made_s=found.made_s)
-        try:
-            await store.put(DELEGATION, given.id, body, expected=found.version, label=given.deputy)
-        except SessionConflictError:
-            continue  # somebody else revoked it at this moment
+        put = Put(kind=DELEGATION, key=given.id, body=body, expected=found.version, label=given.deputy)
+        await try_write(store, put)  # or somebody else revoked it at this moment
+    return found
 
 
 async def find_delegation(store: SessionStore, delegation_id: str) -> StoredDelegation:

@@ -20,14 +20,14 @@ from typing import Any, Final
 import anyio.to_thread
 from pydantic import BaseModel, JsonValue
 
-from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
+from grampus_uq.errors import ApprovalError, SessionError, StoreError
 from grampus_uq.gate.delegations import Delegation
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
 from grampus_uq.runtime.begun_with import parameters_of
 from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.drills import Drill, DrillAnswer, DrillPlan, drafts
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, pages, parsed
+from grampus_uq.runtime.store import Document, Put, SessionStore, pages, parsed, try_write
 
 DRILL: Final = "drill"
 SOURCE: Final = "drill-source"
@@ -62,7 +62,7 @@ class StoredDrills:
         """Show no drills any more; False where they were off. Answers stay."""
         found = await self._store.get(_PLAN, _PLAN)
         if found is not None:
-            await self._store.write(Delete(kind=_PLAN, key=_PLAN, expected=found.version))
+            await self._store.write(found.removal())
         return found is not None
 
     async def on(self) -> bool:
@@ -129,11 +129,8 @@ class StoredDrills:
 
     async def _stored(self, key: str, body: str, label: str, *beside: Put) -> bool:
         """Write a new drill; False where its source has served. Another process may have been first with this one."""
-        try:
-            await self._store.write(Put(kind=DRILL, key=key, body=body, expected=0, label=label), *beside)
-        except SessionConflictError:
-            return await self._store.get(DRILL, key) is not None
-        return True
+        put = Put(kind=DRILL, key=key, body=body, expected=0, label=label)
+        return await try_write(self._store, put, *beside) or await self._store.get(DRILL, key) is not None
 
     async def _sources(
         self, plan: DrillPlan, asked: Card, now_s: float
@@ -199,13 +196,9 @@ class StoredDrills:
 
     async def _closed(self, document: Document, drill: Drill, label: str) -> bool:
         card = drill.card.model_copy(update={"messages": (), "reason": ""})
-        kept = drill.model_copy(update={"card": card, "parameters": None})
-        try:
-            body = kept.model_dump_json()
-            await self._store.put(DRILL, document.key, body, expected=document.version, label=label)
-        except SessionConflictError:
-            return False
-        return True
+        kept = drill.model_copy(update={"card": card, "parameters": None}).model_dump_json()
+        put = Put(kind=DRILL, key=document.key, body=kept, expected=document.version, label=label)
+        return await try_write(self._store, put)
 
     async def appeared(self, now_s: float) -> list[float]:
         """Return the times at which the drills shown so far appeared."""

@@ -33,7 +33,6 @@ from grampus_uq.errors import (
     ConfigurationError,
     DamagedLogError,
     DataError,
-    SessionConflictError,
     StoreError,
 )
 from grampus_uq.gate.call import CallRecord, Terms
@@ -57,7 +56,7 @@ from grampus_uq.records.events import InForce
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.runtime.standing_grants import grants_in_force
-from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore
+from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore, try_write
 
 _PERMIT, _STATE, _TICKET = "permit", "permit-state", "permit-ticket"
 _TRIES: Final = 100
@@ -391,12 +390,10 @@ class StoredPermits:
             label="closed" if state.closed else "open",
         )
         log = Append(log=f"permit/{permit.id}", bodies=(canonical_json(entry.to_json()),), expected=None)
-        try:
-            await self.store.write(put, log, *more)
-        except SessionConflictError:
-            return False
-        self._seen[permit.id] = max(state.revision, self._seen.get(permit.id, 0))
-        return True
+        written = await try_write(self.store, put, log, *more)
+        if written:
+            self._seen[permit.id] = max(state.revision, self._seen.get(permit.id, 0))
+        return written
 
     def _of_another(self, permit: Permit, terms: Terms) -> str | None:
         """Why a permit of who started the run lets its calls not ahead, where the policy says so; None where it may."""
@@ -440,8 +437,7 @@ async def grant_permit(
     `begun_with` is what its log begins with, answers of before (`learn.recorded_answers`); where hosts seal what they
     store, they believe that start only under their own `seal`.
     """
-    body = json.dumps({"permit": permit.model_dump(mode="json"), "closed": None})
-    changes: list[Change] = [Put(kind=_PERMIT, key=permit.id, body=body, expected=0, label=permit.tool)]
+    changes: list[Change] = [_definition(permit)]
     log = [canonical_json(entry.to_json()) for entry in begun_with]
     state = replayed(permit, map(json.loads, log))
     if begun_with:
@@ -459,30 +455,21 @@ async def close_permit(store: SessionStore, permit_id: str, why: str) -> None:
         if document is None:
             raise DataError(f"There is no permit {permit_id!r:.80}.")
         put = _closed(document, why)
-        if put is None:
+        if put is None or await try_write(store, put):
             return
-        try:
-            await store.write(put)
-        except SessionConflictError:
-            continue
-        return
     raise _busy(permit_id)
 
 
 async def replace_permit(store: SessionStore, old_id: str, permit: Permit) -> PermitState:
     """Store a permit and close the one that it narrows, in one write; raises DataError where that one is not open."""
-    body = json.dumps({"permit": permit.model_dump(mode="json"), "closed": None})
-    new = Put(kind=_PERMIT, key=permit.id, body=body, expected=0, label=permit.tool)
+    new = _definition(permit)
     for _ in range(_TRIES):
         document = await store.get(_PERMIT, old_id)
         put = None if document is None else _closed(document, f"{permit.principal} narrowed it to {permit.id[:8]}")
         if put is None:
             raise DataError(f"Permit {old_id[:8]} is closed: grant a new one.")
-        try:
-            await store.write(new, put)
-        except SessionConflictError:
-            continue
-        return PermitState.fresh(permit)
+        if await try_write(store, new, put):
+            return PermitState.fresh(permit)
     raise _busy(old_id)
 
 
@@ -558,6 +545,11 @@ async def closings(store: SessionStore, call: ToolCall, agent_id: str, why: str)
             if _permit(document).covers(call, agent_id, 0.0) and (put := _closed(document, why)) is not None:
                 found.append(put)
     return found
+
+
+def _definition(permit: Permit) -> Put:
+    body = json.dumps({"permit": permit.model_dump(mode="json"), "closed": None})
+    return Put(kind=_PERMIT, key=permit.id, body=body, expected=0, label=permit.tool)
 
 
 def _closed(document: Document, why: str) -> Put | None:

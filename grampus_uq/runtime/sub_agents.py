@@ -12,7 +12,7 @@ from grampus_uq.gate.call import MAX_REJECTED, CallRecord
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
-from grampus_uq.records.vocabulary import AgentStatus, UncertaintyLevel
+from grampus_uq.records.vocabulary import ENDED, AgentStatus, UncertaintyLevel
 from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
@@ -85,7 +85,7 @@ class SubAgent:
                     vouched=vouched,
                     inherits=state,
                 )
-            elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+            elif loaded[0].status in ENDED:
                 outcome = self._finished(record, parent, loaded[0])
             else:
                 result = await self.runner.resume(self.agent.name, child_id, record.guidance, agent_def=self.agent)

@@ -27,7 +27,7 @@ from grampus_uq.errors import (
     StoreError,
     UncertaintyError,
 )
-from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import WAKING
 from grampus_uq.runtime.worker_jobs import TIMER, Job, Taken, finish, looked_after, set_aside, standing_letter, take
@@ -42,7 +42,6 @@ _LATEST_TRY_S = 300.0
 _REFUSED_S = 10.0
 _REFUSALS = 360  # an hour of a rolling deploy
 _MAX_ERROR = 2_000
-_ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _DEATHS_PER_TRY = 5  # who dies takes innocent sessions along
 _log = logging.getLogger(__name__)
 
@@ -359,7 +358,7 @@ class Worker:
 
     async def _is_over(self, job: Job) -> bool:
         found = await self.runner.ledger.store.get("session", session_key(job.agent_id, job.session_id))
-        return found is None or found.label in _ENDED
+        return found is None or found.label in ENDED
 
     async def _nothing_left(self, job: Job) -> bool:
         try:
@@ -381,7 +380,7 @@ class Worker:
             return _Look()
         head, left = ledger.head(found)
         if head.status is not AgentStatus.WAITING_FOR_HUMAN:
-            return _Look() if head.status in _ENDED else _Look(left_s=left, deaths=0 if left else head.deaths)
+            return _Look() if head.status in ENDED else _Look(left_s=left, deaths=0 if left else head.deaths)
         requests = head.pending()
         if any(request.expired(found.read_s) for request in requests):
             return _Look(left_s=0.0)

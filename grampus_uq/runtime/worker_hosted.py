@@ -15,14 +15,13 @@ import anyio
 
 from grampus_uq.errors import SessionError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
-from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StopOrders, StoppedError
 from grampus_uq.runtime.store import SessionStore
 
-_ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _MARK = "engine_mark"
 _held: ContextVar[SessionLease | None] = ContextVar("grampus_held", default=None)
 
@@ -76,7 +75,7 @@ class HostedRunner:
         loaded = await self.ledger.load(self.agent_id, session_id)
         state = AgentState(agent_id=self.agent_id, session_id=session_id)
         if loaded is not None:
-            if loaded[0].status not in _ENDED:
+            if loaded[0].status not in ENDED:
                 raise SessionError(f"Session {session_id!r:.80} is {loaded[0].status}: resume it.")
             state = state.replaces(loaded[0])
         state.metadata[_MARK] = await self.host.mark(session_id)
@@ -85,7 +84,7 @@ class HostedRunner:
     async def resume(self, agent_id: str, session_id: str) -> AgentStatus:
         """Go on with a session by the decisions that are stored, where there are any or something expired."""
         state, version = await self.ledger.known(agent_id, session_id)
-        if state.status in _ENDED:
+        if state.status in ENDED:
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         lease = await self._take(state, version)
         return await self._run(lease, partial(self._go_on, state))

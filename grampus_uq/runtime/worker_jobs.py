@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grampus_uq.errors import SessionConflictError
 from grampus_uq.gate.seal import session_place
-from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Put, SessionStore
+from grampus_uq.runtime.store import WAKING, Delete, Document, Put, SessionStore, try_write
 
 TIMER: Final = "timer"
 WAKES: Final = "wake"
@@ -133,7 +133,7 @@ async def oldest_due_s(store: SessionStore, agent: str) -> float:
 
 
 async def _take_one(store: SessionStore, found: Document, agent: str, hold_s: float) -> Taken | None:
-    row = Delete(kind=found.kind, key=found.key, expected=found.version)
+    row = found.removal()
     job = _read(found, agent)
     try:
         if job is None:
@@ -156,11 +156,7 @@ def _read(found: Document, agent: str) -> Job | None:
 
 async def finish(store: SessionStore, taken: Taken, again: Put | None = None) -> None:
     """Remove a job that was taken, or put another row in its place; nothing where it has returned meanwhile."""
-    changes: list[Change] = [Delete(kind=TIMER, key=taken.held, expected=1), *([] if again is None else [again])]
-    try:
-        await store.write(*changes)
-    except SessionConflictError:
-        return
+    await try_write(store, Delete(kind=TIMER, key=taken.held, expected=1), *([] if again is None else [again]))
 
 
 async def set_aside(store: SessionStore, taken: Taken, key: str, job: Job) -> None:
@@ -178,6 +174,5 @@ async def standing_letter(store: SessionStore, session: Document) -> Document | 
     letter = await store.get(DEAD, session.key)
     if letter is None or session.written_s <= letter.written_s:
         return letter
-    with contextlib.suppress(SessionConflictError):
-        await store.write(Delete(kind=DEAD, key=letter.key, expected=letter.version))
+    await try_write(store, letter.removal())
     return None

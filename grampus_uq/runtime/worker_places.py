@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
-from grampus_uq.runtime.store import Delete, Put, SessionStore
+from grampus_uq.runtime.store import Delete, Put, SessionStore, try_write
 
 _PLACE: Final = "place"
 
@@ -89,12 +89,9 @@ class StorePlaces:
         free = await self.free()
         random.shuffle(free)
         for place in free:
-            try:
-                await self._store.write(place)
-            except SessionConflictError:
-                continue  # another worker was first
-            self._held[place.key] = place.expected + 1
-            return place.key
+            if await try_write(self._store, place):
+                self._held[place.key] = place.expected + 1
+                return place.key
         return None
 
     async def renew(self) -> None:

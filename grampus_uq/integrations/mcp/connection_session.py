@@ -22,7 +22,7 @@ from grampus_uq.integrations.mcp.call_notes import CallNotes
 from grampus_uq.integrations.mcp.call_outcomes import matters
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import ToolCall, ToolResult
-from grampus_uq.records.vocabulary import AgentStatus, StopReason
+from grampus_uq.records.vocabulary import ENDED, StopReason
 from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
@@ -136,7 +136,7 @@ class ConnectionSession:
         loaded = await self._ledger.load(agent_id, session_id)
         if loaded is None:
             state, version = AgentState(agent_id=agent_id, session_id=session_id), 0
-        elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+        elif loaded[0].status in ENDED:
             state, version = AgentState(agent_id=agent_id, session_id=session_id).replaces(loaded[0]), loaded[1]
         else:
             state, version = loaded

@@ -28,11 +28,14 @@ class ThreadedStore(SessionStore):
     def __init__(self, *, create: bool) -> None:
         self._create = create
         self._connection: Any = None
+        self._ear: Any = None  # a store of the same kind, which hears of new jobs
         self._lock = threading.Lock()
         self._limiter: RunVar[anyio.CapacityLimiter | None] = RunVar(f"grampus_store_{uuid.uuid4().hex}", None)
 
     async def aclose(self) -> None:
-        """Let go of the connection; it is opened again when needed."""
+        """Let go of the connections; they are opened again when needed."""
+        if self._ear is not None:
+            await self._ear.aclose()
 
         def close() -> None:
             with self._lock:

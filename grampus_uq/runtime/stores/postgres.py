@@ -154,7 +154,6 @@ class PostgresStore(SQLStore):
         super().__init__(create=create)
         self._url = url
         self._connect_timeout_s = connect_timeout_s
-        self._ear: _Ear | None = None
 
     async def write(self, *changes: Change) -> float:
         """Make all changes in one statement."""
@@ -169,12 +168,6 @@ class PostgresStore(SQLStore):
         if self._ear is None:
             self._ear = _Ear(self._url, connect_timeout_s=self._connect_timeout_s, create=False)
         await self._ear.hear(at_most_s)
-
-    async def aclose(self) -> None:
-        """Let go of the connections."""
-        if self._ear is not None:
-            await self._ear.aclose()
-        await super().aclose()
 
     def _call(self, work: Callable[[Any], Result]) -> Result:
         psycopg = _psycopg()

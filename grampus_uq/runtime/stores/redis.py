@@ -172,7 +172,6 @@ class RedisStore(ThreadedStore):
         self._url = url.partition("?")[0] + (f"?{urlencode(options)}" if options else "")
         self._timeout_s = timeout_s
         self._script: Any = None
-        self._ear: RedisStore | None = None
         self._heard: bytes | None = None
 
     def _document_key(self, kind: str, key: str) -> str:
@@ -272,12 +271,6 @@ class RedisStore(ThreadedStore):
             return bytes(found[0][1][-1][0]) if found else last
 
         self._heard = await self._ear._run(work)
-
-    async def aclose(self) -> None:
-        """Let go of the connections."""
-        if self._ear is not None:
-            await self._ear.aclose()
-        await super().aclose()
 
     def _arguments(self, change: Change) -> list[Any]:
         if isinstance(change, Put | Delete):

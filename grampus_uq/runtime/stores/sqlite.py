@@ -67,7 +67,6 @@ class SQLiteStore(SQLStore):
         self._synchronous = synchronous
         self._timeout_s = timeout_s
         self._file: tuple[int, int] | None = None
-        self._watch: SQLiteStore | None = None
         self._seen: int | None = None
 
     @classmethod
@@ -92,21 +91,15 @@ class SQLiteStore(SQLStore):
 
     async def wait_for_job(self, at_most_s: float) -> None:
         """Ask SQLite's counter of other connections' changes 50 times a second, on a connection of its own."""
-        if self._watch is None:
-            self._watch = SQLiteStore(self.path, timeout_s=self._timeout_s, create=False)
+        if self._ear is None:
+            self._ear = SQLiteStore(self.path, timeout_s=self._timeout_s, create=False)
         until = time.monotonic() + at_most_s
         while True:
-            version = await self._watch._run(_data_version)
+            version = await self._ear._run(_data_version)
             if version != self._seen or time.monotonic() >= until:
                 break
             await anyio.sleep(_ASK_S)
         self._seen = version
-
-    async def aclose(self) -> None:
-        """Let go of the connections."""
-        if self._watch is not None:
-            await self._watch.aclose()
-        await super().aclose()
 
     def _call(self, work: Callable[[sqlite3.Connection], Result], kind: str = "DEFERRED") -> Result:
         """Run in one transaction, and again while others are in the way: SQLite itself does not wait in every place."""
