@@ -248,7 +248,9 @@ def find_run(paths: Paths, session_id: str, *, on_refused: Refused | None = None
     ]
     if len(found) != 1:
         where = ", ".join(run.path for run in found)
-        reason = f"{len(found)} runs have the session id {session_id!r:.100}" + (f": {where}." if found else ".")
+        several = f"{len(found)} runs have the session id {session_id!r:.100}: {where}."
+        none = f"no run has the session id {session_id!r:.100}; `grampus-uq runs list` shows those that are there."
+        reason = several if found else none
         raise DataError(reason, path=", ".join(os.fspath(place) for place in places))
     return found[0]
 

@@ -216,7 +216,7 @@ def test_a_run_without_a_recorded_end_needs_a_stop_reason(tmp_path: Path) -> Non
 
 def test_labels_refuse_an_unknown_session_a_nameless_labeller_and_a_file_of_several_sessions(tmp_path: Path) -> None:
     record(tmp_path / "a", "s1")
-    with pytest.raises(DataError, match="0 runs have the session id 'nobody'"):
+    with pytest.raises(DataError, match="no run has the session id 'nobody'; `grampus-uq runs list`"):
         label(tmp_path, Label(session_id="nobody", success=True), by="ana")
     with pytest.raises(ConfigurationError, match="'by'"):
         label(tmp_path, Label(session_id="s1", success=True), by=" ")
