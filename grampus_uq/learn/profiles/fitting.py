@@ -307,7 +307,7 @@ def _detector_part(
         "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
         "threshold_runs": threshold.runs,
     }
-    needs = "; ".join(_advice(found, runs, options, options.held_out if taught.any() else 1.0))
+    needs = _advice(found, runs, options, options.held_out if taught.any() else 1.0)
     if threshold.shortage:
         return Part(name="detector", status="not fitted", why=threshold.shortage, needs=needs, figures=figures)
     return Part(
@@ -320,15 +320,14 @@ def _detector_part(
     )
 
 
-def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions, share: float) -> Iterator[str]:
+def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions, share: float) -> str:
     """The labels that the levels without a threshold lack, the nearest first; `share` of the successes may set one."""
     mode = Mode.CONFORMAL if options.delta is None else Mode.PAC
     wanting = {t.alpha for t in found.detector.thresholds if t.mode is mode and t.shortage}
     successes = len({task for task, good in zip(runs.tasks, runs.success, strict=True) if good})
-    for alpha in sorted(wanting, reverse=True):
-        all_told = math.ceil(successes_needed(mode, alpha, options.delta) / share)
-        if all_told > successes:
-            yield f"a false-alarm rate of {alpha:g} needs about {all_told - successes} more labelled successes"
+    needed = {alpha: math.ceil(successes_needed(mode, alpha, options.delta) / share) - successes for alpha in wanting}
+    lacking = [f"{more} for {alpha:g}" for alpha, more in sorted(needed.items(), reverse=True) if more > 0]
+    return f"more labelled successes, about, for a false-alarm rate: {', '.join(lacking)}" if lacking else ""
 
 
 def _sensing(bare: Profile, runs: LabelledRuns, fitted: FittedPSuccess | None, detector: DetectorFit | None) -> Profile:
