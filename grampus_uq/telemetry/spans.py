@@ -6,13 +6,15 @@ asks for it. Every attribute is in `grampus_uq.telemetry.conventions`.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Tracer
+from opentelemetry.util.types import AttributeValue
 from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
@@ -32,6 +34,36 @@ from grampus_uq.telemetry.span_attributes import (
 )
 from grampus_uq.telemetry.span_content import Redact, content_attributes
 from grampus_uq.telemetry.trace_context import OverPause, SessionTraces, surroundings
+
+
+class EventLog:
+    """A logger for named events, of the given logger provider or of the application's global one.
+
+    Raises ConfigurationError where the installed OpenTelemetry has no event names on log records yet.
+    """
+
+    __slots__ = ("_logger", "_record")
+
+    def __init__(self, logger_provider: Any = None) -> None:
+        from opentelemetry import _logs
+
+        record = getattr(_logs, "LogRecord", None)
+        if record is None or "event_name" not in inspect.signature(record.__init__).parameters:
+            raise ConfigurationError.of(
+                "evaluation_events",
+                "SpanEmitter",
+                "'span' or 'none' with this version of OpenTelemetry",
+                "log",
+                "Newer releases of opentelemetry-sdk have events in their logs.",
+            )
+        self._record = record
+        self._logger = (logger_provider or _logs.get_logger_provider()).get_logger("grampus_uq")
+
+    def emit(self, name: str, attributes: Mapping[str, AttributeValue], context: Context, time_ns: int) -> None:
+        """Emit one event in this context: it carries the ids of the context's span."""
+        self._logger.emit(
+            self._record(timestamp=time_ns, context=context, event_name=name, attributes=dict(attributes), body=None)
+        )
 
 
 def resolve_tracer(tracer: Any) -> Tracer:
@@ -68,12 +100,14 @@ class SpanEmitter:
 
     `UncertaintyMonitor(tracer=...)` makes one with the defaults, or takes this one.
 
-    Each score of a step is an event `gen_ai.evaluation.result` of its estimate span too.
-
     A step's spans are children of the span that is current where the step is committed; without one, a session is a
     trace of its own. `over_pause` says what a session that is taken up again from a snapshot does: "continue" the same
     trace where no span is current, or "link": begin another that links to it. The main numbers are also set on a
     recording parent (`copy_to_parent`), where the latest step wins.
+
+    `evaluation_events` are `gen_ai.evaluation.result`: "span" adds them to the estimate span, "log" emits them through
+    `logger_provider` (default: the application's global one) as log events of that span, "none" leaves them out. The
+    numbers are on span attributes whatever it says.
 
     `content` adds what the model said and what a tool was called with, each text after `redact(key, text)`, which
     returns what may leave, or None for nothing; what it raises leaves nothing. `tool_names` are the tools whose names
@@ -84,13 +118,15 @@ class SpanEmitter:
 
     snapshot_key = "trace"
 
-    __slots__ = ("_content", "_copy", "_redact", "_tool_names", "_tracer", "_traces")
+    __slots__ = ("_content", "_copy", "_log", "_on_span", "_redact", "_tool_names", "_tracer", "_traces")
 
     def __init__(
         self,
         tracer: Any,
         *,
         over_pause: OverPause = "continue",
+        evaluation_events: Literal["span", "log", "none"] = "span",
+        logger_provider: Any = None,
         copy_to_parent: bool = True,
         content: bool = False,
         redact: Redact | None = None,
@@ -99,10 +135,14 @@ class SpanEmitter:
         owner = type(self).__name__
         if over_pause not in ("continue", "link"):
             raise ConfigurationError.of("over_pause", owner, "'continue' or 'link'", over_pause)
+        if evaluation_events not in ("span", "log", "none"):
+            raise ConfigurationError.of("evaluation_events", owner, "'span', 'log' or 'none'", evaluation_events)
         if redact is not None and not content:
             raise ConfigurationError.of("redact", owner, "given together with content=True", redact)
         self._tracer = resolve_tracer(tracer)
         self._traces = SessionTraces(over_pause)
+        self._on_span = evaluation_events == "span"
+        self._log = EventLog(logger_provider) if evaluation_events == "log" else None
         self._copy = copy_to_parent
         self._content, self._redact = content, redact
         self._tool_names = None if tool_names is None else frozenset(tool_names)
@@ -145,8 +185,8 @@ class SpanEmitter:
         self._traces.started(place, own)
         if escalated and event.assessment.action is UncertaintyAction.PAUSE_FOR_HUMAN:
             self._traces.pause(place, own, ended_ns)
-        if span.is_recording():
-            _evaluate(attributes, span, ended_ns)
+        if self._log is not None or (self._on_span and span.is_recording()):
+            self._evaluate(attributes, span, context, ended_ns)
         if model_readings or escalated:
             self._beneath(event, model_readings, span, context, ended_ns, escalated)
         span.end(ended_ns)
@@ -168,6 +208,17 @@ class SpanEmitter:
             attributes=approval_attributes(event),
             links=(Link(decision),) if decision.is_valid else (),
         ).end(max(since_ns, int(event.time_s * 1e9)))
+
+    def _evaluate(self, estimate: Attributes, span: Span, context: Context, ended_ns: int) -> None:
+        """Add an evaluation event for each score among the attributes of the estimate."""
+        for name in filter(estimate.__contains__, SCORES):
+            scores: Attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": estimate[name]}
+            if name == FUSED:
+                scores["gen_ai.evaluation.score.label"] = estimate["level"]
+            if self._log is None:
+                span.add_event(EVALUATION, scores, timestamp=ended_ns)
+            else:
+                self._log.emit(EVALUATION, scores, trace.set_span_in_context(span, context), ended_ns)
 
     def _beneath(
         self,
@@ -194,15 +245,6 @@ class SpanEmitter:
                 start_time=_decision_start_ns(event, model_readings, ended_ns),
                 attributes=escalate_attributes(event),
             ).end(ended_ns)
-
-
-def _evaluate(estimate: Attributes, span: Span, ended_ns: int) -> None:
-    """Add an evaluation event for each score among the attributes of the estimate."""
-    for name in filter(estimate.__contains__, SCORES):
-        scores: Attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": estimate[name]}
-        if name == FUSED:
-            scores["gen_ai.evaluation.score.label"] = estimate["level"]
-        span.add_event(EVALUATION, scores, timestamp=ended_ns)
 
 
 def _end_ns(reading: Reading, latest_ns: int) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 import anyio
 import pytest
 from hypothesis import given
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
 from grampus_uq import Effect, Message, Reading, Role, ToolCall
 from grampus_uq.records.events import StepEvent, TrajectoryReading
@@ -190,3 +192,21 @@ def test_a_tool_name_that_is_a_sentence_is_other_and_an_allow_list_is_exact():
     assert names("x" * 65) == ("other", "other")
     assert names("pay", tool_names=["pay"])[0] == "pay"
     assert names("sk-live-hunter2", tool_names=["pay"])[0] == "other"
+
+
+# -- evaluation results as log events --
+
+
+def test_evaluation_results_are_log_events_of_the_estimate_span_by_option():
+    exporter = InMemoryLogRecordExporter()
+    provider = LoggerProvider(shutdown_on_exit=False)
+    provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
+    kept = say(KeptSpans(evaluation_events="log", logger_provider=provider))
+    model, tool = kept.spans("estimate")
+    assert not model.events
+    assert not tool.events
+    (found,) = exporter.get_finished_logs()
+    assert found.log_record.event_name == "gen_ai.evaluation.result"
+    assert found.log_record.attributes["gen_ai.evaluation.score.value"] == model.attributes["fused_confidence"]
+    assert (found.log_record.trace_id, found.log_record.span_id) == (model.context.trace_id, model.context.span_id)
+    assert not say(KeptSpans(evaluation_events="none")).spans("estimate")[0].events

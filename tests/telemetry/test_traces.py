@@ -437,7 +437,7 @@ async def test_the_main_numbers_are_copied_onto_the_recording_parent_and_an_esca
 
 
 def test_an_option_that_does_not_exist_is_refused():
-    for wrong in ({"over_pause": "stop"}, {"redact": lambda key, text: text}):
+    for wrong in ({"over_pause": "stop"}, {"evaluation_events": "mail"}, {"redact": lambda key, text: text}):
         with pytest.raises(ConfigurationError, match=next(iter(wrong))):
             KeptSpans(**wrong)
     assert open_store("memory:") is not None
