@@ -1,4 +1,4 @@
-"""Resampling whole trajectories, or clusters of them, as rows of counts: a bootstrap is array arithmetic.
+"""Resampling whole trajectories as rows of counts: a bootstrap is array arithmetic.
 
 A draw of n units with replacement is a multinomial vector of counts. A row statistic takes counts of shape (rows, n)
 and returns shape (rows,), NaN where it is undefined; means, ratios and ranking metrics have one (`mean_rows`,
@@ -35,7 +35,6 @@ class BootstrapInterval:
     low: float | None
     high: float | None
     sd: float | None
-    level: float
     draws: int
     undefined_draws: int
 
@@ -51,25 +50,21 @@ def bootstrap(
     *,
     rng: np.random.Generator,
     draws: int = 2000,
-    level: float = 0.95,
-    clusters: npt.ArrayLike | None = None,
 ) -> BootstrapInterval:
-    """Percentile bootstrap of one statistic over trajectories, or over clusters of trajectories.
+    """95 % percentile bootstrap of one statistic over trajectories, which are taken to be independent.
+
+    Repeated trials of one task are not, and the interval is then too short.
 
     Args:
         statistic: maps counts (rows, n) to values (rows,), NaN where undefined; called on blocks of draws.
         n: number of trajectories, >= 1.
         rng: source of randomness; the same state gives the same interval.
         draws: number of resamples, >= 2.
-        level: two-sided coverage aimed at, in (0, 1).
-        clusters: shape (n,), any labels (task ids); whole clusters are drawn then, as many as there are. Without it
-            trajectories are taken to be independent; repeated trials of one task are not, and the interval is then
-            too short.
 
     Returns:
         `BootstrapInterval`. Coverage is approximate (first-order), not a finite-sample guarantee.
 
-    Source: Efron and Tibshirani (1993), ch. 13; clusters: Field and Welsh (2007).
+    Source: Efron and Tibshirani (1993), ch. 13.
 
     >>> import numpy as np
     >>> got = bootstrap(mean_rows([0.0, 1.0, 1.0, 1.0]), 4, rng=np.random.default_rng(0))
@@ -78,22 +73,18 @@ def bootstrap(
     """
     if draws < 2:
         raise ConfigurationError.of("draws", "bootstrap", "at least 2", draws)
-    if not 0.0 < level < 1.0:
-        raise ConfigurationError.of("level", "bootstrap", "in (0, 1)", level)
-    values = np.concatenate([statistic(counts) for counts in count_blocks(n, draws, rng, clusters=clusters)])
+    values = np.concatenate([statistic(counts) for counts in count_blocks(n, draws, rng)])
     estimate = float(statistic(np.ones((1, n)))[0])
     defined = values[~np.isnan(values)]
     low = high = sd = None
     if len(defined) >= 2:
-        tail = (1.0 - level) / 2.0
-        low, high = np.quantile(defined, [tail, 1.0 - tail]).tolist()
+        low, high = np.quantile(defined, [0.025, 0.975]).tolist()
         sd = 0.0 if low == high and (defined == low).all() else float(defined.std(ddof=1))
     return BootstrapInterval(
         estimate=None if np.isnan(estimate) else estimate,
         low=low,
         high=high,
         sd=sd,
-        level=level,
         draws=draws,
         undefined_draws=len(values) - len(defined),
     )
@@ -145,37 +136,18 @@ def mean_rows(values: npt.ArrayLike) -> RowStatistic:
     return mean
 
 
-def count_blocks(
-    n: int,
-    draws: int,
-    rng: np.random.Generator,
-    *,
-    clusters: npt.ArrayLike | None = None,
-    block_cells: int = BLOCK_CELLS,
-) -> Iterator[FloatArray]:
-    """Yield the resampling counts in blocks of at most about `block_cells` numbers; shape (rows, n), whole numbers.
+def count_blocks(n: int, draws: int, rng: np.random.Generator) -> Iterator[FloatArray]:
+    """Yield the resampling counts in blocks of at most about `BLOCK_CELLS` numbers; shape (rows, n), whole numbers.
 
     Args:
         n: number of trajectories, >= 1.
         draws: rows over all blocks.
-        rng: source of randomness; the rows do not depend on `block_cells`.
-        clusters: shape (n,), labels; a row then repeats the count of its cluster, and row sums vary with cluster
-            sizes.
-        block_cells: memory bound; one row is the least.
+        rng: source of randomness; the rows do not depend on the size of a block.
     """
     if n < 1:
         raise ConfigurationError.of("n", "count_blocks", "at least 1", n)
-    member: npt.NDArray[np.intp] | None = None
-    units = n
-    if clusters is not None:
-        labels = np.asarray(clusters)
-        if labels.shape != (n,):
-            raise ConfigurationError.of("clusters", "count_blocks", f"of shape ({n},)", labels.shape)
-        distinct, member = np.unique(labels, return_inverse=True)
-        units = len(distinct)
-    rows_at_once = max(1, block_cells // n)
+    rows_at_once = max(1, BLOCK_CELLS // n)
     for done in range(0, draws, rows_at_once):
         rows = min(rows_at_once, draws - done)
-        picks = rng.integers(units, size=(rows, units)) + units * np.arange(rows)[:, None]
-        counts = np.bincount(picks.ravel(), minlength=rows * units).reshape(rows, units).astype(np.float64)
-        yield counts if member is None else counts[:, member]
+        picks = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+        yield np.bincount(picks.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)

@@ -148,8 +148,9 @@ def _interval(
 ) -> tuple[float | None, float | None]:
     if not len(tasks):
         return None, None
+    names, member = np.unique([repr(task) for task in tasks], return_inverse=True)  # tasks are drawn, not runs
     got = bootstrap(
-        statistic, len(tasks), rng=np.random.default_rng(seed), draws=draws, clusters=[repr(task) for task in tasks]
+        lambda counts: statistic(counts[:, member]), len(names), rng=np.random.default_rng(seed), draws=draws
     )
     return got.low, got.high
 

@@ -311,7 +311,8 @@ def figures(
     if math.isnan(within(np.ones((1, len(scores))))[0]):
         return {"n": len(scores)}
     rng = np.random.default_rng(options.seed)
-    interval = bootstrap(within, len(scores), rng=rng, draws=options.draws, clusters=np.array(tasks))
+    drawn, member = np.unique(tasks, return_inverse=True)
+    interval = bootstrap(lambda counts: within(counts[:, member]), len(drawn), rng=rng, draws=options.draws)
     found = {"n": len(scores), "auroc": interval.estimate, "low": interval.low, "high": interval.high}
     if len(names) > 1:
         return found

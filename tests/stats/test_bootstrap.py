@@ -1,4 +1,4 @@
-"""The bootstrap: small cases by enumeration, coverage and its failure without clusters, memory and determinism."""
+"""The bootstrap: small cases by enumeration, coverage and its failure on trials of one task, memory and determinism."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def rng(seed: int = 0) -> np.random.Generator:
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(1, 500), st.integers(0, 99))
 def test_every_draw_takes_n_units_and_blocks_do_not_change_the_draws(n, draws, cells, seed):
     whole = np.concatenate(list(count_blocks(n, draws, rng(seed))))
-    pieces = list(count_blocks(n, draws, rng(seed), block_cells=cells))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK_CELLS", cells)
+        pieces = list(count_blocks(n, draws, rng(seed)))
     assert (np.concatenate(pieces) == whole).all()
     assert all(piece.size <= max(cells, n) for piece in pieces)
     assert whole.shape == (draws, n)
@@ -48,15 +50,6 @@ def test_the_draws_follow_the_multinomial_law():
         assert draws - seen <= binomial_ceiling(draws, 1 - probability, 0.9999)
 
 
-def test_clusters_are_drawn_whole():
-    labels = ["b", "a", "b", "c", "b"]
-    counts = np.concatenate(list(count_blocks(5, 200, rng(), clusters=labels)))
-    assert (counts[:, 0] == counts[:, 2]).all()
-    assert (counts[:, 0] == counts[:, 4]).all()
-    assert (counts[:, 0] + counts[:, 1] + counts[:, 3] == 3).all()
-    assert len(set(counts.sum(axis=1))) > 1
-
-
 def test_the_bootstrap_error_of_a_mean_is_the_textbook_one():
     """Efron and Tibshirani (1993), eq. 5.12: sd / sqrt(n) with the population form of sd."""
     values = rng(1).exponential(size=300)
@@ -68,31 +61,28 @@ def test_the_bootstrap_error_of_a_mean_is_the_textbook_one():
 
 
 def test_percentiles_of_a_tiny_sample_equal_the_enumeration():
-    """Two values: the mean is 0, .5 or 1 with probability 1/4, 1/2, 1/4."""
-    got = bootstrap(mean_rows([0.0, 1.0]), 2, rng=rng(), draws=4000, level=0.4)
-    assert (got.low, got.high) == (0.5, 0.5)
-    wide = bootstrap(mean_rows([0.0, 1.0]), 2, rng=rng(), draws=4000, level=0.6)
-    assert (wide.low, wide.high) == (0.0, 1.0)
+    """Of two values the mean is 0, .5 or 1; of five the one is drawn more than three times in .0067 of the draws."""
+    got = bootstrap(mean_rows([0.0, 1.0]), 2, rng=rng(), draws=4000)
+    assert (got.low, got.high) == (0.0, 1.0)
+    five = bootstrap(mean_rows([0.0] * 4 + [1.0]), 5, rng=rng(), draws=20_000)
+    assert (five.low, five.high) == (0.0, pytest.approx(0.6))
 
 
-def coverage(clustered: bool, simulations: int = 300) -> int:
-    """Intervals that contain the true mean 0, with five identical trials of each of forty tasks."""
+def coverage(trials: int, simulations: int = 300) -> int:
+    """Intervals that contain the true mean 0, with so many identical trials of each of forty tasks."""
     generator = rng(11)
-    tasks = np.repeat(np.arange(40), 5)
     hit = 0
     for _ in range(simulations):
-        values = generator.normal(size=40)[tasks]
-        got = bootstrap(
-            mean_rows(values), 200, rng=generator, draws=300, level=0.9, clusters=tasks if clustered else None
-        )
+        values = np.repeat(generator.normal(size=40), trials)
+        got = bootstrap(mean_rows(values), len(values), rng=generator, draws=300)
         hit += got.low <= 0 <= got.high
     return hit
 
 
-def test_clustered_intervals_cover_and_sabotage_shows_that_unclustered_ones_do_not():
-    """First-order coverage: .9 aimed at, .86 granted to forty clusters; ignoring clusters falls near .53."""
-    assert 300 - coverage(True) <= binomial_ceiling(300, 1 - 0.86)
-    assert 300 - coverage(False) > binomial_ceiling(300, 1 - 0.86)
+def test_intervals_cover_and_sabotage_shows_that_those_of_repeated_trials_do_not():
+    """First-order coverage: .95 aimed at, .92 granted to forty tasks; five trials of each fall near .62."""
+    assert 300 - coverage(1) <= binomial_ceiling(300, 1 - 0.92)
+    assert 300 - coverage(5) > binomial_ceiling(300, 1 - 0.92)
 
 
 def test_pairing_cancels_what_two_streams_share():
@@ -165,9 +155,7 @@ def test_memory_is_bounded_by_the_block_not_by_the_draws():
     ("call", "says"),
     [
         (lambda: bootstrap(mean_rows([1.0]), 1, rng=rng(), draws=1), "draws"),
-        (lambda: bootstrap(mean_rows([1.0]), 1, rng=rng(), level=95), "level"),
         (lambda: bootstrap(mean_rows([]), 0, rng=rng()), "'n'"),
-        (lambda: bootstrap(mean_rows([1.0, 2.0]), 2, rng=rng(), clusters=[1]), "clusters"),
         (lambda: mean_rows([1.0, math.nan]), "finite"),
         (lambda: mean_rows([[1.0]]), "one-dimensional"),
     ],
