@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from grampus_uq.errors import DamagedLogError, MissingDependencyError, SessionConflictError, StoreError
@@ -32,6 +32,7 @@ _CAUSES = (
     "authentication failed",
     "does not exist",
     "failed to resolve host",
+    "no answer in time",
     "no pg_hba.conf entry",
     "percent-encoded",
     "timeout expired",
@@ -137,8 +138,9 @@ _OWNS = "SELECT pg_has_role(relowner, 'MEMBER') FROM pg_class WHERE oid = 'gramp
 class PostgresStore(SQLStore):
     """Documents and logs in three tables (`grampus_documents`, `grampus_logs`, `grampus_schema`); the server's clock.
 
-    Calls run on one connection; a broken one is opened again on the next call. The password in the URL never reaches an
-    error message.
+    Calls run on one connection; a broken one is opened again on the next call, and so is one whose server said nothing
+    for `timeout_s` (the write that waited for it may have been made, or may be made yet). A migration is waited for.
+    The password in the URL never reaches an error message.
     """
 
     _documents, _logs = "grampus_documents", "grampus_logs"
@@ -150,10 +152,11 @@ class PostgresStore(SQLStore):
         " CROSS JOIN LATERAL (SELECT * FROM grampus_documents WHERE {} OFFSET 0) AS grampus_documents"
     )
 
-    def __init__(self, url: str, *, connect_timeout_s: int = 5, create: bool = True) -> None:
+    def __init__(self, url: str, *, connect_timeout_s: int = 5, timeout_s: float = 30.0, create: bool = True) -> None:
         super().__init__(create=create)
         self._url = url
         self._connect_timeout_s = connect_timeout_s
+        self._timeout_s = timeout_s
 
     async def write(self, *changes: Change) -> float:
         """Make all changes in one statement."""
@@ -166,7 +169,9 @@ class PostgresStore(SQLStore):
     async def wait_for_job(self, at_most_s: float) -> None:
         """Wait for a notification, on a connection of its own."""
         if self._ear is None:
-            self._ear = _Ear(self._url, connect_timeout_s=self._connect_timeout_s, create=False)
+            timeout_s = self._timeout_s + at_most_s
+            connect_timeout_s = self._connect_timeout_s
+            self._ear = _Ear(self._url, connect_timeout_s=connect_timeout_s, timeout_s=timeout_s, create=False)
         await self._ear.hear(at_most_s)
 
     def _call(self, work: Callable[[Any], Result]) -> Result:
@@ -187,13 +192,40 @@ class PostgresStore(SQLStore):
 
     def _open(self, psycopg: Any) -> Any:
         db = psycopg.connect(self._url, autocommit=True, connect_timeout=self._connect_timeout_s, **_GONE_AFTER)
+        patient = db.wait
+
+        def wait(steps: Any, *rest: Any, **named: Any) -> Any:
+            return patient(_answered(steps, self._timeout_s, psycopg.OperationalError), *rest, **named)
+
         try:
+            db.wait = wait
             _pin_schema(db)
-            _migrate(db, create=self._create)
+            if _is_behind(db, create=self._create):
+                db.wait = patient  # an index of a large table takes its time
+                _migrate(db)
+                db.wait = wait
         except BaseException:
             db.close()
             raise
         return db
+
+
+def _answered(steps: Any, timeout_s: float, error: type[Exception]) -> Generator[Any, Any, Any]:
+    """The steps of the driver, which end with this error when nothing came from the server for so long.
+
+    It sends None, or 0, every tenth of a second in which nothing came.
+    """
+    ready, until = None, time.monotonic() + timeout_s
+    while True:
+        try:
+            wanted = steps.send(ready)
+        except StopIteration as done:
+            return done.value
+        ready = yield wanted
+        if ready:
+            until = time.monotonic() + timeout_s
+        elif time.monotonic() > until:
+            raise error("no answer in time")
 
 
 def _cause(error: Exception) -> str:
@@ -281,13 +313,16 @@ def _version(db: Any) -> int:
     return int(needed if applied is None else applied)
 
 
-def _migrate(db: Any, *, create: bool) -> None:
-    """Bring the database to the newest schema; only the tables' owner may, and others work on meanwhile."""
+def _is_behind(db: Any, *, create: bool) -> bool:
+    """True where this connection has to migrate the database: only the tables' owner may."""
     version = _version(db)
     if version == 0 and not create:
         raise StoreError("This PostgreSQL database holds no store of sessions.")
-    if version >= SCHEMA_VERSION or (version >= OLDEST_SCHEMA and not db.execute(_OWNS).fetchone()[0]):
-        return
+    return version < OLDEST_SCHEMA or (version < SCHEMA_VERSION and db.execute(_OWNS).fetchone()[0])
+
+
+def _migrate(db: Any) -> None:
+    """Bring the database to the newest schema, while others work on."""
     while not db.execute("SELECT pg_try_advisory_lock(%s)", (_MIGRATING,)).fetchone()[0]:
         if _version(db) >= OLDEST_SCHEMA:
             return  # somebody is at it

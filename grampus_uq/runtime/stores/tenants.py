@@ -8,6 +8,7 @@ see everything; so does whoever may become one. `problems` names them, and all e
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -150,7 +151,7 @@ async def problems(url: str) -> tuple[list[str], list[str]]:
 
 
 async def _connected(url: str, work: Callable[[Any], Result]) -> Result:
-    store = PostgresStore(url, create=False)
+    store = PostgresStore(url, create=False, timeout_s=math.inf)  # an index of a large table takes its time
     try:
         return await store._run(work)
     finally:
