@@ -91,6 +91,11 @@ def test_the_tests_end_with_the_first_candidate_that_fails_and_the_first_most_ge
     assert found == Released(threshold=level, cases=len(p), released=n, wrong=wrong)
 
 
+def test_of_candidates_that_release_the_same_cases_the_first_is_taken():
+    found = certified_threshold([0.9] * 30, [True] * 30, candidates=[0.8, 0.7, 0.9], target=0.9, delta=0.1)
+    assert found == Released(threshold=0.8, cases=30, released=30, wrong=0)
+
+
 def test_sabotage_a_threshold_picked_among_the_cases_it_is_tested_on_breaks_it():
     failed, _ = broken(np.random.default_rng(0), 300, honest=False)
     assert failed > binomial_ceiling(300, DELTA)
@@ -165,6 +170,7 @@ def test_what_a_certificate_needs_is_what_it_gets():
         good = [False] * wrong + [True] * (n - wrong)
         assert certified_threshold([0.9] * n, good, candidates=[0.9], target=0.9, delta=0.1).threshold == 0.9
     assert released_needed(0.9, 0.9, 0.1) is None
+    assert released_needed(1.0, 0.5, 0.5) == 1  # the probability of error may be met exactly
 
 
 @given(st.integers(0, 40), st.sampled_from([0.3, 0.5, 0.8]), st.sampled_from([0.25, 0.1, 0.03]))
@@ -403,6 +409,13 @@ def test_a_certificate_by_count_is_the_most_generous_of_the_sizes_that_share_del
     assert (found.cases, found.released, found.wrong) == (len(p), best.sum(), (~good[best]).sum())
 
 
+def test_a_certificate_by_count_holds_a_case_that_has_no_chance_at_all():
+    """What it tested is above 0, so a threshold of 0 would release cases that no test counted."""
+    found = certified_by_count([0.9] * 30 + [0.0] * 30, [True] * 30 + [False] * 30, target=0.9, delta=0.1)
+    assert found.released == 30
+    assert 0.0 < found.threshold <= 0.9
+
+
 @given(st.integers(0, 500), st.floats(0.5, 0.99), st.floats(0.01, 0.3))
 def test_with_all_cases_right_a_certificate_by_count_takes_no_more_than_it_must(n, target, delta):
     least = math.ceil(math.log(delta) / math.log(target) - 1e-9)
@@ -441,3 +454,9 @@ def test_candidates_are_ordered_as_if_none_seen_wrong_were_half_a_wrong_one():
     assert found[0] == 0.8
     few = candidate_thresholds([0.9] * 22 + [0.5] * 22, [True] * 43 + [False], target=0.9, cases=44)
     assert few[0] == 0.5  # one wrong of 44 against, as it counts, one of 22
+    wrong_of_30 = candidate_thresholds([0.9] * 5 + [0.5] * 25, [True] * 27 + [False] * 3, target=0.9, cases=30)
+    assert wrong_of_30[0] == 0.5  # if none seen wrong counted as none, five would be the better bet
+    wrong_of_45 = candidate_thresholds([0.9] * 12 + [0.5] * 33, [True] * 41 + [False] * 4, target=0.9, cases=45)
+    assert wrong_of_45[0] == 0.9  # if it counted as two, 45 would be
+    all_wrong = candidate_thresholds([0.9, 0.5, 0.5], [False, True, True], target=0.5, cases=3)
+    assert all_wrong[0] == 0.5
