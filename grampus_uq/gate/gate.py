@@ -558,7 +558,7 @@ class Gate:
         kept = record
         keep(record := record.change(phase=CallPhase.STARTED))  # before anything is awaited
         try:
-            again = await self.held_again(record, terms)
+            again = await self.held_again(record, terms, shared=not any_effect)
         except BaseException:  # it did not begin
             self.give_back(kept)
             keep(kept)
@@ -569,11 +569,14 @@ class Gate:
             keep(record := again)
         return record
 
-    async def held_again(self, record: CallRecord, terms: Terms) -> CallRecord | None:
-        """A cleared call that must not run after all, waiting again; None where it may run: then its start is taken."""
+    async def held_again(self, record: CallRecord, terms: Terms, *, shared: bool = True) -> CallRecord | None:
+        """A cleared call that must not run after all, waiting again; None where it may run: then its start is taken.
+
+        Not that of a call that other processes may start too (not `shared`): a sub-agent goes on in any of them.
+        """
         why = await self.hindrance(record)
         try:
-            if why is None and not await self.take_start(record, terms):
+            if why is None and shared and not await self.take_start(record, terms):
                 return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
         except StoreError as error:
             why = f"it could not be stored that the call starts: {error}"[:300]

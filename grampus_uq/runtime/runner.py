@@ -16,7 +16,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, SessionError, UncertaintyError
 from grampus_uq.gate.clearance import Precondition
 from grampus_uq.gate.effects import ToolEffects
-from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.gate import Gate, Starts
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording.artifacts import prompt_hash, tools_hash
@@ -85,7 +85,8 @@ class AgentRunner:
     confidence. `checkpoints` keeps the state before every step of the model, for `grampus_uq.runtime.rollback`.
     `calibration_watch` receives every run that ends, if the monitor's profile has its detector. `changed_tools` says
     how a pending call is treated whose tool has another schema on resumption, by a later release for example
-    (`ChangedTools`).
+    (`ChangedTools`). `starts` is a `StoredStarts` on a store apart from `store`: an approved call that ran is not run
+    again where `store` was put back to before it, a human is asked what became of it; give it to sub-agents' runners.
 
     Executing a call: it is written to the store before the tool runs and its result after, and no worker of this
     package starts it twice by itself. A call that was running when its process died runs again only if it reads; for
@@ -112,6 +113,7 @@ class AgentRunner:
         checkpoints: bool = False,
         calibration_watch: CalibrationWatch | None = None,
         changed_tools: ChangedTools | str = ChangedTools.ASK,
+        starts: Starts | None = None,
     ) -> None:
         if not lease_s > 0.0:
             raise ConfigurationError.of("lease_s", "AgentRunner", "above 0 seconds", lease_s)
@@ -139,6 +141,7 @@ class AgentRunner:
             clock=self.ledger.now_s,
             permits=StoredPermits(self.ledger.store, self.approvals),
             delegations=partial(standing_in, self.ledger.store),
+            starts=starts,
         )
         self.sub_agents = {agent.name: agent for agent in sub_agents}
         self.logprobs = logprobs

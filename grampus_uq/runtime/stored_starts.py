@@ -18,13 +18,15 @@ _LIMIT_S: Final = 10.0
 class StoredStarts:
     """Lets each approval or permit start a call once, over all processes that share the store.
 
-    For adapters, whose frameworks keep the state and compare nothing when they write. A call that another process
-    started, or this one before it was restarted, waits for a human again under the rule `unknown_outcome`.
+    For adapters, whose frameworks keep the state and compare nothing when they write, and for an `AgentRunner` whose
+    own store may be put back to an earlier copy. A call that another process started, or this one before it was
+    restarted, waits for a human again under the rule `unknown_outcome`.
 
     Whoever can write the store can delete a start: an old state of the framework then runs its call once more.
 
     Args:
-        store: shared by all processes that may resume a run. `grampus-uq prune` removes old starts.
+        store: shared by all processes that may resume a run, and not put back with their state. `grampus-uq prune`
+            removes old starts.
     """
 
     def __init__(self, store: SessionStore) -> None:

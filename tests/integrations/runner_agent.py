@@ -49,7 +49,7 @@ class RunnerAgent:
         "mcp": "an MCP tool is wrapped in an ordinary tool",
         "output_tool": "its final answer is text",
     }
-    offers = ("signing", "forge", "schema", "odd_calls", "permits")
+    offers = ("signing", "forge", "schema", "odd_calls", "permits", "starts")
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
@@ -65,6 +65,7 @@ class RunnerAgent:
                 precondition=setup.precondition,
                 sub_agents=sub_agents,
                 lease_s=0.5,
+                starts=setup.starts(),
             )
             one.gate.permits = setup.permits() or one.gate.permits
             return one

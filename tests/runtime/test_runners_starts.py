@@ -1,0 +1,97 @@
+"""Starts in another store: a runner whose own store was put back does not start an approved call again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    FunctionTools,
+    SessionStore,
+    SubAgent,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+)
+from grampus_uq.records.values import ToolCall
+from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime import StoredStarts
+from grampus_uq.runtime.loop import ExecutionResult
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.testing import answer
+from tests.runtime.agents import AGENT, Copied, World, look, mail, runner, scripted
+
+pytestmark = pytest.mark.anyio
+
+TURNS = [answer("I mail.", tool_calls=[mail("a", "ann"), look("b", "bob"), mail("c", "bob")]), answer("Done.")]
+BOSS = AgentDefinition(name="boss", model="m")
+ASK = UncertaintyPolicy(always_ask_tool_names=["mailer"])
+
+
+def process(kind: str, world: World, store: SessionStore, starts: StoredStarts | None, **given: Any) -> AgentRunner:
+    """The runner of a process of its own: of the agent that mails, or of one that delegates to it."""
+    given = {"store": store, "starts": starts, "lease_s": 0.01, **given}
+    mailer = runner(world, TURNS, **given)
+    if kind == "alone":
+        return mailer
+    turn = answer("I delegate.", tool_calls=[ToolCall(id="d", name="mailer", arguments={"task": "mail both"})])
+    monitor = UncertaintyMonitor(policy=ASK if kind == "delegation asked" else UncertaintyPolicy())
+    model, below = scripted([turn, "Done."], 1.0), [SubAgent(mailer, AGENT)]
+    return AgentRunner(model, FunctionTools(), uncertainty_monitor=monitor, sub_agents=below, **given)
+
+
+async def to_the_end(kind: str, world: World, store: SessionStore, starts: StoredStarts | None) -> list[str]:
+    """Answer until the session ends, each time in another process; rejected is what may have run before."""
+    agent, rules = AGENT if kind == "alone" else BOSS, []
+    result: ExecutionResult | None = None
+    while result is None or result.status is AgentStatus.WAITING_FOR_HUMAN:
+        one = process(kind, world, store, starts)
+        if await store.get("session", f"{agent.name}/s") is None:
+            result = await one.run(agent, "mail both", session_id="s")
+            continue
+        pending = [request for session in await one.ledger.pending(agent.name) for request in session.requests]
+        rules += [request.rule for request in pending]
+        said = [r.decide("reject" if r.rule == "unknown_outcome" else "approve", principal="ann") for r in pending]
+        result = await one.resume(agent.name, "s", said)
+    assert result.status is AgentStatus.COMPLETED
+    return rules
+
+
+@pytest.mark.parametrize("kind", ["alone", "delegated", "delegation asked"])
+async def test_a_store_that_was_put_back_to_any_moment_runs_no_approved_call_again(kind: str) -> None:
+    world, store, starts = World(), Copied(), StoredStarts(MemoryStore())
+    assert "unknown_outcome" not in await to_the_end(kind, world, store, starts)
+    assert sorted(world.sent) == [("ann", "hi"), ("bob", "hi")]
+    agent, again = AGENT.name if kind == "alone" else BOSS.name, 0
+    mailed_in = {document.key for document in await store.scan("session", prefix="mailer/")}
+    for copied in store.copies:
+        found = await copied.get("session", f"{agent}/s")
+        proposed = [await copied.get("session", key) for key in mailed_in]
+        if (
+            found is None
+            or found.label in ("completed", "failed")
+            or not all(one and '"turn":[{' in one.body for one in proposed)
+        ):
+            continue  # before the calls were proposed, new ones are: a human is asked about these
+        before = len(world.sent)
+        rules = await to_the_end(kind, world, copied, starts)
+        assert len(world.sent) == before, rules
+        again += "unknown_outcome" in rules
+    assert again > 2
+
+
+async def test_under_an_advisory_monitor_no_start_is_written_and_none_holds_a_call() -> None:
+    world, store, kept = World(), Copied(), MemoryStore()
+    await to_the_end("alone", world, store, starts := StoredStarts(kept))
+    for copied in store.copies:
+        found = await copied.get("session", "mailer/s")
+        if found is None or found.label != "waiting_for_human":
+            continue
+        before, sent = len(await kept.scan("start")), len(world.sent)
+        advised = process("alone", world, copied, starts, monitor=UncertaintyMonitor(advisory=True))
+        said = [r.decide("approve", principal="ann") for one in await advised.ledger.pending() for r in one.requests]
+        assert (await advised.resume("mailer", "s", said)).status is AgentStatus.COMPLETED
+        assert (len(world.sent), len(await kept.scan("start"))) == (sent + 2, before)
+        return
