@@ -12,9 +12,8 @@ scores `L p_j` is the best trade of probability against share of the trajectory.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from grampus_uq.stats.arrays import FloatArray, IntArray, RaggedBatch
+from grampus_uq.stats.arrays import FloatArray, RaggedBatch
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 
 
@@ -25,41 +24,23 @@ def isotonic_rows(batch: RaggedBatch) -> FloatArray:
         batch: rows of finite numbers.
 
     Returns:
-        Shape (n, longest), the fits; the padding is +inf. All rows advance together: the work is that of the
-        longest row, not of the number of rows.
+        Shape (n, longest), the fits; the padding is +inf.
 
     >>> from grampus_uq.stats.arrays import ragged
     >>> isotonic_rows(ragged([[1.0, 3.0, 2.0, 4.0]])).tolist()
     [[1.0, 2.5, 2.5, 4.0]]
     """
-    rows, width = batch.values.shape
-    total = np.zeros((rows, width))  # a stack of blocks a row: sum and size; the mean is their quotient
-    size = np.zeros((rows, width), dtype=np.int64)
-    top = np.full(rows, -1, dtype=np.int64)
-    for j in range(width):
-        active = np.flatnonzero(j < batch.lengths)
-        top[active] += 1
-        total[active, top[active]] = batch.values[active, j]
-        size[active, top[active]] = 1
-        _pool(total, size, top, active)
-    blocks = np.arange(width) <= top[:, None]
-    means = np.divide(total, size, out=np.zeros_like(total), where=blocks)
-    fits = np.full((rows, width), np.inf)
-    fits[batch.valid] = np.repeat(means[blocks], size[blocks])
+    fits = np.full(batch.values.shape, np.inf)
+    for i, length in enumerate(batch.lengths.tolist()):
+        blocks: list[tuple[float, int]] = []  # sum and size; the mean is their quotient
+        for total in batch.row(i).tolist():
+            size = 1
+            while blocks and total / size < blocks[-1][0] / blocks[-1][1]:
+                below, more = blocks.pop()
+                total, size = below + total, more + size
+            blocks.append((total, size))
+        fits[i, :length] = np.repeat([total / size for total, size in blocks], [size for _, size in blocks])
     return fits
-
-
-def _pool(total: FloatArray, size: IntArray, top: IntArray, active: npt.NDArray[np.intp]) -> None:
-    """Merge the two uppermost blocks of every active row for as long as the upper mean is below the one under it."""
-    while len(active):
-        active = active[top[active] > 0]
-        upper = top[active]
-        lower = upper - 1
-        falls = total[active, upper] / size[active, upper] < total[active, lower] / size[active, lower]
-        active, upper, lower = active[falls], upper[falls], lower[falls]
-        total[active, lower] += total[active, upper]
-        size[active, lower] += size[active, upper]
-        top[active] = lower
 
 
 def unimodal_envelope(batch: RaggedBatch) -> FloatArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 
 import numpy as np
 
@@ -51,11 +52,8 @@ def evaluation_html(evaluation: Evaluation, *, title: str) -> str:
             [row.stop_reason, row.use, row.why, row.runs, row.successes, row.failures, row.unknown]
             for row in evaluation.audit
         ],
-        scores=_score_rows(evaluation),
-        ranks=[
-            [_stream(row), row.known, row.auroc, row.auprc, row.aurc, row.t_ece, row.t_brier]
-            for row in evaluation.table
-        ],
+        scores=[[_stream(row), *_SCORES(row)] for row in evaluation.table if row.tps_log is not None],
+        ranks=[[_stream(row), *_RANKS(row)] for row in evaluation.table],
         differences=_difference_rows(evaluation),
         risk_coverage=risk_coverage_chart(streams),
         streams=[(s.name, reliability_chart(s), forecasts_chart(s)) for s in streams],
@@ -90,17 +88,8 @@ def signal_rows(evaluation: Evaluation) -> list[_Row]:
         score = None if mapped is None else mapped.tps_log
         rate = base.get(raw.runs)
         gain = None if score is None or rate is None else round(score - rate, 3) + 0.0
-        rows.append(
-            [
-                printable(signal.name, 60),
-                signal.runs,
-                raw.missing,
-                signal.auroc,
-                signal.at_the_call,
-                gain,
-                raw.t_ece,
-            ]
-        )
+        name = printable(signal.name, 60)
+        rows.append([name, signal.runs, raw.missing, signal.auroc, signal.at_the_call, gain, raw.t_ece])
     return rows
 
 
@@ -121,34 +110,14 @@ def _watch_rows(evaluation: Evaluation) -> list[_Row]:
     ]
 
 
-def _score_rows(evaluation: Evaluation) -> list[_Row]:
-    return [
-        [
-            _stream(row),
-            row.runs,
-            row.missing,
-            row.tps_log,
-            row.tps_brier,
-            row.tps_beta24,
-            row.reliability,
-            row.resolution,
-        ]
-        for row in evaluation.table
-        if row.tps_log is not None
-    ]
+_SCORES = attrgetter("runs", "missing", "tps_log", "tps_brier", "tps_beta24", "reliability", "resolution")
+_RANKS = attrgetter("known", "auroc", "auprc", "aurc", "t_ece", "t_brier")
+_DIFFERENCE = attrgetter("metric", "runs", "delta", "low", "high", "z")
 
 
 def _difference_rows(evaluation: Evaluation) -> list[_Row]:
     return [
-        [
-            f"{printable(row.second, 80)} − {printable(row.first, 80)}",
-            row.metric,
-            row.runs,
-            row.delta,
-            row.low,
-            row.high,
-            row.z,
-        ]
+        [f"{printable(row.second, 80)} − {printable(row.first, 80)}", *_DIFFERENCE(row)]
         for row in evaluation.differences
     ]
 
