@@ -61,15 +61,7 @@ def export(url: str, as_json: bool, output: str) -> None:
 @click.option(
     "--deputy", "deputies", multiple=True, metavar="NAME", help="A deputy, who decides only in an approver's place."
 )
-def verify(
-    file: str,
-    as_json: bool,
-    keys_file: str | None,
-    digest: str | None,
-    required: int,
-    others_decide: bool,
-    deputies: tuple[str, ...],
-) -> None:
+def verify(file: str, as_json: bool, keys_file: str | None, digest: str | None, **policy: Any) -> None:
     """Verify an evidence file. Exit status 1 if anything was changed, or ran without the approval it names.
 
     Without --keys signatures are not checked; without --digest missing newest entries go unnoticed.
@@ -77,7 +69,6 @@ def verify(
     keys = None if keys_file is None else PublicKeys.from_file(keys_file)
     try:
         with open(file, "rb") as lines:
-            policy: dict[str, Any] = {"required": required, "others_decide": others_decide, "deputies": deputies}
             found = verified(_lines(lines, file), keys, digest=digest, **policy)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}.", path=file) from error

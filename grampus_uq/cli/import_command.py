@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import click
 
@@ -88,13 +88,9 @@ class _Imported:
 def import_(
     paths: tuple[str, ...],
     output: str,
-    form: str,
-    content: Content,
-    outcome: str | None,
-    agent_id: str,
-    embedder: str | None,
     workers: int | None,
     as_json: bool,
+    **kept: Any,
 ) -> None:
     """Import runs from benchmark results, traces, exports and logs, in the formats of --format.
 
@@ -107,15 +103,7 @@ def import_(
     refuse_none(files, paths, "file")
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    plan = _Plan(
-        folder=folder,
-        form=form,
-        content=content,
-        key=folder_key(folder) if content != "none" else b"",
-        outcome=outcome,
-        agent_id=agent_id,
-        embedder=embedder,
-    )
+    plan = _Plan(folder=folder, key=folder_key(folder) if kept["content"] != "none" else b"", **kept)
     chosen = workers or (min(cores(), len(files)) if sum(path.stat().st_size for path in files) > 2**25 else 1)
     found: list[_Imported] = []
     with progress("Importing runs") as advance:

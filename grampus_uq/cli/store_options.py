@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -18,24 +19,9 @@ _Result = TypeVar("_Result")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Signer = HmacSigner | Ed25519Signer
 
-store_option = click.option(
-    "--store",
-    "url",
-    required=True,
-    envvar="GRAMPUS_UQ_STORE",
-    show_envvar=True,
-    help="Session store: sqlite:///FILE, postgresql://… or redis://….",
-)
-several_stores_option = click.option(
-    "--store",
-    "urls",
-    required=True,
-    multiple=True,
-    envvar="GRAMPUS_UQ_STORE",
-    show_envvar=True,
-    help="Session store; repeat for the stores of several tenants.",
-)
-
+_store = partial(click.option, "--store", required=True, envvar="GRAMPUS_UQ_STORE", show_envvar=True)
+store_option = _store("url", help="Session store: sqlite:///FILE, postgresql://… or redis://….")
+several_stores_option = _store("urls", multiple=True, help="Session store; repeat for the stores of several tenants.")
 
 key_option = click.option(
     "--key",
@@ -58,7 +44,6 @@ def as_option(who: str) -> Callable[[_Command], _Command]:
 
 def with_store(url: str, work: Callable[[SessionStore], Awaitable[_Result]], *, create: bool = False) -> _Result:
     """Open the store, wait for `work` on it, and close it; a store that does not exist is made only with `create`."""
-
     return with_stores([url], lambda stores: work(stores[0]), create=create)
 
 

@@ -39,24 +39,17 @@ _MOST_LETTERS = 1_000
 @click.option("--at-once", type=click.IntRange(min=1), default=8, help="Concurrent sessions.")
 @click.option("--per-agent", type=click.IntRange(min=1), help="Concurrent sessions of one agent.")
 @click.option(
-    "--per-tenant", type=click.IntRange(min=1), default=None, help="Concurrent sessions of one store, in all workers."
+    "--per-tenant",
+    "at_once_everywhere",
+    type=click.IntRange(min=1),
+    help="Concurrent sessions of one store, in all workers.",
 )
 @click.option("--tries", type=click.IntRange(min=1), default=5, help="Errors after which a session is set aside.")
 @click.option(
     "--drain", "drain_s", type=FiniteRange(min=0), default=30.0, help="Seconds for sessions to continue after SIGTERM."
 )
 @as_json_option
-def command(
-    factory: str,
-    urls: tuple[str, ...],
-    agents: tuple[str, ...],
-    at_once: int,
-    per_agent: int | None,
-    per_tenant: int | None,
-    tries: int,
-    drain_s: float,
-    as_json: bool,
-) -> None:
+def command(factory: str, urls: tuple[str, ...], at_once: int, as_json: bool, **bounds: Any) -> None:
     """Resume decided, expired or orphaned sessions until SIGTERM or SIGINT.
 
     MODULE:FUNCTION is your function. Called with the store, it returns (also as a coroutine) the `AgentRunner`
@@ -80,14 +73,10 @@ def command(
                 raise ConfigurationError.of("MODULE:FUNCTION", "worker", rule, factory)
             worker = Worker(
                 runner=runner,
-                agents=agents,
                 at_once=at_once,
-                per_agent=per_agent,
-                at_once_everywhere=per_tenant,
                 places=places,
-                tries=tries,
-                drain_s=drain_s,
                 on_job=_told(say, {} if len(stores) == 1 else {"store": number}),
+                **bounds,
             )
             workers.append(worker)
         await _until_signalled(workers, say)

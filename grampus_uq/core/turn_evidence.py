@@ -15,7 +15,6 @@ asked when a call is seen, and recorded with its step: a replay, which may lack 
 from __future__ import annotations
 
 import functools
-import hashlib
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from pydantic import ConfigDict, Field
 from grampus_uq.records.building import builder, drafter
 from grampus_uq.records.call_parts import NEW_WORD, UNREAD_CALL, WHOLE_CALL, CallDoubt, doubt_of
 from grampus_uq.records.tool_names import same_tool_keys
-from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json
+from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json, sha256_of
 from grampus_uq.records.vocabulary import NOT_DUE, UncertaintySource
 
 MAX_TURNS = 16
@@ -103,7 +102,7 @@ def text_key(name: str) -> str:
     """A model's own text as a key: as it is while short and plain, else as a digest."""
     if len(name) <= _LONGEST and name.isascii():
         return name
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return sha256_of(name)[:32]
 
 
 def _name_key(name: str) -> str:
@@ -140,7 +139,7 @@ def _id_mark(call_id: str) -> str:
 
 
 def _mark(call_id: str) -> str:
-    return "@" + hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return "@" + sha256_of(call_id)[:8]
 
 
 _known_id_mark = functools.lru_cache(maxsize=1_000)(_mark)  # asked three times a call
@@ -156,7 +155,7 @@ def _digest(call: ToolCall) -> str:
 
 
 def _digest_of(written: str) -> str:
-    return hashlib.sha256(written.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    return sha256_of(written)[:_DIGEST]
 
 
 _known_digest_of = functools.lru_cache(maxsize=1_000)(_digest_of)  # asked three times a call

@@ -12,7 +12,6 @@ one only under the host's seal (`gate.recovery`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -24,7 +23,7 @@ from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest
 from grampus_uq.records.building import built_model
-from grampus_uq.records.values import StepUncertainty, ToolCall, Verdict, canonical_json
+from grampus_uq.records.values import StepUncertainty, ToolCall, Verdict, canonical_json, sha256_of
 from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
 
 REJECTED = "Not executed: a human rejected this call.{message} Do not propose it again."
@@ -188,7 +187,7 @@ class CallRecord(BaseModel):
     def key(self, run_id: str) -> str:
         """Idempotency key: the same for every attempt at this logical call of this run, different for any other."""
         text = canonical_json([run_id, self.step_id, self.call.id, self.call.canonical()])
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return sha256_of(text)
 
     def clear_here(self) -> CallRecord:
         """A copy that this process vouches for: exactly this call at exactly this step may run."""

@@ -44,7 +44,7 @@ from grampus_uq.gate.grants import within_limits
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.gate.signatures import signed_text
 from grampus_uq.records.configuration import Configuration
-from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.records.values import ToolCall, canonical_json, sha256_of
 from grampus_uq.stats.earned_threshold import (
     CANDIDATES,
     Earned,
@@ -441,7 +441,7 @@ _TALLIED: Final = {"answers", "audits", "released", "wrong", "overdue", "correct
 def identity_of(record: CallRecord, terms: Terms) -> str:
     """The identity of a ticket's call: the same however often the call is judged or asked about again."""
     place_ = [terms.agent_id, terms.session_id, terms.run_id, record.step_id]
-    return _short(canonical_json([*place_, record.proposed.id, record.proposed.digest()]), 32)
+    return sha256_of(canonical_json([*place_, record.proposed.id, record.proposed.digest()]))[:32]
 
 
 def same_of(record: CallRecord, terms: Terms) -> str:
@@ -451,7 +451,7 @@ def same_of(record: CallRecord, terms: Terms) -> str:
 
 def same_call(agent_id: str, digest: str) -> str:
     """Short for all calls of one agent with this digest."""
-    return _short(canonical_json([agent_id, digest]), 16)
+    return sha256_of(canonical_json([agent_id, digest]))[:16]
 
 
 def label_of(record: CallRecord) -> bool | None:
@@ -486,10 +486,6 @@ def _percent(share: Fraction, digits: int, rounding: str) -> str:
     """A share in percent, never stated better than it is."""
     whole = 100 * share
     return f"{Context(prec=digits, rounding=rounding).divide(Decimal(whole.numerator), Decimal(whole.denominator)):f}"
-
-
-def _short(text: str, length: int) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
 
 
 def promise_of(permit: Permit) -> str:

@@ -7,27 +7,30 @@ that does not hold counts for nothing, and never stands in the way of one that d
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
 from grampus_uq.gate.delegations import Delegation, Stands, not_looked_up
 from grampus_uq.gate.seal import Seal
-from grampus_uq.gate.signatures import HmacSigner, PublicKeys, Verifier, signed_text
+from grampus_uq.gate.signatures import HmacSigner, PublicKeys, Signable, Verifier, signed_text
 from grampus_uq.gate.voices import Voices
 from grampus_uq.gate.webauthn import in_batch
-from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.records.values import ToolCall, canonical_json, sha256_of
 from grampus_uq.records.visible_text import legend_of, name_form
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.stored_values import FROZEN
 from grampus_uq.wire.calls import read_arguments
+
+if TYPE_CHECKING:
+    from grampus_uq.gate.grants import Grant
+    from grampus_uq.gate.permits import Permit
 
 _BATCHED: Final = "irreversible_override"
 
@@ -79,7 +82,7 @@ class ApprovalRequest(BaseModel):
         call = None if self.call is None else [self.call.id, self.call.name, self.call.arguments]
         place = [self.agent_id, self.session_id, self.run_id, self.step_id]
         bound = [2, self.id, place, call, self.rules, self.rule, self.unknown_outcome, self.expires_s]
-        return _sha256(canonical_json(bound if self.started_by is None else [*bound, self.started_by]))
+        return sha256_of(canonical_json(bound if self.started_by is None else [*bound, self.started_by]))
 
     def expired(self, now_s: float | None = None) -> bool:
         """True once the time to decide has passed."""
@@ -187,11 +190,7 @@ def check_arguments(arguments: Mapping[str, Any] | None) -> None:
         raise ApprovalError(f"The arguments {problem}: the edit is refused.")
 
 
-class _Signed(Protocol):
-    def signed_text(self) -> bytes: ...
-
-
-def written_text(record: _Signed) -> str:
+def written_text(record: Signable) -> str:
     """The text that is signed, as a store and a browser can hold it.
 
     Raises ApprovalError where none can: for a number that JSON has no word for, and for half a character.
@@ -223,16 +222,6 @@ def decided_alone(asked: _Asked, tool: str | None, arguments: Mapping[str, Any])
     if tool is None or asked.rule != _BATCHED or asked.unknown_outcome:
         return True
     return bool(legend_of([tool, dict(arguments)]))
-
-
-class _Granted(Protocol):
-    """A grant or a permit."""
-
-    @property
-    def principal(self) -> str: ...
-    @property
-    def signature(self) -> str | None: ...
-    def signed_text(self) -> bytes: ...
 
 
 Arrived = tuple[ApprovalDecision, float]
@@ -369,7 +358,7 @@ class ApprovalPolicy:
                 return tuple(people), refused
         return (), refused
 
-    def check_grant(self, grant: _Granted, what: str = "grant") -> None:
+    def check_grant(self, grant: Grant | Permit, what: str = "grant") -> None:
         """Raise ApprovalError unless the principal of a grant, or of a permit, may decide alone and has signed it."""
         if self.required > 1:
             raise ApprovalError(f"A {what} is one principal's, and this policy requires several: it is refused.")
@@ -421,8 +410,4 @@ class ApprovalPolicy:
 
 def rules_digest(approvals: ApprovalPolicy, policy: Mapping[str, Any] | None = None) -> str:
     """SHA-256 of the rules that a call is asked under: who may decide, and the monitor's policy as JSON values."""
-    return _sha256(canonical_json([approvals.rules(), None if policy is None else dict(policy)]))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return sha256_of(canonical_json([approvals.rules(), None if policy is None else dict(policy)]))

@@ -57,14 +57,14 @@ class PublicKey(Protocol):
         ...
 
 
-class _Signable(Protocol):
+class Signable(Protocol):
     """A decision or a grant."""
 
     def signed_text(self) -> bytes: ...
     def model_copy(self, *, update: Mapping[str, Any]) -> Any: ...
 
 
-Signed = TypeVar("Signed", bound=_Signable)
+Signed = TypeVar("Signed", bound=Signable)
 
 
 def signed_text(what: str, record: BaseModel) -> bytes:

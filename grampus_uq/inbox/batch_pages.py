@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -30,7 +30,7 @@ from grampus_uq.inbox.decision_pages import (
 )
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.request_pages import call_parts, found, is_own, listed, said
-from grampus_uq.inbox.visits import Assertion, Visit, for_role, told_of
+from grampus_uq.inbox.visits import Assertion, Body, Visit, for_role, told_of
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.stored_decisions import OpenRequest
 
@@ -41,10 +41,8 @@ _Shown = Annotated[list[Annotated[str, Field(max_length=100)]], Field(min_length
 _Given = tuple[OpenRequest | Drill, Decision]
 
 
-class BatchWish(BaseModel):
+class BatchWish(Body):
     """A decision on several cards, each named by its id, its digest and the token of its last part."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     kind: Literal["approve", "reject"]
     message: str | None = Field(default=None, max_length=20_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import anyio.to_thread
 
 from grampus_uq.gate.requests import decided_alone
 from grampus_uq.gate.webauthn import MOST_IN_BATCH
-from grampus_uq.records.values import canonical_json
+from grampus_uq.records.values import canonical_json, sha256_of
 from grampus_uq.runtime.cards import Card
 
 
@@ -46,4 +45,4 @@ def _types(value: Any) -> str:
         inner: Any = {name: _types(one) for name, one in value.items()}
     else:
         inner = sorted(set(map(_types, value)))
-    return hashlib.sha256(canonical_json(inner).encode("utf-8", "surrogatepass")).hexdigest()
+    return sha256_of(canonical_json(inner))

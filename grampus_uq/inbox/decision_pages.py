@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -21,7 +21,7 @@ from grampus_uq.inbox.delegation_pages import check_place, in_place_of
 from grampus_uq.inbox.edit_form import edit_form, edited
 from grampus_uq.inbox.people import CHALLENGE_S, Role
 from grampus_uq.inbox.request_pages import found, how_many, seen_token
-from grampus_uq.inbox.visits import Assertion, Visit, at_once, for_role, past, same
+from grampus_uq.inbox.visits import Assertion, Body, Visit, at_once, for_role, past, same
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import canonical_json
 from grampus_uq.records.visible_text import visible
@@ -39,22 +39,18 @@ _DONE: Final = {
 }
 
 
-class FormTexts(BaseModel):
+class FormTexts(Body):
     """The texts of the fields of an edit, None for no value, and the `mark` of the form that they are from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     mark: str = Field(max_length=100)
     texts: list[Annotated[str, Field(max_length=200_000)] | None] = Field(max_length=100)
 
 
-class Wish(BaseModel):
+class Wish(Body):
     """A person's intended decision on the card with this digest, whose last part carried `seen`.
 
     An edit has the `arguments` as JSON, or the `fields` of the form.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     kind: Literal["approve", "edit", "reject", "respond"]
     digest: str = Field(max_length=100)

@@ -11,15 +11,15 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from grampus_uq.errors import ApprovalError, DataError
+from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.delegations import LONGEST_S, Delegation
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
-from grampus_uq.inbox.people import CHALLENGE_S, Role
-from grampus_uq.inbox.visits import Assertion, Section, Visit, for_role, same
+from grampus_uq.inbox.people import Role
+from grampus_uq.inbox.visits import Body, Section, SignedText, Visit, for_role
 from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.stored_delegations import (
     delegate,
@@ -32,21 +32,18 @@ from grampus_uq.runtime.stored_delegations import (
 _HOUR_S: Final = 3600.0
 
 
-class DelegationWish(BaseModel):
+class DelegationWish(Body):
     """An intended delegation: deputy, tools (none: all), and hours."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     deputy: str = Field(max_length=200)
     tools: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=100)
     hours: float = Field(ge=0.01, le=LONGEST_S / _HOUR_S)
 
 
-class SignedDelegation(Assertion):
+class SignedDelegation(SignedText):
     """A delegation as `prepare` gave it, with its token, and the assertion of the passkey `id` over its signed text."""
 
     delegation: str = Field(max_length=100_000)
-    token: str = Field(max_length=100)
 
 
 # -- in whose place --------------------------------------------------------------------------------------------------
@@ -137,18 +134,8 @@ async def _prepare(visit: Visit) -> Response:
 @for_role(Role.DECIDE)
 async def _delegate(visit: Visit) -> Response:
     signed = await visit.said(SignedDelegation)
-    try:
-        given = Delegation.model_validate_json(signed.delegation)
-        text = given.signed_text()
-    except ValueError as error:
-        raise DataError("The request cannot be read.") from error
-    if not same(await visit.token("delegation", text.decode("utf-8", "replace")), signed.token):
-        raise ApprovalError("This is not the delegation that was shown in this session. Start again.")
-    if given.principal != visit.person.name or not abs(visit.now_s - given.from_s) < CHALLENGE_S:
-        raise ApprovalError("The delegation belongs to another person, or it took too long. Start again.")
-    if not visit.signed(text, signed):
-        raise ApprovalError("The passkey's signature is not for this delegation: nothing was delegated.")
-    await delegate(visit.inbox.ledger.store, given.model_copy(update={"signature": signed.signature}))
+    given = await visit.taken_back(Delegation, signed.delegation, signed, lambda given: given.from_s)
+    await delegate(visit.inbox.ledger.store, given)
     return JSONResponse({"next": "/delegations"})
 
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Final
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from grampus_uq.errors import ApprovalError, GrampusError, MissingDependencyError
 
@@ -38,6 +38,7 @@ from grampus_uq.inbox.people import SESSION_S, People, Role, keys_of
 from grampus_uq.inbox.permit_pages import PERMITS
 from grampus_uq.inbox.request_pages import MOST_COUNTED, how_many, listed, mark_of
 from grampus_uq.inbox.visits import (
+    Body,
     Inbox,
     Section,
     Visit,
@@ -181,14 +182,8 @@ def inbox_app(
     return FrontDoor(app, settings, end=heard.end)
 
 
-class _Token(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Token(Body):
     token: str = Field(max_length=100)
-
-
-class _Nothing(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 _Try = Callable[["_Entrance", Request], Awaitable[Response]]
@@ -221,7 +216,7 @@ class _Entrance:
 
     @_limited
     async def challenge(self, request: Request) -> Response:
-        await body_as(request, _Nothing)
+        await body_as(request, Body)
         inbox: Inbox = request.app.state.inbox
         text = await sign_in_text(inbox.people, inbox.settings, await inbox.ledger.store.now())
         return JSONResponse({"text": text, "rp": inbox.settings.rp_id})

@@ -12,22 +12,22 @@ import hmac
 import json
 import secrets
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
 from grampus_uq.gate.webauthn import WebAuthnKey, decoded_base64url
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import CHALLENGE_S, Passkey, People, Person
+from grampus_uq.inbox.visits import Assertion, Body
+from grampus_uq.records.values import sha256_of
 
 _FLAGS = 0x01 | 0x04 | 0x40  # present, verified, with a credential
 _ID_AT = 53
 _MAX_TEXT = 16_384
 
 
-class NewPasskey(BaseModel):
+class NewPasskey(Body):
     """A browser's new credential, all in base64url; `token` is that of the invitation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     token: str = Field(max_length=100)
     id: str = Field(min_length=1, max_length=2_048, pattern=r"^[A-Za-z0-9_-]+$")
@@ -36,19 +36,15 @@ class NewPasskey(BaseModel):
     data: str = Field(max_length=_MAX_TEXT)
 
 
-class SignIn(BaseModel):
+class SignIn(Assertion):
     """An assertion over a text that this server made: `signature` is "webauthn:" and the browser's answer."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
     text: str = Field(max_length=1_000)
-    id: str = Field(min_length=1, max_length=2_048)
-    signature: str = Field(max_length=_MAX_TEXT)
 
 
 def registration_text(token: str) -> str:
     """The text whose hash is the challenge of a registration: of this invitation, used once as that is."""
-    return f"grampus_uq inbox invitation 1\n{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    return f"grampus_uq inbox invitation 1\n{sha256_of(token)}"
 
 
 def new_passkey(said: NewPasskey, settings: InboxSettings, now_s: float) -> Passkey:

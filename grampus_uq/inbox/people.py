@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grampus_uq.errors import ApprovalError, ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.gate.signatures import DEPUTY
+from grampus_uq.records.values import sha256_of
 from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, pages, parsed, try_write
 from grampus_uq.runtime.stored_delegations import revoke_delegation, stored_delegations
 
@@ -50,40 +51,36 @@ class Role(StrEnum):
         return order.index(self) <= order.index(needed)
 
 
-class Passkey(BaseModel):
-    """A registered credential: its id, and its public key as the line that a runner takes."""
-
+class _Kept(BaseModel):
     model_config = ConfigDict(frozen=True)
+
+
+class Passkey(_Kept):
+    """A registered credential: its id, and its public key as the line that a runner takes."""
 
     id: str = Field(min_length=1, max_length=2_048)
     line: str = Field(max_length=4_096)
     added_s: float
 
 
-class Person(BaseModel):
+class Person(_Kept):
     """Somebody with a passkey. `name` is the principal of their decisions."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     role: Role
     passkeys: tuple[Passkey, ...] = Field(max_length=_MAX_PASSKEYS)
 
 
-class Invitation(BaseModel):
+class Invitation(_Kept):
     """An invitation that was not used yet; the link holds its token, the store a hash of it."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     role: Role
     until_s: float
 
 
-class Login(BaseModel):
+class Login(_Kept):
     """A session of one browser: whose, with which passkey, from which kind of device, until when."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     passkey: str
@@ -138,12 +135,12 @@ class People:
             raise ConfigurationError.of("NAME", "inbox invite", rule, name)
         token = secrets.token_urlsafe(32)
         invitation = Invitation(name=name, role=role, until_s=await self._store.now() + for_s)
-        await self._store.put(_INVITATION, _hashed(token), invitation.model_dump_json(), expected=0)
+        await self._store.put(_INVITATION, sha256_of(token), invitation.model_dump_json(), expected=0)
         return token
 
     async def invitation(self, token: str) -> Invitation | None:
         """The open invitation with this token, or None."""
-        found = await self._store.get(_INVITATION, _hashed(token))
+        found = await self._store.get(_INVITATION, sha256_of(token))
         return None if found is None else _open(found)
 
     async def register(self, token: str, passkey: Passkey) -> Person:
@@ -167,7 +164,7 @@ class People:
 
     async def _registered(self, token: str, passkey: Passkey) -> tuple[Delete, Put, Person]:
         """The end of the invitation, and its person with one more passkey."""
-        found = await self._store.get(_INVITATION, _hashed(token))
+        found = await self._store.get(_INVITATION, sha256_of(token))
         invitation = None if found is None else _open(found)
         if found is None or invitation is None:
             raise ApprovalError("The invitation was used or has expired. Ask for a new one.")
@@ -196,13 +193,13 @@ class People:
         """A new session's cookie, for a challenge that was not used before; raises ApprovalError."""
         now_s, cookie = await self._store.now(), secrets.token_urlsafe(32)
         login = Login(
-            name=person.name, passkey=passkey.id, device=_hashed(device), since_s=now_s, until_s=now_s + SESSION_S
+            name=person.name, passkey=passkey.id, device=sha256_of(device), since_s=now_s, until_s=now_s + SESSION_S
         )
         await self._sweep(now_s)
         try:
             await self._store.write(
-                Put(kind=_USED, key=_hashed(nonce), body="{}", expected=0),
-                Put(kind=_LOGIN, key=_hashed(cookie), body=login.model_dump_json(), expected=0, label=person.name),
+                Put(kind=_USED, key=sha256_of(nonce), body="{}", expected=0),
+                Put(kind=_LOGIN, key=sha256_of(cookie), body=login.model_dump_json(), expected=0, label=person.name),
             )
         except SessionConflictError as error:
             raise ApprovalError("This sign-in was used already. Try again.") from error
@@ -213,19 +210,19 @@ class People:
 
         Of a person who is still there, with this passkey, on the same kind of device.
         """
-        found = await self._store.get(_LOGIN, _hashed(cookie))
+        found = await self._store.get(_LOGIN, sha256_of(cookie))
         if found is None:
             return None
         login = parsed(Login, found.body, "A session of the inbox")
         person = await self.find(login.name)
         known = person is not None and any(key.id == login.passkey for key in person.passkeys)
-        same = hmac.compare_digest(login.device, _hashed(device))
+        same = hmac.compare_digest(login.device, sha256_of(device))
         alive = known and same and found.read_s < login.until_s
         return (person, found.read_s) if person is not None and alive else None
 
     async def end(self, cookie: str) -> None:
         """End a session."""
-        found = await self._store.get(_LOGIN, _hashed(cookie))
+        found = await self._store.get(_LOGIN, sha256_of(cookie))
         if found is not None:
             await self._store.write(found.removal())
 
@@ -273,7 +270,3 @@ def _person(found: Document) -> Person:
 def _open(found: Document) -> Invitation | None:
     invitation = parsed(Invitation, found.body, "An invitation")
     return invitation if found.read_s < invitation.until_s else None
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

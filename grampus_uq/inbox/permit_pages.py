@@ -14,15 +14,15 @@ from typing import Annotated, Any, Final, Literal
 
 import anyio.to_thread
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, SessionConflictError
+from grampus_uq.errors import ApprovalError, DataError, SessionConflictError
 from grampus_uq.gate.permit_conditions import limits_of
 from grampus_uq.gate.permits import Permit, PermitState, promise_of, replay, sentence
-from grampus_uq.inbox.people import CHALLENGE_S, Role
-from grampus_uq.inbox.visits import Assertion, Section, Visit, for_role, same
+from grampus_uq.inbox.people import Role
+from grampus_uq.inbox.visits import Body, Section, SignedText, Visit, for_role
 from grampus_uq.learn.pages.charts import Chart, Series
 from grampus_uq.runtime.permit_words import find_permit, narrowed, permit_facts, same_as_logged, stands, until
 from grampus_uq.runtime.stored_permits import (
@@ -43,10 +43,8 @@ _PAGE: Final = 100
 _START: Final = re.compile("[0-9]{1,9}")
 
 
-class PermitWish(BaseModel):
+class PermitWish(Body):
     """An intended permit, or the replacement of the permit `narrows`; shares in percent."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     narrows: str | None = Field(default=None, max_length=64)
     tool: str = Field(default="", max_length=200)
@@ -61,12 +59,11 @@ class PermitWish(BaseModel):
     days: float | None = Field(default=None, ge=0.01, le=3_650.0)
 
 
-class SignedPermit(Assertion):
+class SignedPermit(SignedText):
     """A permit as `prepare` gave it, with its token, and the assertion of the passkey `id` over its signed text."""
 
     permit: str = Field(max_length=100_000)
     narrows: str | None = Field(default=None, max_length=64)
-    token: str = Field(max_length=100)
 
 
 # -- seen ------------------------------------------------------------------------------------------------------------
@@ -163,19 +160,8 @@ async def _prepare(visit: Visit) -> Response:
 async def _grant(visit: Visit) -> Response:
     signed = await visit.said(SignedPermit)
     _check_may_grant(visit)
-    try:
-        permit = Permit.model_validate_json(signed.permit)
-        text = permit.signed_text()
-    except (ConfigurationError, ValueError) as error:
-        raise DataError("The request cannot be read.") from error
-    token = await visit.token("permit", text.decode("utf-8", "replace"), signed.narrows or "")
-    if not same(token, signed.token):
-        raise ApprovalError("This is not the permit that was shown in this session. Start again.")
-    if permit.principal != visit.person.name or not abs(visit.now_s - permit.created_s) < CHALLENGE_S:
-        raise ApprovalError("The permit belongs to another person, or it took too long. Start again.")
-    if not visit.signed(text, signed):
-        raise ApprovalError("The passkey's signature is not for this permit: nothing was granted.")
-    permit = permit.model_copy(update={"signature": signed.signature})
+    beside = signed.narrows or ""
+    permit = await visit.taken_back(Permit, signed.permit, signed, lambda permit: permit.created_s, beside)
     store = visit.inbox.ledger.store
     try:
         if signed.narrows is None:

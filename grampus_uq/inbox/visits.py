@@ -19,11 +19,13 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from grampus_uq.errors import ApprovalError, DataError, GrampusError, SessionError, StoreError
+from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, GrampusError, SessionError, StoreError
+from grampus_uq.gate.delegations import Delegation
+from grampus_uq.gate.permits import Permit
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.gate.webauthn import WebAuthnKey
 from grampus_uq.inbox.inbox_settings import InboxSettings
-from grampus_uq.inbox.people import People, Person, Role
+from grampus_uq.inbox.people import CHALLENGE_S, People, Person, Role
 from grampus_uq.learn.pages.page import page_environment
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.visible_text import visible
@@ -31,17 +33,28 @@ from grampus_uq.records.vocabulary import quantity
 from grampus_uq.runtime.ledger import Ledger
 
 _Body = TypeVar("_Body", bound=BaseModel)
+_Granted = TypeVar("_Granted", Delegation, Permit)
 _log = logging.getLogger(__name__)
 _STATUS = {ApprovalError: 409, SessionError: 404, StoreError: 503, DataError: 400}
 
 
-class Assertion(BaseModel):
-    """Assertion of a passkey: its `id` and its `signature` of a text that is sent beside it."""
+class Body(BaseModel):
+    """JSON of a browser: these fields, of these types, and no others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+
+class Assertion(Body):
+    """Assertion of a passkey: its `id` and its `signature` of a text that is sent beside it."""
+
     id: str = Field(min_length=1, max_length=2_048)
     signature: str = Field(max_length=16_384)
+
+
+class SignedText(Assertion):
+    """A record as `prepare` gave it, and its `token`: that this session was shown the text that is signed."""
+
+    token: str = Field(max_length=100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +117,24 @@ class Visit:
     def to_sign(self, text: str, told: Mapping[str, str]) -> dict[str, Any]:
         """A text to be signed and, as a page shows it, what it says."""
         return {"text": text, "told": {name: visible(said) for name, said in told.items()}, **self.passkeys()}
+
+    async def taken_back(
+        self, form: type[_Granted], sent: str, said: SignedText, made_s: Callable[[_Granted], float], *beside: str
+    ) -> _Granted:
+        """The very record that this session was given to sign just now, signed; raises ApprovalError and DataError."""
+        what = form.__name__.lower()
+        try:
+            record = form.model_validate_json(sent)
+            text = record.signed_text()
+        except (ConfigurationError, ValueError) as error:
+            raise DataError("The request cannot be read.") from error
+        if not same(await self.token(what, text.decode("utf-8", "replace"), *beside), said.token):
+            raise ApprovalError(f"This is not the {what} that was shown in this session. Start again.")
+        if record.principal != self.person.name or not abs(self.now_s - made_s(record)) < CHALLENGE_S:
+            raise ApprovalError(f"The {what} belongs to another person, or it took too long. Start again.")
+        if not self.signed(text, said):
+            raise ApprovalError(f"The passkey's signature is not for this {what}: nothing was stored.")
+        return record.model_copy(update={"signature": said.signature})
 
     def signed(self, text: bytes, said: Assertion) -> bool:
         """Return True for a signature by one of this person's passkeys on exactly this text."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import threading
 import time
@@ -58,6 +57,7 @@ from grampus_uq.records.values import (
     ToolCall,
     Verdict,
     canonical_json,
+    sha256_of,
 )
 from grampus_uq.records.vocabulary import (
     STOPPING,
@@ -672,7 +672,7 @@ def judge_of(
     """
     rule = [FORM_WEIGHT] if stream == UncertaintySource.CALL_PROBABILITY else []
     text = canonical_json([profile or "", model, prompt_hash, tools_hash, agent_version, *rule])
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return sha256_of(text)[:32]
 
 
 def score_of(state: SessionState, stream: str, call: ToolCall, step_id: str) -> float | None:

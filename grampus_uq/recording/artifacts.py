@@ -33,7 +33,7 @@ from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.whole_file import whole_file
 from grampus_uq.records.strict_json import check_version, json_object, validated
-from grampus_uq.records.values import canonical_json
+from grampus_uq.records.values import canonical_json, sha256_of
 from grampus_uq.stats.stored_values import FROZEN
 
 VERSION: Final = 1
@@ -214,7 +214,7 @@ def prompt_hash(text: str) -> str:
     >>> prompt_hash("abc")[:16]
     'ba7816bf8f01cfea'
     """
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return sha256_of(text)
 
 
 def tools_hash(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -284,4 +284,4 @@ def _content(artifact: ProfileArtifact) -> dict[str, Any]:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(content).encode("utf-8", "surrogatepass")).hexdigest()
+    return sha256_of(canonical_json(content))

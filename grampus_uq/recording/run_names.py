@@ -6,11 +6,12 @@ session's own file has a `+` in its name. Nothing is ever renamed, so open files
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Final
+
+from grampus_uq.records.values import sha256_of
 
 SUFFIX: Final = ".jsonl"
 _PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
@@ -30,7 +31,7 @@ def file_name(session_id: str) -> str:
     """
     if _PLAIN.fullmatch(session_id) and not _RESERVED.fullmatch(session_id):
         return session_id + SUFFIX
-    digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    digest = sha256_of(session_id)[:32]
     readable = _OTHER.sub("-", session_id[:200].lower()).strip("-._")[:60]
     return f"{readable}~{digest}{SUFFIX}"
 

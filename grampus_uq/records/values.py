@@ -64,6 +64,11 @@ def _as_read(value: Any) -> Any:
     return [_as_read(one) for one in value] if isinstance(value, list) else value
 
 
+def sha256_of(text: str) -> str:
+    """SHA-256 of a text in hex, also of one that holds half a character."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 class ToolCall(BaseModel):
     """A call that the model proposes: nothing has run yet."""
 
@@ -106,7 +111,7 @@ class ToolCall(BaseModel):
 
     def digest(self) -> str:
         """SHA-256 of the canonical form, in hex; an approval is bound to it."""
-        return hashlib.sha256(self.canonical().encode("utf-8", "surrogatepass")).hexdigest()
+        return sha256_of(self.canonical())
 
     def likeness(self) -> str:
         """The digest of the call as JSON readers see it: equal for calls that many tools treat as one.

@@ -7,7 +7,6 @@ unknown.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.gate import CHAINED, PERMITTED
 from grampus_uq.records.strict_json import json_object
-from grampus_uq.records.values import canonical_json
+from grampus_uq.records.values import canonical_json, sha256_of
 from grampus_uq.runtime.ledger import audit_of
 from grampus_uq.runtime.store import GENESIS, SessionStore, link
 
@@ -77,7 +76,7 @@ def _hash(entry: Mapping[str, Any], index: int) -> str:
         stamp = f"{time_s:.6f}" if isinstance(time_s, int | float) else ""
         return link(str(entry.get("previous")), index, stamp, canonical_json(content))
     content = {key: value for key, value in entry.items() if key != "hash"}  # as the first schema wrote it
-    return hashlib.sha256(canonical_json(content).encode("utf-8", "surrogatepass")).hexdigest()
+    return sha256_of(canonical_json(content))
 
 
 def verify_audit(entries: Sequence[Mapping[str, Any]]) -> None:

@@ -5,7 +5,6 @@ It stands in the state's metadata, which every release carries along: workers of
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -14,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from grampus_uq.recording.artifacts import profile_fingerprint
-from grampus_uq.records.values import AgentDefinition, canonical_json
+from grampus_uq.records.values import AgentDefinition, canonical_json, sha256_of
 from grampus_uq.runtime.run_state import AgentState
 
 BEGUN_WITH = "begun_with"
@@ -156,4 +155,4 @@ def _demand(schema: Any) -> str:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return sha256_of(canonical_json(value))[:32]

@@ -97,7 +97,7 @@ class Ledger:
         key = session_key(agent_id, session_id)
         found = await self.store.get("session", key)
         while found is not None:
-            state = self._load_head(found)
+            state = self.state_in(found)
             if state.transcript is None:  # written by a release that kept the messages in the document
                 return state, found.version
             try:
@@ -119,8 +119,8 @@ class Ledger:
             raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
         return loaded
 
-    def _load_head(self, found: Document) -> AgentState:
-        """A stored state without its messages, with the end of its lease."""
+    def state_in(self, found: Document) -> AgentState:
+        """The state in a stored session without its messages, with the end of its lease; raises StoreError."""
         self._set_clock(found.read_s)
         body, holds = self.opened(found.key, found.body)
         state = parsed(AgentState, body, f"The stored session {found.key!r:.80}")

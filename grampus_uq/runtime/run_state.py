@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, TypeA
 
 from grampus_uq.gate.call import CallPhase, CallRecord, settled
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.records.values import Message, TokenUsage, ToolCall
+from grampus_uq.records.values import Message, TokenUsage, ToolCall, sha256_of
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.runtime.transcript import Transcript
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
@@ -183,7 +182,7 @@ class AgentState(BaseModel):
         name = f"{self.session_id}/{self.run_id[:12]}/{record.step_id}/{record.call.id}"
         if len(quote(name, safe="", errors="replace")) <= _LONGEST_CHILD:
             return name
-        return f"{self.run_id}/{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"  # ids are a model's
+        return f"{self.run_id}/{sha256_of(name)}"  # ids are a model's
 
     def record(self, record: CallRecord) -> CallRecord:
         """The current record of this call of the turn."""

@@ -18,6 +18,7 @@ import anyio
 from pydantic import BaseModel
 
 from grampus_uq.errors import DamagedLogError, SessionConflictError, StoreError
+from grampus_uq.records.values import sha256_of
 
 SCHEMA_VERSION = 3
 """The schema that this release makes of a store.
@@ -227,7 +228,7 @@ def link(previous: str, position: int, time_s: str, body: str) -> str:
 
     `time_s` has six decimals. The content enters by its own hash, so that a script on a server hashes short texts only.
     """
-    content = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+    content = sha256_of(body)
     return hashlib.sha256(f"{previous} {position} {time_s} {content}".encode()).hexdigest()
 
 

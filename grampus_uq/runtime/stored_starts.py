@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Final
 
 import anyio
 
 from grampus_uq.errors import SessionConflictError, StoreError
+from grampus_uq.records.values import sha256_of
 from grampus_uq.runtime.store import SessionStore
 
 START: Final = "start"
@@ -37,7 +37,7 @@ class StoredStarts:
 
         Raises StoreError where the store does not say so within 10 s, or later where it cannot be interrupted.
         """
-        key = hashlib.sha256(by.encode("utf-8", "surrogatepass")).hexdigest()
+        key = sha256_of(by)
         with anyio.move_on_after(_LIMIT_S):
             try:
                 await self._store.put(START, key, json.dumps(owner), expected=0)

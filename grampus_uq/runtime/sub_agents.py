@@ -14,6 +14,7 @@ from grampus_uq.monitor.session import Session
 from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
 from grampus_uq.records.vocabulary import ENDED, AgentStatus, UncertaintyLevel
 from grampus_uq.runtime.cards import card
+from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stored_delegations import standing_in
@@ -105,9 +106,10 @@ class SubAgent:
     async def _hear_rejections(self, state: AgentState, child_id: str) -> None:
         """A human's "no" to a call of the child counts for the parent, and for sub-agents that it begins later."""
         with contextlib.suppress(StoreError):
-            child = await self.runner.ledger.load(self.agent.name, child_id)
-            known = dict.fromkeys([*state.rejected, *([] if child is None else child[0].rejected)])
-            state.rejected = list(known)[-MAX_REJECTED:]
+            ledger = self.runner.ledger
+            found = await ledger.store.get("session", session_key(self.agent.name, child_id))
+            rejected = [] if found is None else ledger.state_in(found).rejected
+            state.rejected = list(dict.fromkeys([*state.rejected, *rejected]))[-MAX_REJECTED:]
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         belief = result.metadata.get("uncertainty", {})

@@ -5,10 +5,10 @@ A mark carries a digest of the text that it encloses, so no text can contain the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from grampus_uq.records.values import sha256_of
 from grampus_uq.records.vocabulary import Role
 
 QUOTED_IS_MATERIAL: Final = (
@@ -29,7 +29,7 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def quoted(text: str) -> str:
     """The text between two marks with 64 bits of its own SHA-256."""
-    mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    mark = sha256_of(text)[:16]
     return f"<quoted {mark}>\n{text}\n</quoted {mark}>"
 
 

@@ -121,7 +121,7 @@ async def test_no_permit_but_the_one_that_was_prepared_for_this_person_here_and_
 async def test_a_text_that_is_old_is_not_granted(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     ann = await someone(made(store), store)
     said = (await prepared(ann)).json()
-    monkeypatch.setattr("grampus_uq.inbox.permit_pages.CHALLENGE_S", 0.0)
+    monkeypatch.setattr("grampus_uq.inbox.visits.CHALLENGE_S", 0.0)
     assert "took too long" in (await signed(ann, said)).json()["error"]
     assert await stored_permits(store) == []
 

@@ -31,6 +31,7 @@ from grampus_uq.recording.artifacts import load, prompt_hash, tools_hash
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, Outcome, ToolCall
 from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintyAction
+from grampus_uq.runtime.concurrent_tasks import run_together
 from grampus_uq.signals.driver import Budget
 from grampus_uq.telemetry.tracer import GrampusTracer
 from grampus_uq.wire.model_call import ask_model, recorded_model
@@ -156,10 +157,6 @@ def plan_demo(
     Raises DataError for a wrong profile, or a folder that cannot be written, ConfigurationError for
     a number that cannot be right.
     """
-    if parallel < 1:
-        raise ConfigurationError.of("parallel", "plan_demo", "at least 1", parallel)
-    if max_tokens < 1:
-        raise ConfigurationError.of("max_tokens", "plan_demo", "at least 1", max_tokens)
     if every_signal and profile_file is not None:
         raise ConfigurationError.of(
             "every_signal", "plan_demo", "left out with a profile", every_signal, "The profile says which signals run."
@@ -244,20 +241,9 @@ async def answer_questions(plan: DemoPlan, client: ModelClient, on_answered: Cal
             pass
 
     if await answer_next(1):
-        try:
-            async with anyio.create_task_group() as group:
-                for _ in range(plan.parallel):
-                    group.start_soon(answer_all)
-        except ExceptionGroup as errors:
-            raise _first_of(errors) from None  # as it came: the others ended because of it
+        await run_together([answer_all] * plan.parallel)
     if reason_to_end is not None:
         raise reason_to_end
-
-
-def _first_of(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _run_question(plan: DemoPlan, client: ModelClient, question: Question) -> Answered:

@@ -7,7 +7,6 @@ under another definition is asked about anew, and its request says what changed.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from grampus_uq.errors import DataError
 from grampus_uq.records.strict_json import json_object
-from grampus_uq.records.values import canonical_json
+from grampus_uq.records.values import canonical_json, sha256_of
 
 _UNPINNED = frozenset({"_meta", "icons"})
 _MAX_KEPT = 65_536
@@ -47,7 +46,7 @@ def pinned(tool: Mapping[str, Any]) -> Pin:
         text = canonical_json({key: value for key, value in tool.items() if key not in _UNPINNED})
     except (TypeError, RecursionError) as error:
         raise ValueError(f"The definition of {name!r:.80} is not JSON, or is nested too deeply.") from error
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    digest = sha256_of(text)
     return Pin(name=name, digest=digest, definition=text if len(text) <= _MAX_KEPT else None)
 
 

@@ -11,7 +11,6 @@ and how many labels more it takes. What is promised is promised singly: of each 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
@@ -49,6 +48,7 @@ from grampus_uq.learn.profiles.risk_part import fit_risk
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files
+from grampus_uq.records.values import sha256_of
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.signals.registry import switches_of
 from grampus_uq.stats.arrays import BoolArray, FloatArray
@@ -235,7 +235,7 @@ def _teachers(base: Profile | ProfileArtifact | None) -> frozenset[str]:
 
 
 def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return sha256_of(name)[:12]
 
 
 def _detector(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import anyio
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
+from grampus_uq.runtime.concurrent_tasks import run_together
 from grampus_uq.runtime.store import GENESIS, Append, Delete, Drop, Put, SessionStore, link
 
 HOSTILE = ["", "a/b", "%2F", "ключ\u2028\U0001f511", "'; DROP TABLE documents; --", "x" * 500, ":doc:", "*?[a]"]
@@ -83,15 +85,7 @@ async def _conflicts(work: Awaitable[object]) -> bool:
 
 async def _race(stores: Sequence[SessionStore], work: Callable[[SessionStore, int], Coroutine[Any, Any, None]]) -> None:
     """Run the work eight times at once, over all handles."""
-    try:
-        async with anyio.create_task_group() as group:
-            for number in range(_RACERS):
-                group.start_soon(work, stores[number % len(stores)], number)
-    except ExceptionGroup as failures:
-        first: Exception = failures
-        while isinstance(first, ExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
+    await run_together([partial(work, stores[number % len(stores)], number) for number in range(_RACERS)])
 
 
 async def _absent(open_store: Callable[[], Awaitable[SessionStore]]) -> None:
