@@ -33,10 +33,10 @@ from grampus_uq.stats.conformal import conformal_threshold, prediction_sets, who
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
     right_filtration_entry,
+    two_way_entry,
 )
 from grampus_uq.stats.ranking import auprc, auroc
 from tests.benchmarks._report import emit, existing
-from tests.benchmarks.entry_families import hierarchical_entry, keep_first, two_way_entry
 from tests.benchmarks.split_evaluation import (
     SplitEvaluation,
     conformity_at,
@@ -220,7 +220,7 @@ def rollback_rows(dataset: str, scored: Scored, seed: int) -> Iterator[dict[str,
     tested = scored.test.reshape(-1)
     yield _rollback_row(dataset, "top1", None, scored, best[tested], 0.0)
     for name in ("vcp", "lf_envelope", "envelope"):
-        entry = METHODS[name].thresholds(batch)
+        entry = METHODS[name].entry(batch, draws)
         for level in LEVELS:
             starts, empty = _starts(entry, scored, draws, level, best)
             yield _rollback_row(dataset, name, level, scored, starts, empty)
@@ -299,19 +299,19 @@ def infinite_boundary(
 
 
 PURPOSES = {Plan().method.name: "people", "lf_envelope": "rollback"}
-RF, LF = eager(METHODS["rf"].thresholds), eager(METHODS["lf"].thresholds)
+RF, LF = METHODS["rf"].entry, METHODS["lf"].entry
 FROM_ONE_END = (RF, LF)
 TWF_EMPTY = eager(two_way_entry)
 FITTED: dict[str, Thresholds] = {
-    "vcp": eager(METHODS["vcp"].thresholds),
-    "crsvp": hierarchical_entry,
+    "vcp": METHODS["vcp"].entry,
+    "crsvp": METHODS["crsvp"].entry,
     "rf": RF,
     "lf": LF,
     "twf": TWF_EMPTY,
     "twf_fallback": eager(lambda batch: with_fallback(two_way_entry(batch), batch)),
-    "twf_kept": eager(lambda batch: keep_first(two_way_entry(batch))),
-    "envelope": eager(METHODS["envelope"].thresholds),
-    "lf_envelope": eager(METHODS["lf_envelope"].thresholds),
+    "twf_kept": METHODS["twf"].entry,
+    "envelope": METHODS["envelope"].entry,
+    "lf_envelope": METHODS["lf_envelope"].entry,
 }
 POSITION_ONLY: dict[str, Thresholds] = {"constant_rf": RF, "constant_lf": LF, "constant_twf": TWF_EMPTY}
 PAPER: dict[str, Thresholds] = {  # as printed: g(x) = inf, and nothing breaks the ties that it makes
@@ -319,7 +319,7 @@ PAPER: dict[str, Thresholds] = {  # as printed: g(x) = inf, and nothing breaks t
     "rf_paper": partial(infinite_boundary, RF, last=True),
     "twf_paper": partial(infinite_boundary, TWF_EMPTY, first=True, last=True),
 }
-RECORDED: dict[str, Thresholds] = {"record_rf": RF, "record_envelope": eager(METHODS["envelope"].thresholds)}
+RECORDED: dict[str, Thresholds] = {"record_rf": RF, "record_envelope": METHODS["envelope"].entry}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

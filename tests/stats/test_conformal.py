@@ -20,10 +20,11 @@ from grampus_uq.stats.conformal import (
 )
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
+    keep_first,
     right_filtration_entry,
+    two_way_entry,
     vanilla_entry,
 )
-from tests.benchmarks.entry_families import keep_first, two_way_entry
 from tests.benchmarks.split_evaluation import conformity_at, evaluate_splits, random_splits, with_fallback
 
 

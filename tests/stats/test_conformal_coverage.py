@@ -13,12 +13,14 @@ from grampus_uq.stats.arrays import RaggedBatch
 from grampus_uq.stats.conformal import recall_conformity
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
+    hierarchical_entry,
+    keep_first,
     left_filtration_entry,
     right_filtration_entry,
+    two_way_entry,
     vanilla_entry,
 )
 from grampus_uq.stats.envelope import envelope_entry, suffix_envelope_entry
-from tests.benchmarks.entry_families import hierarchical_entry, keep_first, two_way_entry
 from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits, with_fallback
 from tests.binomial import binomial_ceiling
 

@@ -14,12 +14,14 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import RaggedBatch, ragged
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
+    hierarchical_entry,
+    keep_first,
     left_filtration_entry,
     right_filtration_entry,
+    two_way_entry,
     vanilla_entry,
 )
 from grampus_uq.stats.envelope import envelope_entry, isotonic_rows, suffix_envelope_entry, unimodal_envelope
-from tests.benchmarks.entry_families import hierarchical_entry, keep_first, two_way_entry
 from tests.benchmarks.split_evaluation import with_fallback
 from tests.sampling import sampled
 

@@ -35,8 +35,8 @@ from grampus_uq.recording import runs as runs_of
 from grampus_uq.stats.arrays import RaggedBatch
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
+    two_way_entry,
 )
-from tests.benchmarks.entry_families import two_way_entry
 from tests.benchmarks.split_evaluation import with_fallback
 from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import recorded_failures
