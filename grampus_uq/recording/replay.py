@@ -45,11 +45,7 @@ class ReplayedStep:
 
 
 def replay(
-    events: Iterable[Event],
-    profile: Profile,
-    *,
-    states: Mapping[str, SessionState] | None = None,
-    profiles: Mapping[str, Profile] | None = None,
+    events: Iterable[Event], profile: Profile, *, profiles: Mapping[str, Profile] | None = None
 ) -> Iterator[ReplayedStep]:
     """Yield every step of the events with what the profile concludes from it; sessions may be interleaved.
 
@@ -60,12 +56,12 @@ def replay(
     A session that went on under another profile (`UncertaintyMonitor.reload`) does so here too when `profiles`, by
     fingerprint, is given; without it one profile judges all of it. Raises DataError when one is missing there.
 
-    A session that was taken up again continues from the state it had in these events, or from `states`, by session id,
-    when they begin in the middle. When it was taken up from an older snapshot than the last recorded step, it continues
-    from the state that it had there. Raises DataError when a session's steps do not follow each other. Keeps a state of
-    every step: of long streams give the events of one run at a time, or take `replay_file` or `replay_all`.
+    A session that was taken up again continues from the state it had in these events; when it was taken up from an
+    older snapshot than the last recorded step, from the state that it had there. Raises DataError when a session's
+    steps do not follow each other, or begin in the middle. Keeps a state of every step: of long streams give the events
+    of one run at a time, or take `replay_file` or `replay_all`.
     """
-    runs = _Runs(profile, states or {}, profiles=profiles)
+    runs = _Runs(profile, profiles=profiles)
     for event in events:
         step = runs.take(event)
         if step is not None:
@@ -80,7 +76,7 @@ def replay_file(
     Keeps one state of each session, and all states only of sessions that the file takes up again: it looks first.
     """
     resumed = {start.session_id for start in beginnings(path) if start.resumed}
-    runs = _Runs(profile, {}, histories=resumed, profiles=profiles)
+    runs = _Runs(profile, histories=resumed, profiles=profiles)
     for number, event in read_numbered(path):
         with _located(os.fspath(path), number):
             step = runs.take(event)
@@ -176,7 +172,7 @@ def _counted(run: Run, profile: Profile) -> ReplayCounts:
 def replay_run(run: Run, profile: Profile) -> Iterator[ReplayedStep]:
     """Like `replay`, of one run; a DataError names its file and line. Keeps all states only of a resumed session."""
     again = any(isinstance(event, SessionStarted) and event.resumed for event in run.events)
-    replayed = _Runs(profile, {}, histories={run.session_id} if again else ())
+    replayed = _Runs(profile, histories={run.session_id} if again else ())
     for event in run.events:
         with _located(run.path, run.line):
             step = replayed.take(event)
@@ -207,13 +203,12 @@ class _Runs:
     def __init__(
         self,
         profile: Profile,
-        states: Mapping[str, SessionState],
         histories: Container[str] | None = None,
         profiles: Mapping[str, Profile] | None = None,
     ) -> None:
         self._profile = profile
         self._histories = histories
-        self._states = {session_id: [state] for session_id, state in states.items()}
+        self._states: dict[str, list[SessionState]] = {}
         self._resumed: set[str] = set()
         self._profiles = profiles
         self._under: dict[str, Profile] = {}
@@ -272,7 +267,7 @@ class _Runs:
             self._resumed.add(event.session_id)
         else:
             raise DataError(
-                f"session {event.session_id!r} is resumed, and these events lack its earlier steps: pass `states`",
+                f"session {event.session_id!r} is resumed, and these events lack its earlier steps",
                 field="resumed",
             )
 

@@ -111,14 +111,13 @@ def start(detector: Detector, session_id: str) -> DetectorState:
 
 
 def update(
-    detector: Detector, state: DetectorState, score: float | Sequence[float | None] | None, *, last: bool = False
+    detector: Detector, state: DetectorState, score: float | Sequence[float | None] | None
 ) -> tuple[DetectorState, float | None]:
     """Take the score of one step, in constant time and memory.
 
     Args:
         state: what `start` or the previous `update` returned.
         score: the stream's score, or one per stream; None (or NaN) is missing and leaves log M_t where it was.
-        last: True when the caller knows that this is the run's last step; read only by a detector fitted for it.
 
     Returns:
         The new state, and log M_t (higher is more evidence of failure; None until the first score).
@@ -149,7 +148,7 @@ def update(
             seen = True
     step, log_m, log_peak, tie, memory = state
     if seen:
-        memory, log_m = detector.scorer.advance(memory, values, step + 1, last)
+        memory, log_m = detector.scorer.advance(memory, values, step + 1)
         if log_peak is None or log_m > log_peak:
             log_peak = log_m
     return DetectorState(step + 1, log_m, log_peak, tie, memory), log_m

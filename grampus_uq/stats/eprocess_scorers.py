@@ -51,7 +51,7 @@ class LinearScore:
     """A linear function of some features: one row of weights per step, the last row for all later steps.
 
     Attributes:
-        columns: features used, ascending; `13 * stream + place`, then the step, then the last-step flag.
+        columns: features used, ascending; `13 * stream + place`, then the step, then 0.
         intercepts: one per step; a single one serves every step.
         weights: for each of them, one weight per column.
         terms: (derived) pairs of column and weight, what a live step walks through.
@@ -88,7 +88,7 @@ class FeatureScorer:
         tree_share: what their sum is multiplied by.
         prior_log_odds: log(pi1 / (1 - pi1)) of the fitting runs; 0 for an untrained score.
         limit: |logit f_t| is held below this; None for scores that are not probabilities.
-        sees_last: True when the flag "this is the last step" is a feature.
+        sees_last: True when a further feature is read that is 0: in older fits the flag "this is the last step".
     """
 
     name: str
@@ -119,7 +119,7 @@ class FeatureScorer:
         """Memory of a run before its first step: one empty state per stream."""
         return (EMPTY_STREAM,) * len(self.neutral)
 
-    def advance(self, memory: Memory, scores: Sequence[float | None], step: int, last: bool) -> tuple[Memory, float]:
+    def advance(self, memory: Memory, scores: Sequence[float | None], step: int) -> tuple[Memory, float]:
         """Take the scores of a step, at least one of them present; return the new memory and log M_t.
 
         Constant time and memory whatever the step.
@@ -132,7 +132,7 @@ class FeatureScorer:
             states.append(state)
             features += stream_features(state, neutral)
         held = step if step < self.longest else self.longest
-        features += (float(held), 1.0 if last else 0.0)
+        features += (float(held), 0.0)
         total, linear, limit = 0.0, self.linear, self.limit
         if linear is not None:
             place = (held if held < len(linear.terms) else len(linear.terms)) - 1
@@ -146,7 +146,7 @@ class FeatureScorer:
         return tuple(states), self.prior_log_odds - total
 
     def batch(self, blocks: StepBlocks) -> FloatArray:
-        """log M_t of every row, in block order; NaN before the first score of a run, which ends where its rows end."""
+        """log M_t of every row, in block order; NaN before the first score of a run."""
         features = self.features(blocks, self._columns())
         total = np.zeros(len(blocks.values))
         if self.linear is not None:
@@ -167,11 +167,9 @@ class FeatureScorer:
         chosen = range(own) if columns is None else sorted({column for column in columns if column < own})
         result = np.empty((own + 2, len(blocks.values)))
         result[chosen] = prefix_features(blocks, self.neutral, chosen)
-        active = np.diff(blocks.starts)
+        result[own + 1] = 0.0
         for step, rows in blocks:
             result[own, rows] = float(min(step, self.longest))
-            result[own + 1, rows] = 1.0
-            result[own + 1, rows.start : rows.start + (active[step] if step < len(active) else 0)] = 0.0
         return result
 
     def _columns(self) -> list[int]:
@@ -258,7 +256,7 @@ class PaperScorer:
         """log M so far, then the scores so far."""
         return ((0.0,),)
 
-    def advance(self, memory: Memory, scores: Sequence[float | None], step: int, last: bool) -> tuple[Memory, float]:
+    def advance(self, memory: Memory, scores: Sequence[float | None], step: int) -> tuple[Memory, float]:
         """Take the score of a step; time and memory grow with the step, up to the longest fitted one."""
         [[log_m, *prefix]] = memory
         fitted = len(self.intercepts)

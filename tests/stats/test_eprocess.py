@@ -61,7 +61,7 @@ def _scorer(kind: str) -> FeatureScorer | PaperScorer:
             return FeatureScorer(name=kind, clips=(1e-3,), neutral=(0.4,), longest=4, linear=linear)
         case "trees":
             return FeatureScorer(name=kind, clips=(1e-3,), neutral=(0.4,), longest=3, linear=None, trees=FOREST)
-        case "both, last step":
+        case "both":
             linear = _linear(1, 2, (3, 13, 14))
             return FeatureScorer(
                 name=kind,
@@ -82,7 +82,7 @@ def _scorer(kind: str) -> FeatureScorer | PaperScorer:
     raise AssertionError(kind)
 
 
-KINDS = ("per step", "trees", "both, last step", "minimum", "paper")
+KINDS = ("per step", "trees", "both", "minimum", "paper")
 
 
 def _detector(kind: str) -> Detector:
@@ -104,8 +104,8 @@ def _unbounded() -> Detector:
 
 def _live(detector: Detector, run: str, scores: list[Any]) -> tuple[list[float | None], Any]:
     state, seen = start(detector, run), []
-    for place, score in enumerate(scores, start=1):
-        state, log_m = update(detector, state, score, last=place == len(scores))
+    for score in scores:
+        state, log_m = update(detector, state, score)
         seen.append(log_m)
     return seen, state
 
@@ -168,12 +168,12 @@ def test_a_run_resumed_from_stored_state_goes_on_exactly_as_if_uninterrupted(
     for place, score in enumerate(run, start=1):
         if place == cut:
             state = STATES.validate_json(STATES.dump_json(state), strict=True)
-        state, log_m = update(detector, state, score, last=place == len(run))
+        state, log_m = update(detector, state, score)
         seen.append(log_m)
     assert (seen, state) == (whole, end)
 
 
-@pytest.mark.parametrize("kind", ["per step", "trees", "both, last step", "minimum"])
+@pytest.mark.parametrize("kind", ["per step", "trees", "both", "minimum"])
 def test_the_state_of_one_stream_stays_below_a_kilobyte_however_long_the_run(kind: str) -> None:
     detector = _detector(kind)
     _, state = _live(detector, "r", np.random.default_rng(0).random(3000).tolist())
