@@ -5,7 +5,8 @@ signature travels as "webauthn:" and base64url of the JSON that a browser's `Aut
 
 One assertion may answer a batch of 2 to 20 decisions: then the challenge is the SHA-256 of `batch_text`, which lists
 the SHA-256 of each decision's signed text, and the JSON carries that list as "batch". It answers those texts alone.
-Source: W3C Web Authentication Level 3, section 7.2, steps on type, challenge, origin, rpIdHash, flags and signature.
+Source: W3C Web Authentication Level 3, section 7.2, steps on type, challenge, origin, crossOrigin, topOrigin, rpIdHash,
+flags and signature. The signature counter is not read: an assertion that is shown again shows the same decision.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
@@ -92,14 +93,13 @@ class WebAuthnKey:
             given = json.loads(decoded_base64url(signature.removeprefix(_KIND))) if signature.startswith(_KIND) else {}
             data, client = decoded_base64url(given["authenticatorData"]), decoded_base64url(given["clientDataJSON"])
             client_data, raw = json.loads(client), decoded_base64url(given["signature"])
-            challenge, origin = decoded_base64url(client_data["challenge"]), str(client_data["origin"])
+            challenge = decoded_base64url(client_data["challenge"])
             answered = _answered(text, given["batch"]) if "batch" in given else text
         except (ValueError, KeyError, TypeError, RecursionError):
             return False
         return (
-            client_data.get("type") == "webauthn.get"
+            on_own_page(client_data, "webauthn.get", self._origins)
             and hmac.compare_digest(challenge, hashlib.sha256(answered).digest())
-            and origin in self._origins
             and len(data) >= 37
             and hmac.compare_digest(data[:32], self._rp)
             and data[32] & self._flags == self._flags
@@ -119,6 +119,12 @@ class WebAuthnKey:
         except InvalidSignature:
             return False
         return True
+
+
+def on_own_page(client_data: Mapping[str, Any], kind: str, origins: Collection[str]) -> bool:
+    """True if a page of these origins asked for this kind of answer, and was in no frame of another site."""
+    framed = client_data.get("crossOrigin") or "topOrigin" in client_data
+    return client_data.get("type") == kind and str(client_data.get("origin")) in origins and not framed
 
 
 def batch_text(digests: Sequence[str]) -> bytes:

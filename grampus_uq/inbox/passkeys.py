@@ -15,7 +15,7 @@ import secrets
 from pydantic import Field
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
-from grampus_uq.gate.webauthn import WebAuthnKey, decoded_base64url
+from grampus_uq.gate.webauthn import WebAuthnKey, decoded_base64url, on_own_page
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import CHALLENGE_S, Passkey, People, Person
 from grampus_uq.inbox.visits import Assertion, Body
@@ -53,7 +53,6 @@ def new_passkey(said: NewPasskey, settings: InboxSettings, now_s: float) -> Pass
         client, data, public_key, named = map(decoded_base64url, (said.client, said.data, said.key, said.id))
         client_data = json.loads(client)
         challenge = decoded_base64url(client_data["challenge"])
-        told = (client_data["type"], client_data["origin"])
         length = int.from_bytes(data[_ID_AT : _ID_AT + 2], "big")
         credential = data[_ID_AT + 2 : _ID_AT + 2 + length]
         key = WebAuthnKey(public_key, rp_id=settings.rp_id, origins=[settings.origin])
@@ -61,7 +60,7 @@ def new_passkey(said: NewPasskey, settings: InboxSettings, now_s: float) -> Pass
         raise ApprovalError("This passkey is not supported: an ES256 or Ed25519 key is needed.") from error
     asked = hashlib.sha256(registration_text(said.token).encode()).digest()
     if (
-        told != ("webauthn.create", settings.origin)
+        not on_own_page(client_data, "webauthn.create", [settings.origin])
         or not hmac.compare_digest(challenge, asked)
         or not hmac.compare_digest(data[:32], hashlib.sha256(settings.rp_id.encode()).digest())
         or data[32] & _FLAGS != _FLAGS

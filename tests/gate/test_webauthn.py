@@ -68,10 +68,13 @@ def test_an_assertion_over_a_decision_approves_it_and_no_other(authenticator: Au
 def test_whatever_else_an_assertion_was_made_for_does_not_hold(authenticator: Authenticator) -> None:
     key, text = key_of(authenticator), b"a decision"
     assert key.holds(text, authenticator.sign(text))
+    assert key.holds(text, authenticator.sign(text, crossOrigin=False))
     stranger = Authenticator(ed25519.Ed25519PrivateKey.generate())
     for bad in (
         authenticator.sign(text, type="webauthn.create"),
         authenticator.sign(text, origin="https://approvals.example.org.evil.example"),
+        authenticator.sign(text, crossOrigin=True),
+        authenticator.sign(text, topOrigin="https://evil.example"),
         authenticator.sign(text, rp="evil.example"),
         authenticator.sign(text, flags=0x04),
         authenticator.sign(text, flags=0x01),

@@ -121,6 +121,7 @@ async def test_an_invitation_is_good_once_and_until_its_end(store: SessionStore)
     [
         {"said": {"type": "webauthn.get"}},
         {"said": {"origin": "https://evil.example"}},
+        {"said": {"crossOrigin": True}},
         {"said": {"challenge": "AAAA"}},
         {"said": {"challenge": 7}},
         {"rp": "evil.example"},
