@@ -145,7 +145,7 @@ def holding_chart(streams: Sequence[ScoredStream]) -> Chart:
             points = np.column_stack([1.0 - coverage, 1.0 - risk])[coverage * len(outcomes) >= _LEAST_KEPT]
             series.append(Series(label=stream.name, colour=number, points=_thinned(points)))
     return Chart(
-        caption="What holding buys: the runs of the least forecasts are held, and so many of the rest succeed.",
+        caption="Effect of holding the runs with the lowest forecasts: the success rate of the rest.",
         x_label="share of runs held",
         y_label="success rate of the rest",
         series=series,
@@ -174,7 +174,7 @@ def reliability_chart(stream: ScoredStream) -> Chart:
             )
     return Chart(
         caption="Reliability: points on the dotted line are right on average. Larger points hold more runs.",
-        x_label="forecast (front-weighted mean)",
+        x_label="mean forecast, early steps weighing most",
         y_label="success rate",
         series=series,
         diagonal=True,

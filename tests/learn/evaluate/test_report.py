@@ -67,7 +67,7 @@ def test_with_too_few_runs_no_signal_is_called_the_best_anywhere_on_the_page(tmp
     run(tmp_path, "-o", tmp_path / "r.html", "--draws", 20)
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "No signal is the best one yet" in page
-    assert "three signals of the highest rank" not in page
+    assert "three highest-ranked signals" not in page
     assert "Signal and limit were" not in page
 
 
@@ -75,7 +75,7 @@ def test_a_chart_without_a_line_is_not_drawn(tmp_path: Path) -> None:
     runs = [events(f"r{n}", [{"verbalized": 0.1 * n}] * 2, n > 4) for n in range(10)]
     write(tmp_path / "runs.jsonl", *runs)
     run(tmp_path, "-o", tmp_path / "r.html", "--draws", 20)
-    assert "What holding buys" not in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Effect of holding" not in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_json_and_the_table_hold_the_same_numbers(folder: Path) -> None:
