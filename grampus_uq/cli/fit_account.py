@@ -139,7 +139,8 @@ def _worth(part: Part) -> str:
     right, share = figures.get("right_among_released"), figures.get("share_released")
     if isinstance(right, float) and isinstance(share, float):
         sentences.append(f"{100 * right:.0f} % right among the {100 * share:.0f} % released here")
-    return f" {'; '.join(sentences)}." if sentences else ""
+    worth = "; ".join(sentences)
+    return f" {worth[0].upper()}{worth[1:]}." if worth else ""
 
 
 def _expected(fit: ProfileFit) -> Iterator[str]:
