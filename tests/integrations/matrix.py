@@ -49,11 +49,12 @@ def findings(factories: Mapping[str, str], folder: Path) -> dict[str, list[Check
 
 
 def table(found: Findings) -> str:
-    """One row a sentence, one column a way to run an agent; what is not asked below."""
+    """One row a sentence that anybody is asked, one column a way to run an agent; what is not asked below."""
     lines = ["| | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
     for number, sentence in enumerate(SENTENCES):
         cells = [_cell(column[number]) for column in found.values()]
-        lines.append(f"| {sentence.text} | " + " | ".join(cells) + " |")
+        if {*cells} != {"-"}:
+            lines.append(f"| {sentence.text} | " + " | ".join(cells) + " |")
     notes = []
     for name, column in found.items():
         unasked = sorted({need for finding in column for need, why in _lacking(finding) if why == NOT_OFFERED})
