@@ -10,8 +10,7 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_json, print_list
-from grampus_uq.cli.store_options import store_option, with_store
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.cli.store_options import STORE_HELP, store_option, with_store
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import People, Person, Role, keys_of
 from grampus_uq.records.call_sentences import read_sentences
@@ -27,7 +26,7 @@ _origin_option = click.option(
 
 
 @click.group(cls=SummarisedGroup, invoke_without_command=True)
-@click.option("--store", "url", envvar="GRAMPUS_UQ_STORE", help="Session store, as a URL.")
+@click.option("--store", "url", envvar="GRAMPUS_UQ_STORE", show_envvar=True, help=STORE_HELP)
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", default=_PORT, type=click.IntRange(1, 65_535))
 @_origin_option
@@ -54,9 +53,7 @@ def command(
     if context.invoked_subcommand is not None:
         return
     if url is None:
-        raise ConfigurationError.of(
-            "--store", "inbox", "given: it holds the pending approvals", None, "--store sqlite:///FILE"
-        )
+        raise click.UsageError("Missing option '--store' (env var: 'GRAMPUS_UQ_STORE').")
     from grampus_uq.inbox.arrivals import Arrivals
     from grampus_uq.inbox.inbox_app import inbox_app
     from grampus_uq.inbox.inbox_serving import listening, serve_inbox

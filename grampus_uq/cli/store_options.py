@@ -6,7 +6,7 @@ import getpass
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import click
@@ -19,8 +19,9 @@ _Result = TypeVar("_Result")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Signer = HmacSigner | Ed25519Signer
 
+STORE_HELP: Final = "Session store: sqlite:///FILE, postgresql://… or redis://…."
 _store = partial(click.option, "--store", required=True, envvar="GRAMPUS_UQ_STORE", show_envvar=True)
-store_option = _store("url", help="Session store: sqlite:///FILE, postgresql://… or redis://….")
+store_option = _store("url", help=STORE_HELP)
 several_stores_option = _store("urls", multiple=True, help="Session store; repeat for the stores of several tenants.")
 
 key_option = click.option(
