@@ -165,14 +165,7 @@ class _Window:
 
     def members(self) -> Iterator[str]:
         """Yield the keys of the object that begins here; the caller takes or drops each value before the next."""
-        self.skip(1)
-        first = True
-        while (head := self.peek()) != "}":
-            if not first:
-                if head != ",":
-                    self.fail("expected ',' or '}' after a value" if head else _NO_END.format("object"))
-                self.skip(1)
-                self.peek()
+        for _ in self._parts("}", "a value", "object"):
             key = self.take()
             if not isinstance(key, str):
                 self.fail(f"must be the name of a field. Got {type(key).__name__}")
@@ -180,18 +173,19 @@ class _Window:
                 self.fail("expected ':' after the name of a field")
             self.skip(1)
             self.peek()
-            first = False
             yield key
-        self.skip(1)
 
     def items(self) -> Iterator[int]:
         """Yield the numbers of the elements of the array that begins here, as `members` does keys."""
+        return self._parts("]", "an element", "array")
+
+    def _parts(self, end: str, part: str, whole: str) -> Iterator[int]:
         self.skip(1)
         index = 0
-        while (head := self.peek()) != "]":
+        while (head := self.peek()) != end:
             if index:
                 if head != ",":
-                    self.fail("expected ',' or ']' after an element" if head else _NO_END.format("array"))
+                    self.fail(f"expected ',' or '{end}' after {part}" if head else _NO_END.format(whole))
                 self.skip(1)
                 self.peek()
             yield index

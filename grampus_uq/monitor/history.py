@@ -14,6 +14,10 @@ from grampus_uq.records.values import StepUncertainty
 from grampus_uq.records.vocabulary import UncertaintyLevel
 
 _STEPS: Final = 64
+_DECIDED_ON: Final = {
+    *("step_id", "level", "action", "advisory_action", "rule", "guarantee", "reasoning", "fused_confidence"),
+    *("propagated_confidence", "missing_reason", "tool_name"),
+}
 
 
 class AgentBeliefState(BaseModel):
@@ -52,21 +56,7 @@ class History:
 
     def escalate(self, assessment: StepUncertainty) -> None:
         """Add the numbers that a pause or an abort was decided on."""
-        self.escalations.append(
-            {
-                "step_id": assessment.step_id,
-                "level": assessment.level.value,
-                "action": assessment.action.value,
-                "advisory_action": assessment.advisory_action.value if assessment.advisory_action else None,
-                "rule": assessment.rule,
-                "guarantee": assessment.guarantee,
-                "reasoning": assessment.reasoning,
-                "fused_confidence": assessment.fused_confidence,
-                "propagated_confidence": assessment.propagated_confidence,
-                "missing_reason": assessment.missing_reason,
-                "tool_name": assessment.tool_name,
-            }
-        )
+        self.escalations.append(assessment.model_dump(mode="json", include=_DECIDED_ON))
 
     def copy(self, latest: int | None = None) -> History:
         """A copy; of the `latest` steps and escalations, or all."""

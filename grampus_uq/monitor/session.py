@@ -327,15 +327,8 @@ class Session:
         call_id = None if call_id is None else read_name(call_id, "call_id", "observe_tool_result")[0]
         if kind == "tool_result":
             self._ahead.answered(text, call_id)
-        event = ObservationEvent(
-            session_id=self.session_id,
-            agent_id=self.agent_id,
-            kind=kind,
-            text=text,
-            call_id=call_id,
-            is_error=arguments.flag(is_error),
-            time_s=time.time(),
-        )
+        failed = arguments.flag(is_error)
+        event = ObservationEvent(kind=kind, text=text, call_id=call_id, is_error=failed, **self._now())
         with self._lock:
             if self._watch is not None:
                 self._watch.observe(event)
@@ -475,23 +468,19 @@ class Session:
         with self._lock:
             self._tell(
                 CallAsked(
-                    session_id=self.session_id,
-                    agent_id=self.agent_id,
                     step_id=step_id,
                     call_id=call.id,
                     call_digest=call.digest(),
                     tool_alone=tool_alone,
                     in_force=None if in_force is None else tuple(in_force),
-                    time_s=time.time(),
+                    **self._now(),
                 )
             )
 
     def record_look(self, tier: str, **found: Any) -> None:
         """Record what a tier would have called, which changed nothing: the other fields of `LookEvent`."""
         with self._lock:
-            self._tell(
-                LookEvent(session_id=self.session_id, agent_id=self.agent_id, tier=tier, time_s=time.time(), **found)
-            )
+            self._tell(LookEvent(tier=tier, **self._now(), **found))
 
     def rearm(self, *, principal: str) -> None:
         """Let the detector raise another alarm after its first was answered: from now on without a guarantee.
@@ -511,16 +500,11 @@ class Session:
             self._state = went_back(self._profile, self._state, alarmed=alarmed)
 
     def _record(self, decision: str, principal: str, **given: Any) -> None:
-        self._tell(
-            DecisionEvent(
-                session_id=self.session_id,
-                agent_id=self.agent_id,
-                decision=decision,
-                principal=principal,
-                time_s=time.time(),
-                **given,
-            )
-        )
+        self._tell(DecisionEvent(decision=decision, principal=principal, **self._now(), **given))
+
+    def _now(self) -> dict[str, Any]:
+        """The fields that every event of this session but a step's and its end has."""
+        return {"session_id": self.session_id, "agent_id": self.agent_id, "time_s": time.time()}
 
     async def settle(self) -> None:
         """Read what came after the last step, before `finish`: needed for the last components of a slow embedder."""
@@ -552,13 +536,11 @@ class Session:
             self._state = change_profile(profile, self._state)
             self._tell(
                 ProfileChanged(
-                    session_id=self.session_id,
-                    agent_id=self.agent_id,
-                    time_s=time.time(),
                     profile_fingerprint=fingerprint(),
                     advisory=profile.advisory,
                     fallback=profile.fallback,
                     thresholds=profile.policy.thresholds,
+                    **self._now(),
                 )
             )
 

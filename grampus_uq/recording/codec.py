@@ -39,26 +39,18 @@ MAX_DEPTH: Final = 64
 
 Content = Literal["full", "hashed", "none"]
 
-_ADAPTERS: Final[dict[str, TypeAdapter[Any]]] = {
-    "session": TypeAdapter(SessionStarted),
-    "step": TypeAdapter(StepEvent),
-    "observation": TypeAdapter(ObservationEvent),
-    "asked": TypeAdapter(CallAsked),
-    "look": TypeAdapter(LookEvent),
-    "decision": TypeAdapter(DecisionEvent),
-    "outcome": TypeAdapter(OutcomeEvent),
-    "profile": TypeAdapter(ProfileChanged),
+_TYPES: Final[dict[str, type]] = {
+    "session": SessionStarted,
+    "step": StepEvent,
+    "observation": ObservationEvent,
+    "asked": CallAsked,
+    "look": LookEvent,
+    "decision": DecisionEvent,
+    "outcome": OutcomeEvent,
+    "profile": ProfileChanged,
 }
-_NAMES: Final[dict[type, str]] = {
-    SessionStarted: "session",
-    StepEvent: "step",
-    ObservationEvent: "observation",
-    CallAsked: "asked",
-    LookEvent: "look",
-    DecisionEvent: "decision",
-    OutcomeEvent: "outcome",
-    ProfileChanged: "profile",
-}
+_ADAPTERS: Final[dict[str, TypeAdapter[Any]]] = {name: TypeAdapter(kind) for name, kind in _TYPES.items()}
+_NAMES: Final = {kind: name for name, kind in _TYPES.items()}
 # The head of a line as `encode` writes it. Any other order of keys is read too, only more slowly.
 _HEAD: Final = re.compile(rb'\{"v":1,"type":"([a-z]+)","content":"(?:full|hashed|none)",(?=")')
 

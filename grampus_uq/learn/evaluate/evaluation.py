@@ -167,27 +167,19 @@ def difference_rows(
     `streams` come from `scored_streams`; each comparison takes `draws` resamples.
     """
     best = _best(streams)
+    compare = partial(_compare, rng=rng, draws=draws)
     for stream in streams:
         if stream.platt is None:
             continue
-        named = f"{stream.name}, recalibrated"
-        compare = partial(_compare, stream.target, stream.complete, rng=rng, draws=draws)
-        yield from compare(stream.name, stream.raw, named, stream.platt)
-        yield from compare(BASE_RATE, base_rate(stream), named, stream.platt)
+        named, known = f"{stream.name}, recalibrated", (stream.target, stream.complete)
+        yield from compare(*known, stream.name, stream.raw, named, stream.platt)
+        yield from compare(*known, BASE_RATE, base_rate(stream), named, stream.platt)
         if best is not None and best is not stream and best.platt is not None:
             both = stream.kept & best.kept
             if both.any():
-                mine, its = both[stream.kept], both[best.kept]
-                yield from _compare(
-                    stream.target[mine],
-                    stream.complete[mine],
-                    named,
-                    stream.platt.select(mine),
-                    f"{best.name}, recalibrated",
-                    best.platt.select(its),
-                    rng=rng,
-                    draws=draws,
-                )
+                mine, its, other = both[stream.kept], both[best.kept], f"{best.name}, recalibrated"
+                known = stream.target[mine], stream.complete[mine]
+                yield from compare(*known, named, stream.platt.select(mine), other, best.platt.select(its))
 
 
 def _best(streams: list[ScoredStream]) -> ScoredStream | None:
