@@ -43,7 +43,7 @@ from grampus_uq.wire import read_messages
 try:
     from pydantic_ai import Agent, RunContext
     from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
-    from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
+    from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry
     from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, ToolCallPart
     from pydantic_ai.run import AgentRunResult
     from pydantic_ai.tools import DeferredToolRequests, ToolDefinition, ToolDenied
@@ -86,7 +86,8 @@ class _Gated(WrapperToolset[Any]):
 
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
         tools = await super().get_tools(ctx)
-        self.capability.gated_tools = set(tools)  # an earlier step's may be another's by now
+        # an earlier step's may be another's by now
+        self.capability.gated_tools = {name: tool.tool_def.kind for name, tool in tools.items()}
         return tools
 
     async def call_tool(self, name: str, tool_args: Any, ctx: RunContext[Any], tool: ToolsetTool[Any]) -> Any:
@@ -122,8 +123,9 @@ class UncertaintyCapability(AbstractCapability[Any]):
         """Names of native tools that models were given: the provider runs them, and nothing here can stop them."""
         self.run: WatchedRun | None = None
         """The run that this instance belongs to; None on the one that the agent was built with."""
-        self.gated_tools: set[str] = set()
-        """Names of the tools of this step that are called through the gate before the tools themselves."""
+        self.gated_tools: dict[str, str] = {}
+        """The kinds of the tools of this step that are called through the gate before the tools themselves, by name."""
+        self._deferred: dict[str, ApprovalRequired | CallDeferred] = {}
         self._judged_outputs: dict[str, Any] = {}
         self._unread: dict[str, ToolCall] | None = None  # calls out of the answer that is being streamed, if one is
 
@@ -136,7 +138,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         await run.calls.tell()
         run.write_edits(ctx.messages)
         one = copy.copy(self)
-        one.run, one.gated_tools, one._judged_outputs = run, set(), {}
+        one.run, one.gated_tools, one._judged_outputs, one._deferred = run, {}, {}, {}
         return one
 
     def _around(self) -> WatchedRun | None:
@@ -221,7 +223,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
         messages = result.all_messages()
         if isinstance(result.output, DeferredToolRequests):
             await run.hear_denials(messages)  # no model was asked since, and what is listed loses its result
-            run.list_waiting(messages, result.output)
+            external = {name for name, kind in self.gated_tools.items() if kind == "external"}
+            run.list_waiting(messages, result.output, self._deferred, external)
         run.write_into(messages)
         return result
 
@@ -334,7 +337,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
         token = RUNNING.set(Execution(run, call_key(ctx.tool_call_id or "", run.within)))
         try:
             return await run.calls.execute(release, work, suspends=lambda result: isinstance(result, ApprovalRequired))
-        except ApprovalRequired:
+        except (ApprovalRequired, CallDeferred) as deferred:
+            self._deferred[ctx.tool_call_id or ""] = deferred
             run.write_into(ctx.messages)
             raise
         finally:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ToolCallPart
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 
-from grampus_uq import ApprovalDecision, ApprovalRequest, ToolCall
+from grampus_uq import ApprovalDecision, ApprovalRequest, ConfigurationError, ToolCall
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.integrations.call_records import OVER, calls_in, waiting_in
 from grampus_uq.integrations.carried_calls import write_snapshot
@@ -110,17 +111,31 @@ class WatchedRun:
             self.calls.reject_foreign(self.proposed(part), principal="pydantic-ai")
         await self.calls.tell()
 
-    def list_waiting(self, messages: list[ModelMessage], output: DeferredToolRequests) -> None:
-        """Put all calls of the last answer that wait into the output; none of them keeps a result in the history."""
-        listed = {part.tool_call_id for part in output.approvals}
+    def list_waiting(
+        self,
+        messages: list[ModelMessage],
+        output: DeferredToolRequests,
+        deferred: Mapping[str, ApprovalRequired | CallDeferred],
+        external: Collection[str],
+    ) -> None:
+        """Put all calls of the last answer that wait into the output; none of them keeps a result in the history.
+
+        Where an output function's call waits, the framework leaves out what it holds by its own rules, and takes no
+        answers without it: `deferred` is what tools raised, by call, `external` the names of tools that run elsewhere.
+        """
+        listed = {part.tool_call_id for part in (*output.calls, *output.approvals)}
         for part in answered_parts(messages):
-            records = self.waiting_in(part)
-            if not records:
+            records, raised = self.waiting_in(part), deferred.get(part.tool_call_id)
+            if records:
+                without_result(messages, part.tool_call_id)
+            elif not self.calls.acts or part.tool_call_id not in open_calls(messages):
                 continue
-            without_result(messages, part.tool_call_id)
-            if part.tool_call_id not in listed:
-                output.approvals.append(part)
-                output.metadata[part.tool_call_id] = metadata_of(*records)
+            if part.tool_call_id in listed:
+                continue
+            elsewhere = not records and (part.tool_name in external or isinstance(raised, CallDeferred))
+            (output.calls if elsewhere else output.approvals).append(part)
+            if metadata := metadata_of(*records) if records else getattr(raised, "metadata", None):
+                output.metadata[part.tool_call_id] = metadata
 
     def give_up(self, messages: Sequence[ModelMessage]) -> None:
         """Close what waits of the latest answer's calls: the model is asked again, and no resumption brings them back.
@@ -166,10 +181,14 @@ def waiting(
 ) -> tuple[ApprovalRequest, ...]:
     """The pending approvals of a run, its sub-agents' too: of its result, its output, or its history.
 
-    Raises DataError for a history without a watched run.
+    Raises DataError for a history without a watched run, and ConfigurationError for a result whose output must be
+    awaited.
     """
     if isinstance(source, bytes | str | Sequence):
         return waiting_in(carried_by(as_messages(source)))
+    if hasattr(source, "all_messages") and not hasattr(source, "output"):
+        way_out = "Give it `await result.get_output()` of a streamed result, or `run.result` of `agent.iter`."
+        raise ConfigurationError.of("source", "waiting", "a result that has its output", type(source), way_out)
     output = getattr(source, "output", source)
     if not isinstance(output, DeferredToolRequests):
         return ()

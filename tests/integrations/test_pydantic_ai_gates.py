@@ -11,11 +11,11 @@ import pytest
 from pydantic import Field
 from pydantic_ai import Agent, ToolOutput
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
-from pydantic_ai.exceptions import UnexpectedModelBehavior
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, UnexpectedModelBehavior
 from pydantic_ai.messages import ModelResponse, NativeToolCallPart, NativeToolReturnPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
-from pydantic_ai.tools import DeferredToolRequests
-from pydantic_ai.toolsets import AbstractToolset, RenamedToolset, WrapperToolset
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDefinition
+from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, RenamedToolset, WrapperToolset
 
 from grampus_uq import ConfigurationError, UncertaintyError, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.pydantic_ai import resume, waiting
@@ -412,3 +412,43 @@ async def test_an_answer_with_two_calls_of_one_id_is_refused_by_the_framework_be
     with pytest.raises(UnexpectedModelBehavior, match="unique"):
         await bank.go()
     assert bank.paid == []
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("other", ["asks", "asks inside", "external", "deferred inside"])
+async def test_what_the_framework_holds_beside_a_waiting_output_function_is_listed_and_can_be_answered(
+    other: str, last: bool
+) -> None:
+    ran: list[Any] = []
+
+    def asks(ctx: RunContext[None]) -> str:
+        if other == "asks inside" and not ctx.tool_call_approved:
+            raise ApprovalRequired({"why": "mine"})
+        if other == "deferred inside":
+            raise CallDeferred({"why": "mine"})
+        ran.append("asks")
+        return "asked"
+
+    calls = [ToolCallPart("refund", {"amount": 7}, tool_call_id="r"), ToolCallPart("asks", {}, tool_call_id="o")]
+    bank = refunding(ran, says(*(calls if last else calls[::-1]), sure=0.7))
+    definition = ToolDefinition(name="asks", parameters_json_schema={"type": "object", "properties": {}})
+    outside = [ExternalToolset([definition])] if other == "external" else []
+    bank.agent = Agent(
+        FunctionModel(bank.respond),
+        name="clerk",
+        output_type=bank.agent.output_type,
+        capabilities=[bank.guard],
+        toolsets=outside,
+    )
+    if not outside:
+        bank.agent.tool(asks, requires_approval=other == "asks")
+    result = await bank.go()
+    by_hand = other in ("external", "deferred inside")
+    listed = [sorted(part.tool_call_id for part in of) for of in (result.output.approvals, result.output.calls)]
+    assert listed == ([["r"], ["o"]] if by_hand else [["o", "r"], []])
+    assert result.output.metadata.get("o") == ({"why": "mine"} if "inside" in other else None)
+    (request,) = waiting(result)
+    answers = DeferredToolResults(calls={"o": "seen"}) if by_hand else DeferredToolResults(approvals={"o": True})
+    done = await bank.agent.run(**resume(result.all_messages_json(), [sign(request)], also=answers))
+    assert done.output == "refunded 7"
+    assert ran == [[7, "bob"]] if by_hand else sorted(map(str, ran)) == ["[7, 'bob']", "asks"]
