@@ -31,12 +31,13 @@ from grampus_uq import ConfigurationError, ToolCall
 from grampus_uq.integrations.openai_agents_model import plain, with_arguments
 
 if TYPE_CHECKING:
+    from grampus_uq.integrations.held_calls import Release
     from grampus_uq.integrations.openai_agents_run import WatchedRun
 
 GATE = "grampus_uq_gate"
 """The attribute by which a gate knows itself again."""
 HELD_BEGINS = "Not executed: this call waits for a human."
-HELD = HELD_BEGINS + " {reason}"
+"""What releases until 2026-11 answered for such a call, whose request they left open."""
 PRINCIPAL = "openai-agents"
 """Principal of decisions made through the SDK (`state.approve`, `state.reject`)."""
 _HARMLESS_HOSTED = frozenset(
@@ -141,6 +142,15 @@ def _approved_one(context: Any, call_id: str) -> bool:
     return any(isinstance(ids, list) and call_id in ids for ids in lists)
 
 
+def _not_run(run: WatchedRun, release: Release) -> str:
+    """The answer in a call's place. One that should wait ends here: the SDK never brings it back."""
+    if release.answer is not None:
+        return release.answer
+    run.calls.give_up(release.record.proposed)
+    reason = "" if release.request is None else release.request.reason
+    return f"Not executed: a human has to see this call first, and it can wait no more. {reason}"
+
+
 async def _own_rule(rule: Any, *given: Any) -> bool:
     """Evaluate the tool's `needs_approval`; raises the SDK's UserError for an invalid rule or answer."""
     if not callable(rule) and not isinstance(rule, bool):
@@ -174,10 +184,8 @@ def _gate_function(tool: FunctionTool, current: Gate, acts: bool) -> FunctionToo
         call = run.proposed(context.tool_call_id, tool.name, text)
         standing = not _approved_one(context, context.tool_call_id)
         release = await run.calls.release(call, principal=PRINCIPAL, standing=standing)  # the SDK's `state.approve`
-        if release.answer is not None:
-            return release.answer
         if not release.run:
-            return HELD.format(reason="" if release.request is None else release.request.reason)
+            return _not_run(run, release)
         if release.record.edited:
             text = json.dumps(release.record.call.arguments)
             context.tool_arguments = text
@@ -274,7 +282,7 @@ def _gate_other(tool: Any, current: Gate) -> Any:
             call, principal=PRINCIPAL, standing=automatic or not _approved_one(context, call.id)
         )
         if not release.run:
-            return False, release.answer or HELD.format(reason=release.request.reason if release.request else "")
+            return False, _not_run(run, release)
         if release.record.edited:
             given = with_arguments(given, release.record.call.arguments)
         return True, await run.calls.execute(release, lambda: _awaited(invoke(given)), plain=plain)

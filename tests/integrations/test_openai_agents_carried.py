@@ -342,6 +342,32 @@ async def test_a_sub_agents_call_with_an_approved_ones_id_and_arguments_is_asked
     assert bank.paid == [["bob", 5]] * 2
 
 
+async def test_no_request_stays_open_on_a_call_that_the_sdk_is_past_asking_about() -> None:
+    """The SDK keeps a sub-agent's approved call until its siblings are decided; then it cannot wait any more."""
+    why: list[str] = []
+
+    async def hindered(call: Any) -> str | None:
+        return why[0] if why and call.arguments["to"] == "bob" else None
+
+    bank = Bank(
+        (0.7, [("d", "delegate", {"input": "Pay."}), pay("carol", call_id="c3")]), (0.9, []), precondition=hindered
+    )
+    inner: Agent[Any] = Agent(
+        name="inner", model=Scripted((0.7, [pay("bob"), pay("eve", call_id="c2")]), (0.9, [])), tools=[bank.tool()]
+    )
+    outer = Agent(name="outer", model=bank.model, tools=[bank.tool(), inner.as_tool("delegate", "Delegate.")])
+    paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
+    for to in ("bob", "eve"):
+        assert paused is not None
+        (request,) = (one for one in paused.requests if one.call is not None and one.call.arguments["to"] == to)
+        result = await bank.guard.resume(outer, paused.text, [sign(request)])
+        paused = await bank.guard.pause(result)
+        why.append("bob was paid already")
+    assert paused is not None
+    assert bank.paid == [["eve", 5]]
+    assert [request.call.arguments["to"] for request in paused.requests if request.call] == ["carol"]
+
+
 async def test_no_guardrail_of_ours_is_in_the_users_results() -> None:
     bank = Bank((0.99, [pay()]), (0.9, []), policy=UncertaintyPolicy(), signed=False)
     result = await bank.guard.run(bank.agent, "Pay.", session_id="s")
