@@ -415,8 +415,9 @@ async def test_an_output_function_of_a_streamed_answer_waits_however_sure_the_tu
     agent.tool_plain(lambda: "seen", name="look")
     async with agent.run_stream("Refund.") as result:
         output = await result.get_output()
+    streamed: Any = result
     with pytest.raises(ConfigurationError, match="get_output"):  # its output is not there to look at
-        waiting(result)
+        waiting(streamed)
     if effect == "reversible":
         assert (output, refunded) == ("done", ["bob"])
     else:
