@@ -254,7 +254,10 @@ def test_many_labels_go_in_one_pass_and_the_runs_not_found_are_named(tmp_path: P
         (b"session_id,success\ns1,yes\ns1,no\n", 3, "session_id"),
         (b"session_id,success,stop_reason\ns1,yes,tired\n", 2, "stop_reason"),
         (b'session_id,success\n"s1,yes\n', 2, ""),
-        (b"session_id,success\ns1,\xff\n", 1, ""),
+        (b"session_id,success\ns1,\xff\n", 2, ""),
+        (b"session_id,success\n" + b"s1,yes\n" * 4 + b"s2,\xff\n", 3, "session_id"),
+        (b"success,session_id,success\nyes,s1,no\n", 1, "success"),
+        (b"session_id,success,note\ns1,yes,paid, twice\n", 2, ""),
     ],
 )
 def test_a_wrong_table_of_labels_names_line_and_column(tmp_path: Path, text: bytes, line: int, field: str) -> None:
