@@ -96,8 +96,6 @@ def command(
         if as_json:
             print_json(_as_json(found, calibrated, left_out))
             return
-        for place in left_out:
-            click.echo(f"left out: {one_line(place)}", err=True)
         for attribution in found:
             _show(attribution)
         positions = calibrated.positions
@@ -135,17 +133,22 @@ def _of_profile(path: Path) -> CalibratedAttribution | None:
 def _labelled(
     path: Path, failed: Collection[str], left_out: list[str], refuse: Callable[[DataError], None]
 ) -> list[LabelledTrajectory]:
-    """The failures whose errors are known, without the failed runs themselves."""
+    """The failures whose errors are known, without the failed runs; what is left out is named before a fit may fail."""
 
     def leave_out(error: DataError) -> None:
         left_out.append(str(error))
+        if recorded or error.field:
+            click.echo(f"left out: {one_line(error)}", err=True)
+        else:  # it is no log that is damaged but the file, whose rest is lost
+            refuse(error)
 
-    if _is_recording(path):
+    recorded = _is_recording(path)
+    if recorded:
         items = labelled_recordings(distinct_runs(path, on_refused=refuse), leave_out)
     else:
         items = read_labelled_failures(path, on_left_out=leave_out)
-    same = [item.trajectory.trajectory_id for item in items if item.trajectory.trajectory_id in failed]
-    left_out += [f"{path}: run {name!r:.80} is among the failed runs." for name in same]
+    for name in (item.trajectory.trajectory_id for item in items if item.trajectory.trajectory_id in failed):
+        leave_out(DataError(f"{name!r:.80} is among the failed runs.", path=str(path), field="run"))
     return [item for item in items if item.trajectory.trajectory_id not in failed]
 
 

@@ -135,9 +135,22 @@ def test_what_is_wrong_is_named_by_path_line_and_field(
     ):
         assert called(failed, "--calibration", labelled, *arguments) == status
         assert said in capsys.readouterr().err
-    few = written(tmp_path / "few.jsonl", [log("only", 1)])
+    few = written(tmp_path / "few.jsonl", [log("only", 1), log("late", 5, length=6, mistake_step="17")])
     assert called(failed, "--calibration", few) == 2
-    assert "at least two failures" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "at least two failures" in error
+    assert f"left out: {few}:2, field 'mistake_step'" in error
+
+
+def test_a_calibration_whose_rest_is_lost_is_no_success(
+    tmp_path: Path, labelled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed, lines = written(tmp_path / "one.jsonl", [log("f", 3)]), labelled.read_text().splitlines()
+    labelled.write_text("\n".join([*lines[:30], '{"history": [', *lines[30:]]))
+    assert called(failed, "--calibration", labelled) == 1
+    shown = capsys.readouterr()
+    assert f"left out: {labelled}:31: is not JSON" in shown.err
+    assert "run f: vcp" in shown.out
 
 
 def test_a_hostile_text_cannot_steer_the_terminal(
