@@ -54,6 +54,8 @@ from grampus_uq.runtime.stored_permits import (
 from grampus_uq.stats.earned_threshold import CANDIDATES, Target, earned_to_json, nothing_earned
 
 _DAY_S, _HOUR_S = 86_400.0, 3_600.0
+_DEFAULT = {name: field.default for name, field in Permit.model_fields.items()}
+_RUN, _RECORDED_AS = _DEFAULT["stream"], "propagated"
 
 
 @click.group(name="permits", cls=SummarisedGroup)
@@ -77,7 +79,7 @@ def _granting(function: Callable[..., Any]) -> Callable[..., Any]:
         as_option("Who grants"),
         click.option("--days", type=FiniteRange(0.01, 3_650.0), help="Duration in days [90]."),
         click.option(
-            "--at-most", type=FiniteRange(0.001, 0.5), default=None, help="Largest share of wrong calls [0.02]."
+            "--at-most", type=FiniteRange(0.001, 0.5), help=f"Largest share of wrong calls [{_DEFAULT['epsilon']}]."
         ),
         click.option("--where", "conditions", multiple=True, metavar="NAME=RULE:VALUE", help=where),
         store_option,
@@ -100,8 +102,8 @@ def _reviewers_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _promise_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a promise, beside its share of wrong calls."""
-    sure: dict[str, Any] = {"default": 0.95, "help": "Probability that the promise holds."}
-    audits: dict[str, Any] = {"default": 0.05, "help": "Smallest share of calls audited at random."}
+    sure: dict[str, Any] = {"default": 1.0 - _DEFAULT["delta"], "help": "Probability that the promise holds."}
+    audits: dict[str, Any] = {"default": _DEFAULT["audit_rate"], "help": "Smallest share of calls audited at random."}
     of_released = "The share is of the calls that may proceed, not of all calls."
     for option in (
         click.option("--audits", type=FiniteRange(0.01, 0.9), **audits),
@@ -119,7 +121,7 @@ def _promise_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--stream",
     type=click.Choice(["confidence", "p_success", "call_probability"]),
-    default="confidence",
+    default=_DEFAULT["stream"],
     help="Score of a call, in [0, 1]; higher: likelier right.",
 )
 @_promise_options
@@ -156,7 +158,7 @@ def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, 
         limits=limits_of(conditions),
         agent_id=given["agent"],
         stream=given["stream"],
-        epsilon=0.02 if at_most is None else at_most,
+        epsilon=_DEFAULT["epsilon"] if at_most is None else at_most,
         delta=round(1.0 - given["assurance"], 12),
         audit_rate=given["audits"],
         of_released=given["of_released"],
@@ -332,12 +334,16 @@ def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) ->
 @click.option(
     "--at-most",
     type=FiniteRange(0.001, 0.5),
-    default=0.05,
+    default=_DEFAULT["epsilon"],
     metavar="SHARE",
     help="Largest share of all calls that are executed wrongly.",
 )
 @_promise_options
-@click.option("--stream", default="p_success", help="Score, in [0, 1]; higher: likelier right.")
+@click.option(
+    "--stream",
+    default=_RUN,
+    help=f"Score, in [0, 1]; higher: likelier right. {_RUN}: the run's, in recordings `{_RECORDED_AS}`.",
+)
 @click.option("--profile", metavar="FILE", help="Recompute the stream with this profile.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the audits.")
 @workers_option
@@ -367,8 +373,9 @@ def simulate(
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
             workers = chosen_workers(paths, workers)
+            column = _RECORDED_AS if stream == _RUN else stream
             calls = read_labelled_calls(
-                paths, stream, profile=judge, on_refused=refuse, on_runs=advance, workers=workers
+                paths, column, profile=judge, on_refused=refuse, on_runs=advance, workers=workers
             )
         if not len(calls.scores):
             left_out = ", ".join(f"{n} {why}" for why, n in calls.left_out.items()) or "there is no run"

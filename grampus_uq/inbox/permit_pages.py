@@ -211,7 +211,7 @@ async def _wished(visit: Visit, wish: PermitWish) -> Permit:
         limits=conditions,
         agent_id=wish.agent or None,
         stream=wish.stream,
-        epsilon=0.02 if at_most is None else at_most,
+        epsilon=Permit.model_fields["epsilon"].default if at_most is None else at_most,
         delta=round(1.0 - wish.assurance / 100.0, 12),
         audit_rate=round(wish.audits / 100.0, 12),
         of_released=wish.of_released,

@@ -13,11 +13,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grampus_uq import Outcome, Reading, Step, UncertaintyMonitor
 from grampus_uq.cli.permits_command import command
 from grampus_uq.gate.permits import Entry, Permit, PermitState, applied, issued
 from grampus_uq.learn.permit_simulation import read_labelled_calls, simulate_permit
+from grampus_uq.monitor.session import score_of
 from grampus_uq.stats.earned_threshold import CANDIDATES, Target
-from tests.guarantees.worlds import World, record
+from tests.guarantees.worlds import CALL, POLICY, Kept, World, record
 from tests.sampling import examples
 
 GOOD_ABOVE_HALF = World(skill=(0.3, 1.0), cut=0.5, calls=0.8)
@@ -50,17 +52,39 @@ def test_the_case_of_a_run_is_its_first_irreversible_call_and_the_others_are_cou
 
 
 def test_questions_are_saved_where_the_score_tells_and_nothing_goes_out_without_one(recorded: Path) -> None:
-    found = json.loads(invoke(recorded, "--stream", "verbalized", "--json").stdout)
+    found = json.loads(invoke(recorded, "--stream", "verbalized", "--at-most", 0.05, "--json").stdout)
     assert found["calls"] == found["asked"] + found["out"] == found["scored"]
     assert 58 <= found["first"] < 100
     assert found["out"] > 80
     assert found["wrong_out"] == 0
     assert found["threshold"] in CANDIDATES
     assert f"from {found['asked']} answers, {found['audits']} of them audits" in found["sentence"]
-    nothing = json.loads(invoke(recorded, "--json").stdout)
+    asked = (recorded, "--stream", "p_success", "--at-most", 0.05)
+    nothing = json.loads(invoke(*asked, "--json").stdout)
     assert (nothing["out"], nothing["first"], nothing["threshold"], nothing["scored"]) == (0, None, None, 0)
     assert "takes 58 right answers at the least" in nothing["sentence"]
-    assert f"{found['calls']} of {found['calls']} calls have no p_success" in invoke(recorded).stderr
+    assert f"{found['calls']} of {found['calls']} calls have no p_success" in invoke(*asked).stderr
+
+
+def test_without_options_it_is_the_permit_that_would_be_granted(tmp_path: Path) -> None:
+    granted = Permit(tool="send_mail", principal="ann", expires_s=1.0)
+    scores, kept = [], Kept()
+    monitor = UncertaintyMonitor(policy=POLICY, processors=[kept], advisory=True)
+    for number, stated in enumerate(np.random.default_rng(0).random((20, 3))):
+        session = monitor.session(f"r{number}", "a")
+        for index, value in enumerate(stated):
+            step = Step(step_id=f"s{index}", kind="llm_call", time_s=0.0)
+            session.commit(step, [Reading(source="verbalized", value=float(value))])
+        scores.append(score_of(session.state, granted.stream, CALL, "t"))
+        session.commit(Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(CALL,)), ())
+        session.finish(Outcome(success=True))
+    (tmp_path / "r.jsonl").write_bytes(kept.text())
+    assert read_labelled_calls([str(tmp_path)], "propagated").scores.tolist() == pytest.approx(scores)
+    found = json.loads(invoke(tmp_path, "--json").stdout)
+    assert (found["at_most"], found["scored"], found["stream"]) == (granted.epsilon, 20, granted.stream)
+    assert found["assurance"] == 1.0 - granted.delta
+    same = (tmp_path, "--stream", "propagated", "--at-most", granted.epsilon, "--audits", granted.audit_rate, "--json")
+    assert json.loads(invoke(*same).stdout)["out"] == found["out"]
 
 
 def test_the_table_stands_beside_asking_always_and_asking_as_many_at_random(recorded: Path) -> None:
