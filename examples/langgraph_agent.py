@@ -4,6 +4,8 @@ python examples/langgraph_agent.py                               # a scripted mo
 python examples/langgraph_agent.py --model gpt-4o-mini           # any litellm model that can call tools
 python examples/langgraph_agent.py --model NAME --api-base URL   # any OpenAI-compatible server
 python examples/langgraph_agent.py --database paid.db            # stop at the pause; say --resume approve later
+
+Its checkpoints are in SQLite: pip install langgraph-checkpoint-sqlite
 """
 
 from __future__ import annotations

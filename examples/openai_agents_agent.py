@@ -52,7 +52,7 @@ class Scripted(Model):
 
     turns = (
         ('I look the order up. {"confidence": 0.9}', "get_order", {"order_id": "A-17"}),
-        ('Not delivered: I refund it. {"confidence": 0.7}', "refund", {"order_id": "A-17", "amount_eur": 40.0}),
+        ('Not delivered, so I refund it. {"confidence": 0.7}', "refund", {"order_id": "A-17", "amount_eur": 40.0}),
         ('Your money is on its way. {"confidence": 0.9}', None, None),
     )
 

@@ -29,7 +29,7 @@ def scripted(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     done = sum(isinstance(message, ModelResponse) for message in messages)
     text = (
         'I look the order up. {"confidence": 0.9}',
-        'Not delivered: I refund it. {"confidence": 0.7}',
+        'Not delivered, so I refund it. {"confidence": 0.7}',
         'Your money is on its way. {"confidence": 0.9}',
     )[done]
     calls = [

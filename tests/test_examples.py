@@ -52,6 +52,7 @@ def test_a_frameworks_agent_is_paused_in_one_process_and_decided_on_in_another(n
     paused = tmp_path / "paused.json"
     shown = example(name, "--state", str(paused))
     assert shown.startswith('waits: refund({"amount_eur":40.0,"order_id":"A-17"})')
+    assert "lowest: stated confidence 0.70" in shown  # what the model said of it was read
     for decision, refunds in (("edit", "[20.0]"), ("approve", "[40.0]"), ("reject", "[]")):
         state = str(shutil.copy(paused, tmp_path / f"{decision}.json"))
         assert f"refunds made: {refunds}" in example(name, "--state", state, "--decision", decision)
