@@ -17,7 +17,7 @@ from grampus_uq.integrations.mcp.advisory import Advisory
 from grampus_uq.integrations.mcp.guard import Guard
 from grampus_uq.integrations.mcp.proxy_config import ProxySettings, read_settings
 from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
-from grampus_uq.integrations.mcp.stdio_proxy import Passing, Relay, Send, serve_stdio
+from grampus_uq.integrations.mcp.stdio_proxy import Relay, Send, serve_stdio
 from grampus_uq.records.visible_text import without_controls
 
 _LAUNCHERS: Final = frozenset({"npx", "uvx", "uv", "pipx", "run", "python", "python3", "node", "docker"})
@@ -48,7 +48,7 @@ def command(
     if bool(server) == (address is not None) or (unguarded and address is not None):
         raise click.UsageError("Give the COMMAND of one server, or --http.")
     if unguarded:
-        raise SystemExit(anyio.run(lambda: serve_stdio(server, lambda client, to: Passing(client, to, say))))
+        raise SystemExit(anyio.run(lambda: serve_stdio(server, lambda client, to: Relay(client, to, say))))
     settings = read_settings(path, **given)
     if settings.store is None:
         rule, way_out = "given: pending calls are decided there", "--store sqlite:///FILE, or --unguarded"

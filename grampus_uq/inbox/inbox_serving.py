@@ -9,15 +9,11 @@ from grampus_uq.errors import MissingDependencyError
 from grampus_uq.inbox.front_door import FrontDoor
 
 try:
-    import uvicorn
-
-    from grampus_uq.runtime.http_server import HttpServer, TimedConnection
+    from grampus_uq.runtime.http_server import HttpServer
 except ImportError as error:
     raise MissingDependencyError.of("uvicorn", "inbox", "The inbox") from error
 
 _MAX_HEADERS: Final = 16_384
-_MAX_CONNECTIONS: Final = 1_000
-_SHUTDOWN_S: Final = 2
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -30,20 +26,14 @@ async def serve_inbox(app: FrontDoor, at: socket.socket) -> None:
     await inbox_server(app).serve(sockets=[at])
 
 
-def inbox_server(app: FrontDoor) -> uvicorn.Server:
+def inbox_server(app: FrontDoor) -> HttpServer:
     """The server, not begun yet."""
-    config = uvicorn.Config(
+    return HttpServer(
         app,
-        http=TimedConnection,
-        ws="none",
-        lifespan="off",
-        log_level="warning",
+        app.end,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_MAX_CONNECTIONS,
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=_SHUTDOWN_S,
         h11_max_incomplete_event_size=_MAX_HEADERS,
     )
-    return HttpServer(config, app.end)

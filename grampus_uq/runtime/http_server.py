@@ -14,7 +14,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+_SHUTDOWN_S: Final = 2  # streams that clients of the proxy hold open never end by themselves
 _HEADERS_S: Final = 10.0
+_MAX_CONNECTIONS: Final = 1_000
 
 
 class TimedConnection(H11Protocol):
@@ -49,9 +51,20 @@ class HttpServer(uvicorn.Server):
     """`serve` returns after SIGINT or SIGTERM: uvicorn's own raises them again, and what is open is never released.
 
     `end` is called first, and lets open requests end in peace: what stays open for seconds after that is cancelled.
+    `more`: other settings of uvicorn's.
     """
 
-    def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
+    def __init__(self, app: Any, end: Callable[[], None], **more: Any) -> None:
+        config = uvicorn.Config(
+            app,
+            http=TimedConnection,
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            limit_concurrency=_MAX_CONNECTIONS,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+            **more,
+        )
         super().__init__(config)
         self._end = end
 

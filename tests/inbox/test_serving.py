@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from grampus_uq.cli import main
-from grampus_uq.inbox import front_door, inbox_serving
+from grampus_uq.inbox import front_door
 from grampus_uq.inbox.inbox_app import inbox_app
 from grampus_uq.inbox.inbox_serving import inbox_server, listening
 from grampus_uq.inbox.inbox_settings import InboxSettings
@@ -212,7 +212,7 @@ async def test_a_page_that_listens_is_told_the_end_when_the_server_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stream was cut off after two seconds, with a traceback for whoever had stopped the server."""
-    monkeypatch.setattr(inbox_serving, "_SHUTDOWN_S", 60)
+    monkeypatch.setattr(http_server, "_SHUTDOWN_S", 60)
     with serving(tmp_path) as (port, server):
         store, ann = open_store(f"sqlite:///{tmp_path}/s.db"), RealBrowser(f"http://localhost:{port}")
         await ann.enter(People(store), "ann")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.integrations.mcp.advisory import Advisory
 from grampus_uq.integrations.mcp.message_lines import TooLong
-from grampus_uq.integrations.mcp.stdio_proxy import Passing, Relay
+from grampus_uq.integrations.mcp.stdio_proxy import Relay
 from grampus_uq.runtime import MemoryStore
 from tests.proxy.guarded import Bench, SlowStore
 from tests.proxy.test_guard import UNCLEAR
@@ -39,7 +39,7 @@ class Sides:
         self.relay: Relay = (
             Advisory(self.to_client, self.to_server, exchange=bench.exchange, say=bench.said.append)
             if advisory
-            else Passing(self.to_client, self.to_server, bench.said.append)
+            else Relay(self.to_client, self.to_server, bench.said.append)
         )
 
     async def to_client(self, line: bytes) -> None:

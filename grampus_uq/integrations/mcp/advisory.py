@@ -12,7 +12,7 @@ from grampus_uq.integrations.mcp.byte_budget import ByteBudget
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
 from grampus_uq.integrations.mcp.guard import Guard
 from grampus_uq.integrations.mcp.message_lines import TooLong
-from grampus_uq.integrations.mcp.stdio_proxy import Passing, Send
+from grampus_uq.integrations.mcp.stdio_proxy import Relay, Send
 
 _MOST: Final = 1_000
 _MAX_BYTES: Final = 64 * 1024 * 1024
@@ -20,32 +20,32 @@ _DRAIN_S: Final = 10.0
 _Take = Callable[[bytes | TooLong], Awaitable[None]]
 
 
-class Advisory:
-    """A `Relay` that passes every message on at once, and then shows it to a guard whose words nobody gets.
+class Advisory(Relay):
+    """Passes every message on at once, and then shows it to a guard whose words nobody gets.
 
     The guard sees one message after another, a call before its result. What waits for it is bounded: beyond, messages
     pass unrecorded.
     """
 
     def __init__(self, to_client: Send, to_server: Send, *, exchange: CallExchange, say: Callable[[str], None]) -> None:
-        self._passing = Passing(to_client, to_server, say)
+        super().__init__(to_client, to_server, say)
         self._guard = Guard(
             _to_nobody, _to_nobody, exchange=exchange, say=lambda text: say(f"advisory, nothing was changed: {text}")
         )
         self._passed: deque[tuple[_Take, bytes | TooLong]] = deque()
         self._more, self._seen = anyio.Event(), anyio.Event()
         self._budget = ByteBudget(_MAX_BYTES)
-        self._say, self._missed, self._ended = say, False, False
+        self._missed, self._ended = False, False
 
     async def from_client(self, line: bytes | TooLong) -> None:
         """Pass it to the server."""
         self._show(self._guard.from_client, line)
-        await self._passing.from_client(line)
+        await super().from_client(line)
 
     async def from_server(self, line: bytes | TooLong) -> None:
         """Pass it to the client."""
         self._show(self._guard.from_server, line)
-        await self._passing.from_server(line)
+        await super().from_server(line)
 
     def _show(self, take: _Take, line: bytes | TooLong) -> None:
         if len(self._passed) < _MOST and self._budget.take(_size(line)):
@@ -69,9 +69,6 @@ class Advisory:
                 await self._guard.rest()
                 self._budget.give(_size(line))
             self._seen.set()
-
-    async def client_left(self) -> None:
-        """Nothing more comes from it."""
 
     async def aclose(self) -> None:
         """Look at what passed last, and leave the session in the store."""

@@ -31,6 +31,7 @@ from grampus_uq.integrations.mcp.json_rpc import (
     error_line,
     is_modern,
     judged_arguments,
+    refusal_line,
     request_in,
     result_line,
     text_result,
@@ -143,7 +144,7 @@ class CallExchange:
         except Exception as error:  # noqa: BLE001 (nothing that one call holds may end the others; it does not run)
             self._say(f"a call was refused: {type(error).__name__}: {error}")
             text = "Not executed: this call cannot be judged."
-        return _refused(message, text)
+        return Answered(line=refusal_line(message, text))
 
     async def _outcome(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:
         until, round_, told = anyio.current_time() + self._hold_s, 0, None
@@ -182,18 +183,18 @@ class CallExchange:
                 return await self._passed(own, became.record)
             if isinstance(became, Answer):
                 result = _result(became, is_modern(message.params))
-                return Answered(line=_result_line(message, result), call_id=opened.id)
+                return Answered(line=result_line(message, result), call_id=opened.id)
             if became.request is not None and self.elicitation is not None:
                 if told is not None and told.request_id == became.request.id:
                     told, answer = None, _answer_in(message)
                     if self.elicitation.was_shown(became.request):
                         await self.elicitation.take(became.request, answer)
                 elif self._shows_form(message, became.request, round_):
-                    return Answered(line=_result_line(message, self._pending(message, call, became, round_)))
+                    return Answered(line=result_line(message, self._pending(message, call, became, round_)))
                 elif self.put is not None and (line := self.elicitation.ask(became.request)) is not None:
                     await self.put(line)
             if over:
-                return Answered(line=_result_line(message, self._pending(message, call, became, round_)))
+                return Answered(line=result_line(message, self._pending(message, call, became, round_)))
             with anyio.move_on_after(min(until, self._until) - anyio.current_time()) as scope:
                 await _first_of(changed.wait, cancelled.wait)
             over = scope.cancelled_caught
@@ -252,7 +253,8 @@ class CallExchange:
         why = "the edited arguments do not fit what else this call carries"
         await self.not_sent(record, why)
         before = " It was started before and may have taken effect." if record.began_before else ""
-        return _refused(message, f"Not {'sent again' if before else 'executed'}: {why}.{before}")
+        text = f"Not {'sent again' if before else 'executed'}: {why}.{before}"
+        return Answered(line=refusal_line(message, text))
 
     async def returned(self, record: CallRecord, line: bytes, values: Mapping[str, Any]) -> bytes:
         """Store the server's answer to a call: the line for the client, with a note where a human changed the call."""
@@ -315,15 +317,6 @@ def _answer_in(message: Message) -> Any:
     """The client's answer to the question of the proxy, in a call that it sends again."""
     answers = message.params.get("inputResponses")
     return answers.get(QUESTION) if isinstance(answers, dict) else None
-
-
-def _result_line(message: Message, result: Mapping[str, Any]) -> bytes:
-    assert message.id is not None  # noqa: S101 (a call without one was refused)
-    return result_line(message.id, result)
-
-
-def _refused(message: Message, text: str) -> Answered:
-    return Answered(line=_result_line(message, text_result(text, is_error=True, modern=is_modern(message.params))))
 
 
 async def _first_of(*waits: Callable[[], Awaitable[object]]) -> None:

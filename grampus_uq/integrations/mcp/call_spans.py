@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
-from grampus_uq.integrations.mcp.json_rpc import CALL, PROTOCOL_VERSION, Message
+from grampus_uq.integrations.mcp.json_rpc import CALL, PROTOCOL_VERSION, Message, meta_in
 from grampus_uq.telemetry.span_content import plain_name
 from grampus_uq.telemetry.spans import resolve_tracer
 from grampus_uq.telemetry.trace_context import context_of
@@ -39,8 +39,7 @@ class CallSpans:
     @contextmanager
     def around(self, message: Message) -> Iterator[Span]:
         """A span for a call, current within; an exception ends it, else one of the methods below, once."""
-        tool, meta = plain_name(str(message.params.get("name")), None), message.params.get("_meta")
-        meta = meta if isinstance(meta, Mapping) else {}
+        tool, meta = plain_name(str(message.params.get("name")), None), meta_in(message.params)
         attributes = {
             "mcp.method.name": CALL,
             "mcp.session.id": self._session_id,

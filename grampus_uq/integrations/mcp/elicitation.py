@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.integrations.mcp.json_rpc import Message, written
+from grampus_uq.integrations.mcp.json_rpc import Message, meta_in, written
 from grampus_uq.integrations.mcp.pins import quoted
 from grampus_uq.integrations.mcp.tool_pins import UNSHOWN
 from grampus_uq.records.visible_text import short, visible
@@ -116,8 +116,7 @@ def elicits(capabilities: Any) -> bool:
 
 def elicits_here(params: Mapping[str, Any]) -> bool:
     """The same, as a request of a revision without a handshake says it."""
-    meta = params.get("_meta")
-    return isinstance(meta, Mapping) and elicits(meta.get(_CAPABILITIES))
+    return elicits(meta_in(params).get(_CAPABILITIES))
 
 
 def _whole_call(request: ApprovalRequest) -> str | None:

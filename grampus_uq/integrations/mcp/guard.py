@@ -30,19 +30,17 @@ from grampus_uq.integrations.mcp.json_rpc import (
     error_line,
     id_in,
     is_id,
-    is_modern,
     read_message,
-    result_line,
-    text_result,
+    refusal_line,
     written,
 )
 from grampus_uq.integrations.mcp.message_lines import TooLong
+from grampus_uq.integrations.mcp.stdio_proxy import Relay, Send
 
 _MAX_HELD: Final = 1_000
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _DRAIN_S: Final = 40.0
 """Results that came before the server ended are stored for so long: longer than a store waits for a lock."""
-Send = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -53,8 +51,8 @@ class _Open:
     cancelled: anyio.Event = field(default_factory=anyio.Event)
 
 
-class Guard:
-    """A `Relay` that judges calls. `late_s`: how long the answer to a call that its client gave up is waited for."""
+class Guard(Relay):
+    """Judges calls. `late_s`: how long the answer to a call that its client gave up is waited for."""
 
     def __init__(
         self,
@@ -66,8 +64,9 @@ class Guard:
         late_s: float = 30.0,
         max_bytes: int = _MAX_BYTES,
     ) -> None:
-        self._to_client, self._to_server, self._exchange, self._late_s = to_client, to_server, exchange, late_s
-        self._answers, self._say = Answers(exchange.calls, say, prefix=exchange.prefix), say
+        super().__init__(to_client, to_server, say)
+        self._exchange, self._late_s = exchange, late_s
+        self._answers = Answers(exchange.calls, say, prefix=exchange.prefix)
         self._open: dict[Id, _Open] = {}
         self._given_up: set[Id] = set()
         self._hand_overs = HandOvers()
@@ -200,8 +199,7 @@ class Guard:
             self._working += 1
             await self._start(self._work, self._serve, one)
         else:
-            text = text_result(full, is_error=True, modern=is_modern(message.params))
-            await self._reply(result_line(message.id, text))
+            await self._reply(refusal_line(message, full))
 
     async def _serve(self, one: _Open) -> None:
         """Bring one request to its answer, or to its server."""

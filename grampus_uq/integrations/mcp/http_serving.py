@@ -15,14 +15,10 @@ from grampus_uq.integrations.mcp.proxy_config import ProxySettings
 from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 
 try:
-    import uvicorn
-
-    from grampus_uq.runtime.http_server import HttpServer, TimedConnection
+    from grampus_uq.runtime.http_server import HttpServer
 except ImportError as error:
     raise MissingDependencyError.of("mcp", "mcp", "serving MCP over HTTP") from error
 
-_SHUTDOWN_S = 2  # streams of the server to the client are open for as long as the client wants
-_MAX_CONNECTIONS = 1_000
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -51,20 +47,9 @@ async def serve_http(settings: ProxySettings, parts: ProxyParts, address: str, s
     }
     async with anyio.create_task_group() as group:
         app, release = http_app(upstreams, group, bounds=Bounds(hosts=hosts, limit=settings.max_message_bytes), say=say)
-        config = uvicorn.Config(
-            app,
-            host=host.strip("[]"),
-            port=port,
-            http=TimedConnection,
-            ws="none",
-            log_level="warning",
-            lifespan="off",
-            limit_concurrency=_MAX_CONNECTIONS,
-            timeout_graceful_shutdown=_SHUTDOWN_S,
-        )
         say(f"serving {', '.join(f'http://{host}:{port}/{name}' for name in upstreams)}")
         try:
-            await HttpServer(config, app.state.end).serve()
+            await HttpServer(app, app.state.end, host=host.strip("[]"), port=port).serve()
         finally:
             with anyio.CancelScope(shield=True):
                 await release()

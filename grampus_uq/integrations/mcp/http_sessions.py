@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import anyio
 from anyio.abc import TaskGroup
@@ -14,7 +14,7 @@ from grampus_uq.gate.call import CallRecord
 from grampus_uq.integrations.mcp.answers import Answers
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
 from grampus_uq.integrations.mcp.call_outcomes import matters
-from grampus_uq.integrations.mcp.json_rpc import Id, Message, UnclearError, written
+from grampus_uq.integrations.mcp.json_rpc import Id, Message, UnclearError, meta_in
 
 _SESSION = "grampus_uq/session"
 """The key of a request's `_meta` that names its session, as the header `Grampus-Session` does."""
@@ -101,8 +101,7 @@ class HttpSession:
 
 def session_in(message: Message) -> str | None:
     """The session that a message names in its `_meta`; raises UnclearError where that is not text."""
-    meta = message.params.get("_meta")
-    named = meta.get(_SESSION) if isinstance(meta, dict) else None
+    named = meta_in(message.params).get(_SESSION)
     if named is not None and (not isinstance(named, str) or not 0 < len(named) <= _MAX_ID):
         raise UnclearError(f"its session is not text of 1 to {_MAX_ID} characters", answer=message.id)
     return named
@@ -111,9 +110,7 @@ def session_in(message: Message) -> str | None:
 def without_session(message: Message) -> Message:
     """The message without its session's name, which its server is not to see."""
     meta = {name: value for name, value in message.params["_meta"].items() if name != _SESSION}
-    params = {**message.params, "_meta": meta}
-    values = {**message.values, "params": params}
-    return replace(message, line=written(values), values=values, params=params)
+    return message.having({**message.params, "_meta": meta})
 
 
 class HttpSessions:

@@ -66,6 +66,11 @@ class Message:
         """Return True for a tool call."""
         return self.method == CALL
 
+    def having(self, params: Mapping[str, Any]) -> Message:
+        """The same message with other params."""
+        values = {**self.values, "params": params}
+        return replace(self, line=written(values), values=values, params=params)
+
 
 def read_message(line: bytes, *, alone: bool = False) -> Message:
     """Read a client's message; `alone`: it is a body of its own, no line among others. Raises UnclearError."""
@@ -194,7 +199,7 @@ def with_arguments(message: Message, arguments: Mapping[str, Any]) -> bytes | No
         params["arguments"] = inner
         if judged_arguments(params) != dict(arguments):
             return None
-    return written({**message.values, "params": params})
+    return message.having(params).line
 
 
 def id_in(head: bytes, tail: bytes = b"") -> Id | None:
@@ -233,9 +238,14 @@ def error_line(answer: Id | None, code: int, why: str) -> bytes:
     return written({"jsonrpc": "2.0", "id": answer, "error": {"code": code, "message": f"grampus_uq: {why}"}})
 
 
-def result_line(answer: Id, result: Mapping[str, Any]) -> bytes:
+def result_line(message: Message, result: Mapping[str, Any]) -> bytes:
     """A result as the answer to a request."""
-    return written({"jsonrpc": "2.0", "id": answer, "result": result})
+    return written({"jsonrpc": "2.0", "id": message.id, "result": result})
+
+
+def refusal_line(message: Message, text: str) -> bytes:
+    """The answer to a call that is not passed on, as its tool's result."""
+    return result_line(message, text_result(text, is_error=True, modern=is_modern(message.params)))
 
 
 def text_result(text: str, *, is_error: bool, modern: bool = False, **meta: Any) -> dict[str, Any]:
@@ -248,17 +258,21 @@ def text_result(text: str, *, is_error: bool, modern: bool = False, **meta: Any)
     }
 
 
+def meta_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `_meta` of a message; empty where it has none."""
+    meta = params.get("_meta")
+    return meta if isinstance(meta, Mapping) else {}
+
+
 def request_in(params: Mapping[str, Any]) -> str | None:
     """The user's request, where the client passes it with a call: at most 8,000 characters of it."""
-    meta = params.get("_meta")
-    text = meta.get(_REQUEST) if isinstance(meta, dict) else None
+    text = meta_in(params).get(_REQUEST)
     return text[:_MAX_REQUEST] if isinstance(text, str) and text.strip() else None
 
 
 def is_modern(params: Mapping[str, Any]) -> bool:
     """Return True for a request of a revision without a handshake (2026-07-28 and later)."""
-    meta = params.get("_meta")
-    version = meta.get(PROTOCOL_VERSION) if isinstance(meta, dict) else None
+    version = meta_in(params).get(PROTOCOL_VERSION)
     return isinstance(version, str) and version >= "2026"
 
 
@@ -267,6 +281,5 @@ def without_state(message: Message) -> Message:
     state = message.params.get("requestState")
     if not isinstance(state, str) or not state.startswith(_OWN_STATE):
         return message
-    params = {name: value for name, value in message.params.items() if name not in ("requestState", "inputResponses")}
-    values = {**message.values, "params": params}
-    return replace(message, line=written(values), values=values, params=params)
+    own = ("requestState", "inputResponses")
+    return message.having({name: value for name, value in message.params.items() if name not in own})

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
-from grampus_uq.integrations.mcp.json_rpc import Message, written
+from grampus_uq.integrations.mcp.json_rpc import Message
 from grampus_uq.records.tool_names import same_tool_keys
 
 MAX_TOOLS: Final = 10_000
@@ -63,6 +62,4 @@ def without_prefix(prefix: str, message: Message) -> Message:
     """A call whose tool has the prefix, with the name that its server knows."""
     if not prefix:
         return message
-    params = {**message.params, "name": message.params["name"].removeprefix(prefix)}
-    values = {**message.values, "params": params}
-    return replace(message, line=written(values), values=values, params=params)
+    return message.having({**message.params, "name": message.params["name"].removeprefix(prefix)})

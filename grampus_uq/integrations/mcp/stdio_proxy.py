@@ -14,7 +14,7 @@ import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from anyio.abc import Process
@@ -39,42 +39,21 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Send = Callable[[bytes], Awaitable[None]]
 
 
-class Relay(Protocol):
-    """Handler of the messages of one client and one server. Its methods are called by one task for each side."""
+class Relay:
+    """Passes the messages of one client and one server on as they are. One task for each side calls its methods.
 
-    async def from_client(self, line: bytes | TooLong) -> None:
-        """Take a message of the client."""
-        ...
-
-    async def from_server(self, line: bytes | TooLong) -> None:
-        """Take a message of the server."""
-        ...
-
-    async def run(self) -> None:
-        """Work beside the messages until it is cancelled."""
-        ...
-
-    async def client_left(self) -> None:
-        """The client has closed its side: nothing more comes from it."""
-        ...
-
-    async def aclose(self) -> None:
-        """The server is gone too."""
-        ...
-
-
-class Passing:
-    """Passes every message on as it is; one that is too long ends the connection of neither side, and is reported."""
+    A message that is too long ends the connection of neither side, and is reported.
+    """
 
     def __init__(self, to_client: Send, to_server: Send, say: Callable[[str], None]) -> None:
         self._to_client, self._to_server, self._say = to_client, to_server, say
 
     async def from_client(self, line: bytes | TooLong) -> None:
-        """Pass it to the server."""
+        """Take a message of the client."""
         await self._pass(line, self._to_server, "client")
 
     async def from_server(self, line: bytes | TooLong) -> None:
-        """Pass it to the client."""
+        """Take a message of the server."""
         await self._pass(line, self._to_client, "server")
 
     async def _pass(self, line: bytes | TooLong, send: Send, whose: str) -> None:
@@ -84,13 +63,13 @@ class Passing:
             await send(line)
 
     async def run(self) -> None:
-        """Nothing to do beside."""
+        """Work beside the messages until it is cancelled."""
 
     async def client_left(self) -> None:
-        """Nothing to do."""
+        """The client has closed its side: nothing more comes from it."""
 
     async def aclose(self) -> None:
-        """Nothing to do."""
+        """The server is gone too."""
 
 
 async def serve_stdio(
