@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from grampus_uq.cli.argument_types import SummarisedGroup
+from grampus_uq.cli.argument_types import SummarisedGroup, options
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, print_whole, say_beside
-from grampus_uq.cli.store_options import Signer, as_option, key_option, store_option, with_store
+from grampus_uq.cli.store_options import Signer, as_option, key_option, on_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, SessionError
 from grampus_uq.gate.delegations import Delegation
 from grampus_uq.gate.requests import ApprovalDecision
@@ -25,6 +25,7 @@ from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.dead_letters import dead_letters
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_decisions import (
     Decided,
     check_edit,
@@ -36,26 +37,22 @@ from grampus_uq.runtime.stored_decisions import (
 from grampus_uq.runtime.stored_delegations import standing_for
 from grampus_uq.runtime.stored_drills import StoredDrills
 
-_Result = TypeVar("_Result")
 _LETTERS = 100
 _TAIL = 6
 _BESIDE = {"call_id", "tool", "arguments", "readings", "thresholds", "unread", "messages"}
 """Of a card, what the JSON of a request holds elsewhere."""
 
 
-def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every command that decides."""
-    for option in (
-        as_json_option,
-        click.option("--digest", help="Refuse if the call's digest, as printed by `show`, is another."),
-        key_option,
-        click.option("--for", "place", metavar="NAME", help="Decide in place of NAME, by a delegation."),
-        as_option("Who decides"),
-        store_option,
-        click.argument("request_id"),
-    ):
-        function = option(function)
-    return function
+_deciding = options(
+    click.argument("request_id"),
+    on_store,
+    as_option("Who decides"),
+    click.option("--for", "place", metavar="NAME", help="Decide in place of NAME, by a delegation."),
+    key_option,
+    click.option("--digest", help="Refuse if the call's digest, as printed by `show`, is another."),
+    as_json_option,
+)
+"""The options of every command that decides."""
 
 
 @click.group(cls=SummarisedGroup)
@@ -65,10 +62,6 @@ def command() -> None:
     Decisions are signed with the private key in --key or GRAMPUS_UQ_APPROVAL_KEY_FILE (`keygen` makes one), or
     with the shared key in GRAMPUS_UQ_APPROVAL_KEY. A runner with keys accepts no unsigned decisions.
     """
-
-
-def _with_ledger(url: str, work: Callable[[Ledger], Awaitable[_Result]]) -> _Result:
-    return with_store(url, lambda store: work(Ledger(store)))
 
 
 @command.command()
@@ -84,24 +77,21 @@ def keygen(file: str, principal: str) -> None:
 
 
 @command.command(name="list")
-@store_option
+@on_store
 @as_json_option
 @click.option("--agent", help="Only this agent's sessions.")
-def list_(url: str, as_json: bool, agent: str | None) -> None:
+async def list_(store: SessionStore, as_json: bool, agent: str | None) -> None:
     """List pending requests, and decisions that no runner has processed."""
-
-    async def work(ledger: Ledger) -> tuple[float, list[tuple[Card, Decided]], int]:
-        sessions = await ledger.pending(agent)
-        now_s = ledger.now_s()
-        asked = [request for session in sessions for request in session.requests if request.child_session is None]
-        requests = [request for request in asked if not request.expired(now_s)]
-        decided = await decisions_on(ledger, requests)
-        drills = StoredDrills(ledger.store)
-        cards = await drills.as_shown(*await drills.mixed([card(request) for request in requests], now_s, agent))
-        shown = [(one, decided.get(one.id, ([], []))) for one in cards]
-        return now_s, shown, len(await dead_letters(ledger.store, agent, limit=_LETTERS))
-
-    now_s, found, letters = _with_ledger(url, work)
+    ledger = Ledger(store)
+    sessions = await ledger.pending(agent)
+    now_s = ledger.now_s()
+    asked = [request for session in sessions for request in session.requests if request.child_session is None]
+    requests = [request for request in asked if not request.expired(now_s)]
+    decided = await decisions_on(ledger, requests)
+    drills = StoredDrills(store)
+    cards = await drills.as_shown(*await drills.mixed([card(request) for request in requests], now_s, agent))
+    found = [(one, decided.get(one.id, ([], []))) for one in cards]
+    letters = len(await dead_letters(store, agent, limit=_LETTERS))
     if as_json:
         print_json([_shown(shown, decisions) for shown, (decisions, _) in found])
         return
@@ -141,20 +131,16 @@ def _status(decisions: Sequence[ApprovalDecision], standing: Sequence[ApprovalDe
 
 @command.command()
 @click.argument("request_id")
-@store_option
+@on_store
 @as_json_option
-def show(request_id: str, url: str, as_json: bool) -> None:
+async def show(request_id: str, store: SessionStore, as_json: bool) -> None:
     """Show one request: the whole call, its digest, its reason, and the end of the transcript."""
-
-    async def work(ledger: Ledger) -> tuple[Card, Decided, list[str]]:
-        found = await _drill(ledger, request_id) or await open_request(ledger, request_id)
-        (shown,) = await StoredDrills(ledger.store).as_shown(found.card)
-        if isinstance(found, Drill):
-            return shown, ([], []), []
-        refused = [f"{principal} {why}".strip() for principal, why in found.refused]
-        return shown, (found.decisions, found.standing), refused
-
-    shown, (decisions, standing), refusals = _with_ledger(url, work)
+    ledger = Ledger(store)
+    found = await _drill(ledger, request_id) or await open_request(ledger, request_id)
+    (shown,) = await StoredDrills(store).as_shown(found.card)
+    decisions, standing = ([], []) if isinstance(found, Drill) else (found.decisions, found.standing)
+    refused = () if isinstance(found, Drill) else found.refused
+    refusals = [f"{principal} {why}".strip() for principal, why in refused]
     if as_json:
         tail = [message.model_dump(mode="json") for message in shown.messages[-_TAIL:]]
         print_json(_shown(shown, decisions) | {"refused": refusals, "transcript_tail": tail})
@@ -233,34 +219,34 @@ def _shown(shown: Card, decisions: Sequence[ApprovalDecision]) -> dict[str, Any]
 
 @command.command()
 @_deciding
-def approve(**given: Any) -> None:
+async def approve(**given: Any) -> None:
     """Approve the pending call, exactly as it was shown."""
-    _decide("approve", **given)
+    await _decide("approve", **given)
 
 
 @command.command()
 @_deciding
 @click.option("--message", "-m", help="Reason for the model.")
 @click.option("--never", is_flag=True, help="Also close every permit that covers the call.")
-def reject(**given: Any) -> None:
+async def reject(**given: Any) -> None:
     """Reject the pending call."""
-    _decide("reject", **given)
+    await _decide("reject", **given)
 
 
 @command.command()
 @_deciding
 @click.option("--arguments", required=True, help="The new arguments, a JSON object.")
-def edit(arguments: str, **given: Any) -> None:
+async def edit(arguments: str, **given: Any) -> None:
     """Approve the pending call with other arguments, which have to fit the tool's schema."""
-    _decide("edit", arguments=_parsed(arguments), **given)
+    await _decide("edit", arguments=_parsed(arguments), **given)
 
 
 @command.command()
 @_deciding
 @click.option("--message", "-m", required=True, help="Text used as the call's result.")
-def respond(**given: Any) -> None:
+async def respond(**given: Any) -> None:
     """Answer in place of the tool; the call does not run."""
-    _decide("respond", **given)
+    await _decide("respond", **given)
 
 
 async def _delegation(ledger: Ledger, tool: str | None, deputy: str, place: str | None) -> Delegation | None:
@@ -282,11 +268,11 @@ def _parsed(arguments: str) -> dict[str, Any]:
     return parsed
 
 
-def _decide(
+async def _decide(
     kind: str,
     *,
     request_id: str,
-    url: str,
+    store: SessionStore,
     principal: str,
     place: str | None,
     signer: Signer | None,
@@ -296,30 +282,25 @@ def _decide(
     arguments: dict[str, Any] | None = None,
     never: bool = False,
 ) -> None:
-    async def work(ledger: Ledger) -> tuple[Card, Sequence[ApprovalDecision], str | None]:
-        drill = await _drill(ledger, request_id)
-        if drill is not None:
-            check_shown(drill.card, digest)
-            check_edit(arguments, drill.parameters)
-            delegation = await _delegation(ledger, drill.card.tool, principal, place)
-            answer = drill.answered(kind, principal=principal, message=message, arguments=arguments)
+    ledger, drilled = Ledger(store), None
+    before: Sequence[ApprovalDecision] = ()
+    try:
+        found = await _drill(ledger, request_id) or await open_request(ledger, request_id)
+        shown = found.card
+        check_shown(shown, digest)
+        check_edit(arguments, found.parameters)
+        delegation = await _delegation(ledger, shown.tool, principal, place)
+        given: dict[str, Any] = {"principal": principal, "message": message, "arguments": arguments}
+        if isinstance(found, Drill):
+            answer = found.answered(kind, **given)
             answer = answer if signer is None else signer.sign(answer)
             waiting = sum(len(session.requests) for session in await ledger.pending())
-            done = await StoredDrills(ledger.store).answer(answer, ledger.now_s(), waiting=waiting, place=delegation)
-            return drill.card, [], done.told()
-        found = await open_request(ledger, request_id)
-        check_shown(found.card, digest)
-        check_edit(arguments, found.parameters)
-        given: dict[str, Any] = {"message": message, "arguments": arguments, "never": never}
-        given["delegation"] = await _delegation(ledger, found.card.tool, principal, place)
-        decision = found.request.decide(kind, principal=principal, **given)
-        if signer is not None:
-            decision = signer.sign(decision)
-        await store_decision(ledger, found, decision)
-        return found.card, found.standing, None
-
-    try:
-        shown, before, drilled = _with_ledger(url, work)
+            done = await StoredDrills(store).answer(answer, ledger.now_s(), waiting=waiting, place=delegation)
+            drilled = done.told()
+        else:
+            decision = found.request.decide(kind, delegation=delegation, never=never, **given)
+            await store_decision(ledger, found, decision if signer is None else signer.sign(decision))
+            before = found.standing
     except ApprovalError as error:
         raise click.ClickException(str(error)) from error
     if as_json:

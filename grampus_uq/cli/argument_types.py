@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import click
 
 from grampus_uq.errors import DataError
+
+
+def options(*given: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The decorators of several commands as one, in their order."""
+    return lambda function: reduce(lambda decorated, option: option(decorated), reversed(given), function)
 
 
 class FiniteRange(click.FloatRange):

@@ -11,7 +11,7 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_result, refuse_none
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import on_store, store_option, with_store
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.fit.streams import finished_in_recordings
 from grampus_uq.recording.artifacts import load
@@ -85,12 +85,12 @@ def feed(
 @command.command()
 @click.argument("run_id")
 @click.argument("outcome", type=click.Choice(["success", "failure"]))
-@store_option
+@on_store
 @as_json_option
 @_check
-def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> None:
+async def label(run_id: str, outcome: str, store: SessionStore, as_json: bool, check: bool) -> None:
     """Label the outcome of a finished run; it counts once and permanently."""
-    found = with_store(url, lambda store: label_run(store, run_id, outcome == "success"))
+    found = await label_run(store, run_id, outcome == "success")
     if not found:
         raise DataError(
             f"no calibration watch in this store has counted a run {run_id!r:.100}; a run counts once it has finished, "

@@ -9,7 +9,7 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_list, print_result
-from grampus_uq.cli.store_options import Signer, as_option, key_option, store_option, with_store
+from grampus_uq.cli.store_options import Signer, as_option, key_option, on_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.gate.delegations import LONGEST_S, Delegation
 from grampus_uq.records.visible_text import short, visible
@@ -41,27 +41,28 @@ def command() -> None:
 @click.option("--tool", "tools", multiple=True, metavar="NAME", help="Only on calls of this tool; may be repeated.")
 @key_option
 @_as_option
-@store_option
+@on_store
 @as_json_option
-def grant(
-    deputy: str, hours: float, tools: tuple[str, ...], signer: Signer | None, principal: str, url: str, as_json: bool
+async def grant(
+    deputy: str,
+    hours: float,
+    tools: tuple[str, ...],
+    signer: Signer | None,
+    principal: str,
+    store: SessionStore,
+    as_json: bool,
 ) -> None:
     """Let DEPUTY decide in your place from now on, for a number of hours."""
     if signer is None:
         raise ConfigurationError.of("--key", "delegations grant", "given: a delegation is signed", None)
-
-    async def work(store: SessionStore) -> Delegation:
-        now_s = await store.now()
-        times: dict[str, Any] = {"from_s": now_s, "until_s": now_s + hours * _HOUR_S}
-        try:
-            given = Delegation(principal=principal, deputy=deputy, tools=tools or None, **times)
-        except ValueError as error:
-            raise ConfigurationError.of("DEPUTY", "delegations grant", "a name other than one's own", deputy) from error
-        signed = signer.sign(given)
-        await delegate(store, signed)
-        return signed
-
-    given = with_store(url, work)
+    now_s = await store.now()
+    times: dict[str, Any] = {"from_s": now_s, "until_s": now_s + hours * _HOUR_S}
+    try:
+        given = Delegation(principal=principal, deputy=deputy, tools=tools or None, **times)
+    except ValueError as error:
+        raise ConfigurationError.of("DEPUTY", "delegations grant", "a name other than one's own", deputy) from error
+    given = signer.sign(given)
+    await delegate(store, given)
     line = (
         f"{visible(given.deputy)} decides in place of {visible(given.principal)} on {_tools(given)} until "
         f"{_until(given)}: {given.id}"
@@ -70,11 +71,11 @@ def grant(
 
 
 @command.command(name="list")
-@store_option
+@on_store
 @as_json_option
-def list_(url: str, as_json: bool) -> None:
+async def list_(store: SessionStore, as_json: bool) -> None:
     """List delegations, earliest end first; only the runner checks signatures."""
-    found = with_store(url, stored_delegations)
+    found = await stored_delegations(store)
     columns = ("delegation", "deputy", "for", "on", "until", "valid")
     print_list(as_json, map(_shown, found), columns, map(_row, found), "No delegations.")
 
@@ -101,13 +102,9 @@ def _until(given: Delegation) -> str:
 @command.command()
 @click.argument("delegation_id")
 @_as_option
-@store_option
-def revoke(delegation_id: str, principal: str, url: str) -> None:
+@on_store
+async def revoke(delegation_id: str, principal: str, store: SessionStore) -> None:
     """End a delegation now; the deputy's decisions that no runner has processed lapse."""
-
-    async def work(store: SessionStore) -> StoredDelegation:
-        found = await find_delegation(store, delegation_id)
-        return await revoke_delegation(store, found.delegation.id, principal)
-
-    given = with_store(url, work).delegation
+    found = await find_delegation(store, delegation_id)
+    given = (await revoke_delegation(store, found.delegation.id, principal)).delegation
     click.echo(f"{visible(given.deputy)} no longer decides in place of {visible(given.principal)}.")

@@ -10,7 +10,7 @@ import click
 
 from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_result, print_table, say_beside
-from grampus_uq.cli.store_options import as_option, store_option, with_store
+from grampus_uq.cli.store_options import as_option, on_store
 from grampus_uq.runtime.drills import Change, DrillPlan, DrillRule
 from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON, Missed, Reviewed, decision_times, reviewed
 from grampus_uq.runtime.store import SessionStore
@@ -29,7 +29,7 @@ def command() -> None:
 
 
 @command.command()
-@store_option
+@on_store
 @as_json_option
 @click.option(
     "--share",
@@ -59,7 +59,7 @@ def command() -> None:
     help="Age in hours from which an approved call can become a drill.",
 )
 @as_option("Who switches them on")
-def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str, **given: Any) -> None:
+async def on(store: SessionStore, as_json: bool, changes: tuple[str, ...], principal: str, **given: Any) -> None:
     """Switch drills on, or change their share and kinds."""
     plan = DrillPlan(
         share=given["share"],
@@ -70,7 +70,7 @@ def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str, **give
         pace_per_hour=given["pace"],
         secret=secrets.token_hex(32),
     )
-    with_store(url, lambda store: StoredDrills(store).switch_on(plan))
+    await StoredDrills(store).switch_on(plan)
     if as_json:
         print_json(plan.model_dump(mode="json", exclude={"secret"}))
     else:
@@ -93,33 +93,29 @@ def _rule(text: str) -> DrillRule:
 
 
 @command.command()
-@store_option
+@on_store
 @as_json_option
-def off(url: str, as_json: bool) -> None:
+async def off(store: SessionStore, as_json: bool) -> None:
     """Switch drills off; answers so far are kept."""
-    were_on = with_store(url, lambda store: StoredDrills(store).switch_off())
+    were_on = await StoredDrills(store).switch_off()
     print_result(as_json, {"were_on": were_on}, ["Drills are off." if were_on else "Drills were off."])
 
 
 @command.command()
-@store_option
+@on_store
 @as_json_option
 @click.option("--check", is_flag=True, help="Exit with 1 if more drills are missed than tolerated.")
-def report(url: str, as_json: bool, check: bool) -> None:
+async def report(store: SessionStore, as_json: bool, check: bool) -> None:
     """Report the share of missed drills: in total, by person, by time since the start, by queue length."""
-    plan, found = with_store(url, _reviewed)
+    stored = StoredDrills(store)
+    plan, drills = await stored.plan(), await stored.answered()
+    found = reviewed(drills, await decision_times(store, drills), await store.now(), plan)
     if as_json:
         print_json(asdict(found) | {"on": plan is not None})
     else:
         _print(plan, found)
     if check and found.alarm_at is not None:
         raise SystemExit(1)
-
-
-async def _reviewed(store: SessionStore) -> tuple[DrillPlan | None, Reviewed]:
-    stored = StoredDrills(store)
-    plan, drills = await stored.plan(), await stored.answered()
-    return plan, reviewed(drills, await decision_times(store, drills), await store.now(), plan)
 
 
 def _print(plan: DrillPlan | None, found: Reviewed) -> None:

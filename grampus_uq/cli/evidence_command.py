@@ -11,7 +11,7 @@ import click
 
 from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_result
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import on_store
 from grampus_uq.errors import DataError
 from grampus_uq.gate.signatures import PublicKeys
 from grampus_uq.recording.whole_file import whole_file
@@ -27,26 +27,22 @@ def command() -> None:
 
 
 @command.command()
-@store_option
+@on_store
 @as_json_option
 @click.option("-o", "--output", required=True, type=OutputFile(), metavar="FILE.jsonl", help="Output file.")
-def export(url: str, as_json: bool, output: str) -> None:
+async def export(store: SessionStore, as_json: bool, output: str) -> None:
     """Write the evidence file, and print the digest of its last line. Keep the digest out of reach of the store's
     users.
 
     Verification finds changes within the file by itself; only with the digest does it find that the newest
     entries are missing.
     """
-
-    async def work(store: SessionStore) -> tuple[int, str]:
-        count, line = 0, ""
+    entries, line = -1, ""  # the first line is no entry
+    with whole_file(output) as part, part.open("x", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
         async for line in evidence(store):
             file.write(f"{line}\n")
-            count += 1
-        return count - 1, str(json.loads(line)["hash"])
-
-    with whole_file(output) as part, part.open("x", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-        entries, digest = with_store(url, work)
+            entries += 1
+    digest = json.loads(line)["hash"]
     lines = [f"{entries} entries written to {one_line(output)}.", f"digest     {digest}"]
     print_result(as_json, {"output": output, "entries": entries, "digest": digest}, lines)
 

@@ -10,9 +10,9 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_json, print_list
-from grampus_uq.cli.store_options import STORE_HELP, store_option, with_store
+from grampus_uq.cli.store_options import STORE_HELP, on_store
 from grampus_uq.inbox.inbox_settings import InboxSettings
-from grampus_uq.inbox.people import People, Person, Role, keys_of
+from grampus_uq.inbox.people import People, Role, keys_of
 from grampus_uq.records.call_sentences import read_sentences
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import index_pending
@@ -89,34 +89,34 @@ def command(
 @click.argument("name")
 @click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="What NAME may do.")
 @click.option("--hours", default=1.0, type=click.FloatRange(0.01, 168.0), help="Hours for which the link is valid.")
-@store_option
+@on_store
 @_origin_option
-def invite(name: str, role: str, hours: float, url: str, origin: str | None) -> None:
+async def invite(name: str, role: str, hours: float, store: SessionStore, origin: str | None) -> None:
     """Print a one-time link with which NAME creates a passkey; it is not stored, so it cannot be printed again."""
     settings = InboxSettings(origin=origin or f"http://localhost:{_PORT}")
-    token = with_store(url, lambda store: People(store).invite(name, Role(role), for_s=3600.0 * hours))
+    token = await People(store).invite(name, Role(role), for_s=3600.0 * hours)
     click.echo(f"{settings.origin}/invitation#{token}")
     click.echo(f"For {name}, with the role {role}; valid once, for {hours:g} h.", err=True)
 
 
 @command.command()
-@store_option
+@on_store
 @click.option(
     "--deputies",
     is_flag=True,
     help="Print the deputies' keys instead, marked as such; `ApprovalPolicy(deputies=)` names them.",
 )
-def keys(url: str, deputies: bool) -> None:
+async def keys(store: SessionStore, deputies: bool) -> None:
     """Print the public keys of all approvers, as the JSON file that `PublicKeys.from_file` reads."""
-    print_json(keys_of(with_store(url, _everybody), Role.DEPUTY if deputies else Role.DECIDE))
+    print_json(keys_of(await People(store).all(), Role.DEPUTY if deputies else Role.DECIDE))
 
 
 @command.command()
-@store_option
+@on_store
 @as_json_option
-def people(url: str, as_json: bool) -> None:
+async def people(store: SessionStore, as_json: bool) -> None:
     """List people with a passkey, and their roles."""
-    found = with_store(url, _everybody)
+    found = await People(store).all()
     columns = ("name", "role", "passkeys")
     rows = [(one.name, one.role.value, len(one.passkeys)) for one in found]
     values = (dict(zip(columns, row, strict=True)) for row in rows)
@@ -125,13 +125,9 @@ def people(url: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@store_option
-def remove(name: str, url: str) -> None:
+@on_store
+async def remove(name: str, store: SessionStore) -> None:
     """Remove NAME and end their sessions; remove the public key from the runner's configuration yourself."""
-    if not with_store(url, lambda store: People(store).remove(name)):
+    if not await People(store).remove(name):
         raise click.ClickException(f"Nobody is registered as {name!r:.80}.")
     click.echo(f"{name} is removed. The runner accepts their decisions until you remove their key there.")
-
-
-async def _everybody(store: SessionStore) -> list[Person]:
-    return await People(store).all()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import click
 import numpy as np
 
-from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
+from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup, options
 from grampus_uq.cli.many_runs import chosen_workers, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
@@ -23,7 +22,7 @@ from grampus_uq.cli.printing import (
     progress,
     say_beside,
 )
-from grampus_uq.cli.store_options import Signer, as_option, key_option, store_option, with_store
+from grampus_uq.cli.store_options import Signer, as_option, key_option, on_store
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.gate.permit_conditions import limits_of
@@ -70,48 +69,52 @@ def command() -> None:
 # -- in a store -------------------------------------------------------------------------------------------------------
 
 
-def _granting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of commands that write a permit."""
-    where = 'A condition on an argument: amount=max:50, to=in:["ann"]; also min, equals (JSON values); repeatable.'
-    for option in (
-        as_json_option,
-        key_option,
-        as_option("Who grants"),
-        click.option("--days", type=FiniteRange(0.01, 3_650.0), help="Duration in days [90]."),
-        click.option(
-            "--at-most", type=FiniteRange(0.001, 0.5), help=f"Largest share of wrong calls [{_DEFAULT['epsilon']}]."
-        ),
-        click.option("--where", "conditions", multiple=True, metavar="NAME=RULE:VALUE", help=where),
-        store_option,
-    ):
-        function = option(function)
-    return function
-
-
-def _reviewers_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what reviewers miss."""
-    sure = click.option(
+_granting = options(
+    on_store,
+    click.option(
+        "--where",
+        "conditions",
+        multiple=True,
+        metavar="NAME=RULE:VALUE",
+        help='A condition on an argument: amount=max:50, to=in:["ann"]; also min, equals (JSON values); repeatable.',
+    ),
+    click.option(
+        "--at-most", type=FiniteRange(0.001, 0.5), help=f"Largest share of wrong calls [{_DEFAULT['epsilon']}]."
+    ),
+    click.option("--days", type=FiniteRange(0.01, 3_650.0), help="Duration in days [90]."),
+    as_option("Who grants"),
+    key_option,
+    as_json_option,
+)
+"""The options of commands that write a permit."""
+_reviewers_options = options(
+    click.option(
+        "--miss-rate",
+        type=FiniteRange(0.0, 0.9),
+        help="Upper bound on the share of wrong calls that reviewers approve, from drills.",
+    ),
+    click.option(
         "--miss-assurance",
         type=FiniteRange(0.5, 0.999),
         default=0.95,
         help="Confidence of the miss rate; 0.95 for the number from `drills report`.",
-    )
-    rate = "Upper bound on the share of wrong calls that reviewers approve, from drills."
-    return click.option("--miss-rate", type=FiniteRange(0.0, 0.9), help=rate)(sure(function))
-
-
-def _promise_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a promise, beside its share of wrong calls."""
-    sure: dict[str, Any] = {"default": 1.0 - _DEFAULT["delta"], "help": "Probability that the promise holds."}
-    audits: dict[str, Any] = {"default": _DEFAULT["audit_rate"], "help": "Smallest share of calls audited at random."}
-    of_released = "The share is of the calls that may proceed, not of all calls."
-    for option in (
-        click.option("--audits", type=FiniteRange(0.01, 0.9), **audits),
-        click.option("--assurance", type=FiniteRange(0.5, 0.999), **sure),
-        click.option("--of-released", is_flag=True, help=of_released),
-    ):
-        function = option(function)
-    return function
+    ),
+)
+_promise_options = options(
+    click.option("--of-released", is_flag=True, help="The share is of the calls that may proceed, not of all calls."),
+    click.option(
+        "--assurance",
+        type=FiniteRange(0.5, 0.999),
+        default=1.0 - _DEFAULT["delta"],
+        help="Probability that the promise holds.",
+    ),
+    click.option(
+        "--audits",
+        type=FiniteRange(0.01, 0.9),
+        default=_DEFAULT["audit_rate"],
+        help="Smallest share of calls audited at random.",
+    ),
+)
 
 
 @command.command()
@@ -146,7 +149,9 @@ def _promise_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--profile", metavar="FILE", help="The profile that judged those runs, if any.")
 @click.option("--agent-version", default="", show_default=False, help="The `agent_version` of `StoredPermits`, if any.")
-def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, as_json: bool, **given: Any) -> None:
+async def grant(
+    store: SessionStore, tool: str, conditions: tuple[str, ...], days: float | None, as_json: bool, **given: Any
+) -> None:
     """Let calls of one tool proceed without asking once answers support it; at most a small share is wrong.
 
     With --from, the permit starts with recorded answers. If runners seal their state, run this with their
@@ -172,8 +177,8 @@ def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, 
     if answers is not None:
         permit = permit.model_copy(update={"judge": answers.calls[0].judge})
     permit, signed = _signed(permit, given["signer"])
-    entries, seal = [] if answers is None else answers.entries(), _seal()
-    state = with_store(url, lambda store: grant_permit(store, permit, entries, seal=seal))
+    entries = [] if answers is None else answers.entries()
+    state = await grant_permit(store, permit, entries, seal=_seal())
     _granted(permit, signed, as_json, state)
     if answers is not None and answers.left_out:
         say_beside("Left out: " + ", ".join(f"{n} {why}" for why, n in sorted(answers.left_out.items())) + ".")
@@ -207,59 +212,49 @@ def _seal() -> Seal | None:
 @click.argument("permit_id")
 @_granting
 @_reviewers_options
-def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool, **given: Any) -> None:
+async def narrow(store: SessionStore, permit_id: str, conditions: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Replace a permit by one with further conditions, a smaller share or a measured miss rate.
 
     The new permit starts without answers: a small share of wrong calls overall implies nothing about each part.
     """
-
-    async def work(store: SessionStore) -> tuple[Permit, bool, PermitState]:
-        found = (await find_permit(store, permit_id)).permit
-        permit = narrowed(
-            found,
-            principal=given["principal"],
-            now_s=time.time(),
-            conditions=limits_of(conditions),
-            at_most=given["at_most"],
-            days=given["days"],
-            miss_rate=given["miss_rate"],
-            miss_delta=round(1.0 - given["miss_assurance"], 12),
-        )
-        permit, signed = _signed(permit, given["signer"])
-        state = await replace_permit(store, found.id, permit)
-        return permit, signed, state
-
-    permit, signed, state = with_store(url, work)
+    found = (await find_permit(store, permit_id)).permit
+    permit = narrowed(
+        found,
+        principal=given["principal"],
+        now_s=time.time(),
+        conditions=limits_of(conditions),
+        at_most=given["at_most"],
+        days=given["days"],
+        miss_rate=given["miss_rate"],
+        miss_delta=round(1.0 - given["miss_assurance"], 12),
+    )
+    permit, signed = _signed(permit, given["signer"])
+    state = await replace_permit(store, found.id, permit)
     _granted(permit, signed, as_json, state)
 
 
 @command.command()
 @click.argument("permit_id")
-@store_option
+@on_store
 @as_json_option
 @as_option("Who revokes it")
 @click.option("--message", "-m", default="", show_default=False, help="Reason.")
-def revoke(url: str, permit_id: str, principal: str, message: str, as_json: bool) -> None:
+async def revoke(store: SessionStore, permit_id: str, principal: str, message: str, as_json: bool) -> None:
     """Close a permit for good: every call needs approval again. Needs no key: anybody with access to the store may
     stop it.
     """
-
-    async def work(store: SessionStore) -> tuple[str, str]:
-        permit = (await find_permit(store, permit_id)).permit
-        why = f"{principal} revoked it" + (f": {message}" if message else "")
-        await close_permit(store, permit.id, why)
-        return permit.id, why
-
-    found, why = with_store(url, work)
+    found, why = (await find_permit(store, permit_id)).permit.id, f"{principal} revoked it"
+    why += f": {message}" if message else ""
+    await close_permit(store, found, why)
     print_result(as_json, {"permit": found, "closed": why}, [f"{one_line(found)} is closed: {one_line(why)}."])
 
 
 @command.command(name="list")
-@store_option
+@on_store
 @as_json_option
-def list_(url: str, as_json: bool) -> None:
+async def list_(store: SessionStore, as_json: bool) -> None:
     """List permits: scope, threshold in force, answers, cleared calls and promise."""
-    found = with_store(url, stored_permits)
+    found = await stored_permits(store)
     columns = ("permit", "scope", "status", "answers", "wrong", "cleared")
     print_list(as_json, map(_standing_json, found), columns, map(_list_row, found), "No permits.")
 
@@ -272,19 +267,15 @@ def _list_row(standing: Standing) -> list[str]:
 
 @command.command()
 @click.argument("permit_id")
-@store_option
+@on_store
 @as_json_option
-def show(url: str, permit_id: str, as_json: bool) -> None:
+async def show(store: SessionStore, permit_id: str, as_json: bool) -> None:
     """Show one permit: promise, evidence, pending calls, and whether its log reproduces its state.
 
     Signatures and seals are not checked here: only a host has the keys.
     """
-
-    async def work(store: SessionStore) -> tuple[Standing, bool]:
-        standing = await find_permit(store, permit_id)
-        return standing, same_as_logged(standing, await replayed_permit(store, standing.permit))
-
-    standing, agrees = with_store(url, work)
+    standing = await find_permit(store, permit_id)
+    agrees = same_as_logged(standing, await replayed_permit(store, standing.permit))
     if as_json:
         print_json(_standing_json(standing) | {"log_agrees": agrees})
         return

@@ -6,26 +6,26 @@ import click
 
 from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.printing import as_json_option, print_result
-from grampus_uq.cli.store_options import as_option, store_option, with_store
+from grampus_uq.cli.store_options import as_option, on_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.vocabulary import ENDED
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.stopping import StopReport, order_stop
+from grampus_uq.runtime.stopping import order_stop
 from grampus_uq.runtime.store import SessionStore
 
 
 @click.command()
 @click.argument("agent_id", required=False)
 @click.argument("session_id", required=False)
-@store_option
+@on_store
 @click.option("--all", "everything", is_flag=True, help="Stop every running session of the store.")
 @click.option("--wait", "wait_s", type=FiniteRange(min=0), default=5.0, help="Seconds to wait for sessions to stop.")
 @as_option("Who orders it")
 @as_json_option
-def command(
+async def command(
     agent_id: str | None,
     session_id: str | None,
-    url: str,
+    store: SessionStore,
     everything: bool,
     wait_s: float,
     principal: str,
@@ -40,13 +40,10 @@ def command(
         rule = "given both, or --all instead of both"
         raise ConfigurationError.of("AGENT_ID SESSION_ID", "stop", rule, (agent_id, session_id))
 
-    async def work(store: SessionStore) -> tuple[StopReport, bool]:
-        ledger, resumable = Ledger(store), False
-        if agent_id is not None and session_id is not None:
-            resumable = await _resumable(ledger, agent_id, session_id)
-        return await order_stop(ledger, agent_id, session_id, principal=principal, wait_s=wait_s), resumable
-
-    report, resumable = with_store(url, work)
+    ledger, resumable = Ledger(store), False
+    if agent_id is not None and session_id is not None:
+        resumable = await _resumable(ledger, agent_id, session_id)
+    report = await order_stop(ledger, agent_id, session_id, principal=principal, wait_s=wait_s)
     what = "all sessions" if everything else f"{agent_id}/{session_id}"
     reached, acknowledged = len(report.reached), len(report.acknowledged)
     line = f"Ordered {what} to stop. Running then: {reached}; stopped now: {acknowledged}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -46,6 +46,17 @@ def as_option(who: str) -> Callable[[_Command], _Command]:
 def with_store(url: str, work: Callable[[SessionStore], Awaitable[_Result]], *, create: bool = False) -> _Result:
     """Open the store, wait for `work` on it, and close it; a store that does not exist is made only with `create`."""
     return with_stores([url], lambda stores: work(stores[0]), create=create)
+
+
+def on_store(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A command as a coroutine, which gets the opened store of `--store` as `store`."""
+
+    @store_option
+    @wraps(work)
+    def command(*, url: str, **given: Any) -> None:
+        with_store(url, lambda store: work(store=store, **given))
+
+    return command
 
 
 def with_stores(

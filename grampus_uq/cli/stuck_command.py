@@ -8,7 +8,7 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_list
-from grampus_uq.cli.store_options import as_option, store_option, with_store
+from grampus_uq.cli.store_options import as_option, on_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.visible_text import short
 from grampus_uq.runtime import dead_letters
@@ -22,16 +22,12 @@ def command() -> None:
 
 
 @command.command(name="list")
-@store_option
+@on_store
 @as_json_option
 @click.option("--agent", help="Only this agent's sessions.")
-def list_(url: str, as_json: bool, agent: str | None) -> None:
+async def list_(store: SessionStore, as_json: bool, agent: str | None) -> None:
     """List the first 1,000 sessions that were set aside, with their last errors."""
-
-    async def work(store: SessionStore) -> tuple[float, list[dead_letters.DeadLetter]]:
-        return await store.now(), await dead_letters.dead_letters(store, agent)
-
-    now_s, found = with_store(url, work)
+    now_s, found = await store.now(), await dead_letters.dead_letters(store, agent)
     columns = ("agent", "session", "errors", "since", "last error")
     rows = (
         (letter.agent_id, letter.session_id, letter.failed, f"{now_s - letter.since_s:.0f} s", short(letter.why, 200))
@@ -43,40 +39,32 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
 @command.command()
 @click.argument("agent_id", required=False)
 @click.argument("session_id", required=False)
-@store_option
+@on_store
 @click.option("--all", "everything", is_flag=True, help="Return every session that was set aside.")
-def retry(agent_id: str | None, session_id: str | None, url: str, everything: bool) -> None:
+async def retry(agent_id: str | None, session_id: str | None, store: SessionStore, everything: bool) -> None:
     """Return the session SESSION_ID of AGENT_ID to the workers, or every one with --all."""
     given = sum(value is not None for value in (agent_id, session_id))
     if given != (0 if everything else 2):
         rule = "given both, or --all instead of both"
         raise ConfigurationError.of("AGENT_ID SESSION_ID", "stuck retry", rule, (agent_id, session_id))
-
-    async def work(store: SessionStore) -> int:
-        if agent_id is not None and session_id is not None:
-            await dead_letters.retry(store, agent_id, session_id)
-            return 1
-        done, last = 0, None
-        while found := await dead_letters.dead_letters(store, after=last, limit=200):
-            last = found[-1]
-            for letter in found:
-                await dead_letters.retry(store, letter.agent_id, letter.session_id)
-                done += 1
-        return done
-
-    click.echo(f"Returned to the workers: {with_store(url, work)}.")
+    done, last = 0, None
+    if agent_id is not None and session_id is not None:
+        await dead_letters.retry(store, agent_id, session_id)
+        done = 1
+    while everything and (found := await dead_letters.dead_letters(store, after=last, limit=200)):
+        last = found[-1]
+        for letter in found:
+            await dead_letters.retry(store, letter.agent_id, letter.session_id)
+            done += 1
+    click.echo(f"Returned to the workers: {done}.")
 
 
 @command.command()
 @click.argument("agent_id")
 @click.argument("session_id")
-@store_option
+@on_store
 @as_option("Who drops it")
-def drop(agent_id: str, session_id: str, url: str, principal: str) -> None:
+async def drop(agent_id: str, session_id: str, store: SessionStore, principal: str) -> None:
     """Drop a session that was set aside: it ends as failed, and nothing of it runs."""
-
-    async def work(store: SessionStore) -> None:
-        await dead_letters.drop(Ledger(store), agent_id, session_id, principal=principal)
-
-    with_store(url, work)
+    await dead_letters.drop(Ledger(store), agent_id, session_id, principal=principal)
     click.echo("Dropped: the session has ended.")
