@@ -89,26 +89,34 @@ async def test_whichever_operation_of_the_store_fails_an_approved_call_is_never_
 
 
 class Standing(MemoryStore):
-    """Stands still after the write that announces a call, so that another worker takes over; or is `dead`."""
+    """Stands still after the write that announces a call, and `more` behind it, so that another worker takes over.
 
-    def __init__(self) -> None:
+    Or is `dead`.
+    """
+
+    def __init__(self, more: int = 0) -> None:
         super().__init__()
         self.meanwhile: Callable[[], Awaitable[Any]] | None = None
+        self.more, self.stands = more, False
         self.dead: Callable[[], bool] = lambda: False
 
     async def write(self, *changes: Change) -> float:
         if self.dead():
             raise StoreError("killed")
         done = await super().write(*changes)
-        if self.meanwhile is not None and any("execution_started" in repr(change) for change in changes):
-            other, self.meanwhile = self.meanwhile, None
-            await anyio.sleep(0.3)
-            await other()
+        self.stands = self.stands or any("execution_started" in repr(change) for change in changes)
+        if self.meanwhile is not None and self.stands:
+            await anyio.sleep(0.25)
+            self.more -= 1
+            if self.more < 0:
+                other, self.meanwhile = self.meanwhile, None
+                await other()
         return done
 
 
-async def test_a_worker_that_stood_still_while_it_announced_a_call_leaves_it_to_who_took_over() -> None:
-    store, world, others = Standing(), World(), []
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_worker_that_stood_still_while_it_announced_a_call_leaves_it_to_who_took_over(more: int) -> None:
+    store, world, others = Standing(more), World(), []
     one, two = (runner(world, store=store, lease_s=0.2) for _ in range(2))
     (request,) = (await one.run(AGENT, "x", session_id="s")).pending
 
