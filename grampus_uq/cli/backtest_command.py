@@ -10,7 +10,7 @@ from grampus_uq.cli.calibration_command import read_statuses, status_json
 from grampus_uq.cli.many_runs import chosen_workers, n_files_of_fits, workers_option
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.core.state import Profile
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.alarm_figures import Figure
 from grampus_uq.learn.fit.backtest import BacktestRow, backtest
 from grampus_uq.learn.fit.streams import read_detector_runs
@@ -53,6 +53,12 @@ def command(
                 on_runs=advance,
                 on_refused=refuse,
                 workers=workers,
+            )
+        if not data:
+            what = "a call that the profile knows as irreversible" if data.at_calls else "a step of the model"
+            labelled = "" if unlabelled else ", an outcome and nobody's interference"
+            raise DataError(
+                f"holds no run that this detector judges: one with {what}{labelled}.", path=", ".join(paths)
             )
         rows = backtest(detector, data)
         overlap = n_files_of_fits(paths, [artifact])

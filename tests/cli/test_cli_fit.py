@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from grampus_uq import Outcome, Reading, Step, StopReason, UncertaintyMonitor
 from grampus_uq.cli import _group
-from grampus_uq.errors import GrampusError
+from grampus_uq.errors import DataError, GrampusError
 from grampus_uq.learn.columns import recorded_rows
 from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.fit.streams import read_detector_runs
@@ -90,6 +90,12 @@ def test_an_interruption_budget_needs_no_label(tmp_path: Path) -> None:
     assert all(row["power"] is None for row in rows)
     (deployed,) = [row for row in rows if row["deployed"]]
     assert 5.0 <= deployed["pauses_per_100"] <= 15.0
+    record(tmp_path / "b", np.random.default_rng(4), 2)
+    for file in (tmp_path / "b").glob("*.jsonl"):  # nobody says how they ended
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if '"outcome"' not in line), encoding="utf-8")
+    with pytest.raises(DataError, match=r"holds no run that this detector judges: one with .*, an outcome and nobody"):
+        cli("backtest", str(tmp_path / "p.json"), str(tmp_path / "b"))
 
 
 def test_the_scores_that_are_fitted_on_are_those_that_the_live_detector_is_fed(tmp_path: Path) -> None:
