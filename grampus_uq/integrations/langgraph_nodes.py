@@ -131,6 +131,8 @@ class GuardNodes:
         over = _answer_is_over(messages)
         if over and not self.judge.acts:
             return _Onward(goto=self.end) if self.commands else {}
+        if index is None and state.get(KEY):  # `update_state` took the answer away
+            return self._go_on(state, self._open(state, read_state(self.judge, config, state[KEY])), [])
         if index is None:
             rule = "with a message of the model, which the guard judges"
             raise ConfigurationError.of(key, "uncertainty_guard", rule, f"{len(messages)} messages")
@@ -263,7 +265,9 @@ class GuardNodes:
         return self.score_node if self._unjudged(state, config) else self.after_tools(state, config)
 
     def _open(self, state: dict[str, Any], carried: Carried) -> Carried:
-        """The state in which calls with a result given by hand no longer wait."""
+        """The state in which calls with a result given by hand no longer wait; none where no answer is left."""
+        if last_answer(state.get(self.messages_key) or ()) is None:
+            return replace(carried, turn=None, records=())
         if not any(record.waiting for record in carried.records):
             return carried
         answered = _answered(state.get(self.messages_key) or (), ())

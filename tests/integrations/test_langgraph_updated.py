@@ -9,7 +9,7 @@ import anyio
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import InvalidUpdateError
 from langgraph.graph import START, MessagesState, StateGraph
@@ -89,6 +89,8 @@ class Thread:
         elif what == "an edit" and answers:
             edited: Any = [{**one, "args": {"to": "eve"}} for one in calls]
             yield answers[-1].model_copy(update={"tool_calls": edited})
+        elif what == "a removal" and answers:
+            yield RemoveMessage(answers[-1].id)
         elif what == "results":
             yield from (ToolMessage("by hand", tool_call_id=one["id"]) for one in calls)
 
@@ -104,9 +106,10 @@ class Thread:
     def open_payments(self) -> set[str]:
         """The ids of the latest answer's payments without a result."""
         messages = self.app.get_state(CONFIG).values["messages"]
-        answer = [message for message in messages if message.type == "ai"][-1]
+        answers = [message for message in messages if message.type == "ai"]
         done = {message.tool_call_id for message in messages if message.type == "tool"}
-        return {one["id"] for one in answer.tool_calls if one["name"] == "pay"} - done
+        calls = answers[-1].tool_calls if answers else []
+        return {one["id"] for one in calls if one["name"] == "pay"} - done
 
 
 def call(name: str, call_id: str, to: str) -> Any:
@@ -126,7 +129,7 @@ def guarded_by_edges(builder: Any) -> None:
 
 
 TURNS = st.lists(st.lists(st.sampled_from(["pay", "look"]), min_size=1, max_size=2), min_size=1, max_size=2)
-WRITTEN = st.sampled_from(["a note", "an answer", "a proposal", "an edit", "results", "nothing"])
+WRITTEN = st.sampled_from(["a note", "an answer", "a proposal", "an edit", "a removal", "results", "nothing"])
 STEPS = st.one_of(
     st.just(("run",)),
     st.just(("say",)),
@@ -172,7 +175,7 @@ def test_advice_changes_nothing_in_a_thread_that_is_updated_wherever_it_stops(
     turn=st.lists(st.sampled_from(["pay", "look"]), min_size=0, max_size=2).map(lambda names: ["pay", *names]),
     updates=st.lists(
         st.tuples(
-            st.sampled_from(["a note", "an edit", "a proposal", "results", "nothing"]),
+            st.sampled_from(["a note", "an edit", "a removal", "a proposal", "results", "nothing"]),
             st.sampled_from([None, "agent", "tools", "uncertainty_score", "uncertainty_gate"]),
         ),
         min_size=1,
@@ -187,7 +190,8 @@ def test_a_call_that_waits_is_asked_about_whatever_is_written_beside_it(
     thread.run({"messages": [HumanMessage("Pay.")]})
     assert len(thread.waiting) == turn.count("pay")
     for what, as_node in updates:
-        if what != "a proposal" or guard is guarded:  # by edges only what is written as the model's node is judged
+        # By edges only what is written as the model's node is judged.
+        if (what != "a proposal" and (what != "a removal" or as_node == "agent")) or guard is guarded:
             assert thread.update(what, as_node) == ""
     thread.run(None)
     open_payments = thread.open_payments()
