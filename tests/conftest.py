@@ -9,6 +9,7 @@ import signal
 import ssl
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Before Hypothesis is imported, and for the interpreters that tests start: each would compile again what it imports.
@@ -57,6 +58,17 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     settings.load_profile(named or "grampus")
     gc.disable()
+    worker = getattr(config, "workerinput", None)
+    if worker and config.args == config.getini("testpaths") == ["tests"]:
+        config.args[:] = order.turned(
+            [f"tests/{path.name}" for path in sorted(Path(__file__).parent.iterdir()) if _may_hold_tests(path)],
+            int(worker["workerid"].removeprefix("gw")),
+            worker["workercount"],
+        )
+
+
+def _may_hold_tests(path: Path) -> bool:
+    return path.name.startswith("test_") if path.is_file() else path.name != "__pycache__"
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -69,6 +81,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Mark as slow what the slow stage tries in full and the default run in part; begin with what may take long."""
     asked = sampling.asks_for_slow(config.option.markexpr)
+    items.sort(key=lambda item: item.path)  # workers read the files in different orders and must agree on one
     for item in items:
         if sampling.in_slow_stage(item, asked):
             item.add_marker(pytest.mark.slow)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.order import LONG_S, long_first
+from tests.order import LONG_S, long_first, turned
 
 
 @given(
@@ -22,6 +22,13 @@ def test_every_share_begins_with_what_may_take_long_and_every_test_stays(
     for name in "abcdef":
         places = [ordered.index(item) for item in items if item[1] == (name, LONG_S) or item[1] == (name, 3_600.0)]
         assert places == list(range(min(places, default=0), min(places, default=0) + len(places))), "a file is split"
+
+
+@given(st.lists(st.text(), unique=True, min_size=9), st.integers(1, 9))
+def test_every_worker_reads_every_room_and_no_two_begin_with_the_same(rooms: list[str], workers: int) -> None:
+    orders = [turned(rooms, worker, workers) for worker in range(workers)]
+    assert all(sorted(order) == sorted(rooms) for order in orders)
+    assert len({order[0] for order in orders}) == workers
 
 
 def test_four_workers_begin_with_the_four_files_that_may_take_longest() -> None:
