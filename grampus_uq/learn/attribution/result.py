@@ -136,14 +136,14 @@ class Attribution:
             "scorer": self.scorer,
             "level": self.level,
             "recall": self.recall,
-            "threshold": _finite(self.threshold.value),
+            "threshold": finite(self.threshold.value),
             "rank": self.threshold.rank,
             "calibration_size": self.threshold.n,
             "expected_coverage": self.threshold.expected_coverage,
             "coverage": self.coverage,
             "why": list(self.why),
             "notes": list(self.notes),
-            "steps": [asdict(step) | {"entry": _finite(step.entry)} for step in self.steps],
+            "steps": [asdict(step) | {"entry": finite(step.entry)} for step in self.steps],
         }
 
 
@@ -180,5 +180,6 @@ def spans(indices: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """The value, or None for an infinite one, which JSON does not have."""
     return value if math.isfinite(value) else None

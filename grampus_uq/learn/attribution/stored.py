@@ -18,6 +18,7 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.attribution.conditional_logit import ConditionalLogit, ConditionalLogitScorer
 from grampus_uq.learn.attribution.error_positions import ErrorPositions
 from grampus_uq.learn.attribution.methods import METHODS
+from grampus_uq.learn.attribution.result import finite
 from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan
 from grampus_uq.stats.conformal import TieBrokenThreshold
 
@@ -76,8 +77,8 @@ def calibration_to_json(calibrated: CalibratedAttribution) -> dict[str, Any]:
         "plan": {"method": plan.method.name, "level": plan.level, "recall": plan.recall, "seed": plan.seed},
         "scorer": {"format": _SCORER_FORMAT, "version": 1, **asdict(scorer.model)},
         "threshold": {
-            "value": _finite(threshold.value),
-            "draw": _finite(threshold.draw),
+            "value": finite(threshold.value),
+            "draw": finite(threshold.draw),
             "rank": threshold.rank,
             "n": threshold.n,
         },
@@ -123,7 +124,3 @@ def calibration_from_json(value: Mapping[str, Any]) -> CalibratedAttribution:
         calibrated_on=stored.calibrated_on,
         several=stored.several,
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
