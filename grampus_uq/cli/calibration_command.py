@@ -78,7 +78,7 @@ def feed(
 
     with naming_refused() as refuse:
         statuses = with_store(url, work, create=True)
-        refuse_none(n_runs, paths, "finished run")
+        refuse_none(n_runs, paths, "finished run that this detector judges")
         _report(statuses, as_json, check)
 
 
