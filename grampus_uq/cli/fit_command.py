@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -137,7 +137,9 @@ def command(
         if value is not None:
             raise ConfigurationError.of(name, "fit", "left out with --budget, which fits a detector alone", value)
     streams = streams or ("fused",)
-    policy = guarding_as_recorded(_policy(streams, irreversible), paths)
+    policy = UncertaintyPolicy(irreversible_tool_names=list(irreversible))
+    # Without the signals that the detector reads it would never alarm.
+    policy = guarding_as_recorded(policy.model_copy(update=switches_of(streams)), paths)
     without_labels = partial(_fit_budget, paths, streams, budget, policy, options=options, workers=workers)
     fit_and_print(without_labels, output, force=force, as_json=as_json)
 
@@ -210,12 +212,6 @@ def _fit_budget(
         tasks=number,
         detector=fit,
     )
-
-
-def _policy(streams: Sequence[str], irreversible: Sequence[str]) -> UncertaintyPolicy:
-    """The default policy with the signals switched on that the detector reads: without them it would never alarm."""
-    policy = UncertaintyPolicy(irreversible_tool_names=list(irreversible))
-    return policy.model_copy(update=switches_of(streams))
 
 
 def _fitted_for(paths: tuple[str, ...]) -> FittedFor:

@@ -359,9 +359,12 @@ def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRe
         text = answer_text(first, NOT_AGAIN if record.began_before else REJECTED)
         new = settled(record, text, is_error=first.kind is ApprovalKind.REJECT)
         return new.change(decisions=tuple(decisions))
+    call = record.proposed
+    if first.arguments is not None:
+        call = call.model_copy(update={"arguments": first.arguments})
     new = record.change(
         phase=CallPhase.CLEARED,
-        call=_with_arguments(record.proposed, first),
+        call=call,
         decisions=tuple(decisions),
         grant=None,
     )
@@ -374,10 +377,6 @@ def authority(record: CallRecord) -> str | None:
         who = " and ".join(decision.by for decision in record.decisions)
         return f"{record.decisions[0].kind.value} of {who}"
     return record.cleared_by if record.grant is None else f"grant {record.grant.id} of {record.grant.principal}"
-
-
-def _with_arguments(call: ToolCall, decision: ApprovalDecision) -> ToolCall:
-    return call if decision.arguments is None else call.model_copy(update={"arguments": decision.arguments})
 
 
 def answer_text(decision: ApprovalDecision, rejected: str = REJECTED) -> str:

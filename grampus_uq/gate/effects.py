@@ -84,7 +84,7 @@ class ToolEffects:
         effect = (self._known if len(call.name) <= _MAX_KNOWN_LENGTH else self._of_name)(call.name, known)
         if self._predicates:
             for predicate in _spelt(self._predicates, same_tool_keys(call.name)):
-                effect = _graver(effect, _opinion(predicate, call))
+                effect = max(effect, _opinion(predicate, call) or effect, key=_DANGER.__getitem__)
         if effect is Effect.UNKNOWN:
             self._note(call.name)
             if self._unknown_is_irreversible:
@@ -138,10 +138,6 @@ def _lowered(notes: Mapping[str, Any]) -> Effect | None:
         return Effect.READ
     closed = notes.get("destructiveHint") is False and notes.get("openWorldHint") is False
     return Effect.REVERSIBLE if closed else None
-
-
-def _graver(effect: Effect, opinion: Effect | None) -> Effect:
-    return effect if opinion is None or _DANGER[opinion] <= _DANGER[effect] else opinion
 
 
 def _read(effects: Mapping[str, Effect | str] | None) -> dict[str, Effect]:

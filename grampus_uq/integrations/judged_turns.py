@@ -26,7 +26,6 @@ from grampus_uq import (
     StopReason,
     ToolCall,
     UncertaintyAction,
-    UncertaintyLevel,
     UncertaintyMonitor,
 )
 from grampus_uq.gate.call import (
@@ -91,7 +90,8 @@ class TurnJudge:
         step_id = f"llm_{belief['turns']}"
         step, action = await observe_turn(session, self.settings, answer, step_id)
         doubt = doubt_of(step) if action.stops else None
-        stopped = _because(step.level, step.reasoning) if action is UncertaintyAction.ABORT else None
+        because = f"{step.level.value}: {step.reasoning}" if step.reasoning else step.level.value
+        stopped = because if action is UncertaintyAction.ABORT else None
         records: list[CallRecord] = []
         if stopped is None and answer.calls:
             stopped = await self._judge_calls(carried, answer.calls, step_id, doubt, records)
@@ -358,10 +358,6 @@ def _on(
 ) -> list[tuple[ApprovalDecision, float]]:
     ids = {request.id for request in requests}
     return [entry for entry in arrived if entry[0].request_id in ids]
-
-
-def _because(level: UncertaintyLevel, reason: str) -> str:
-    return f"{level.value}: {reason}" if reason else level.value
 
 
 def _decisions(answer: Any) -> tuple[list[ApprovalDecision], list[str]]:

@@ -146,7 +146,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         observe_between(carried.session, before, len(before))
         asks, known = judge.settings.model_client is not None, carried.session.tools_declared
         tools = () if known else [tool if isinstance(tool, dict) else tool.name for tool in request.tools]
-        answer = read_turn(message, _prompt(request) if asks else (), tools)
+        prompt = [request.system_message, *request.messages] if request.system_message else request.messages
+        answer = read_turn(message, prompt if asks else (), tools)
         if len(result) > 1:  # a structured answer is not a call: it stands in the result with what answers it
             answered = {one.tool_call_id for one in result if isinstance(one, ToolMessage)}
             answer = replace(answer, calls=[call for call in answer.calls if call.id not in answered])
@@ -409,10 +410,6 @@ def _with_review_of(turn: Turn, messages: Sequence[Any]) -> Turn:
     stands = None if index is None else messages[index].id
     review = reviews.get(stands, next(filter(None, reviews.values()), turn.get("review")))
     return {**{name: value for name, value in turn.items() if name != "reviews"}, "review": review}
-
-
-def _prompt(request: ModelRequest[Any]) -> list[Any]:
-    return [*([] if request.system_message is None else [request.system_message]), *request.messages]
 
 
 def _with_edits(request: ModelRequest[Any], decided: list[CallRecord]) -> tuple[ModelRequest[Any], list[Any]]:

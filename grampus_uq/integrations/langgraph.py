@@ -119,7 +119,9 @@ class UncertaintyGuard:
             end=end,
             commands=not conditional_edges,
             own=not isinstance(tools, str),
-            one_by_one=lambda: any(name != KEY and _takes_one(kind) for name, kind in builder.channels.items()),
+            one_by_one=lambda: any(  # a key of the graph's state without a reducer
+                name != KEY and not hasattr(kind, "operator") for name, kind in builder.channels.items()
+            ),
         )
         ways = (after, node, gate, end)
         for name, work in ((score, nodes.score), (gate, nodes.gate)):
@@ -207,11 +209,6 @@ def _schema(builder: StateGraph[Any, Any, Any, Any], acts: bool, *names: str) ->
     keys = {key: hint for schema in schemas for key, hint in get_type_hints(schema, include_extras=True).items()}
     make: Any = TypedDict
     return make("GuardedState", {**keys, KEY: dict if acts else Annotated[dict, _latest]}, total=False)
-
-
-def _takes_one(channel: Any) -> bool:
-    """Return True for a key of the graph's state without a reducer."""
-    return not hasattr(channel, "operator")
 
 
 def _latest(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

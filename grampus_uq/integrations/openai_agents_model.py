@@ -238,15 +238,13 @@ def read_output(output: Sequence[Any], usage: Any, tools: Iterable[Any] = ()) ->
 
 def _ungated(made: Sequence[tuple[str, Any]], calls: Sequence[ToolCall], tools: Iterable[Any]) -> Iterator[Any]:
     """The calls that run without asking anybody, each with what came of it."""
-    gated = _LOCAL if any(_hosted_shell(tool) for tool in tools) else _LOCAL | {"shell_call"}
+    shells = [tool for tool in tools if getattr(tool, "type", "") == "shell"]
+    hosted = any(getattr(shell, "executor", None) is None for shell in shells)
+    gated = _LOCAL if hosted else _LOCAL | {"shell_call"}
     for (kind, item), call in zip(made, calls, strict=False):
         if kind not in gated and field(item, "approval_request_id") is None:  # with one, its request was the step
             found = field(item, "output", "error", "results", "outputs")
             yield call, None if found is None else plain(found)
-
-
-def _hosted_shell(tool: Any) -> bool:
-    return getattr(tool, "type", "") == "shell" and getattr(tool, "executor", None) is None
 
 
 def read_messages(system: str | None, items: Any) -> list[Message]:

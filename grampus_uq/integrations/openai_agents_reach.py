@@ -142,7 +142,8 @@ class AgentWatch:
             seen.add(id(one))
             todo += [inner for tool in one.tools if (inner := getattr(tool, "_agent_instance", None)) is not None]
             for handoff in one.handoffs:
-                target = handoff if not isinstance(handoff, Handoff) else _target(handoff)
+                known = getattr(handoff, "_agent_ref", None)  # the agent that it leads to, as far as it is known
+                target = (known and known()) if isinstance(handoff, Handoff) else handoff
                 todo += [] if target is None else [target]
             yield one
 
@@ -251,12 +252,6 @@ class _WatchedRunner(AgentRunner):
 def _server(tool: Any) -> str | None:
     """The name of the MCP server that a tool is of."""
     return getattr(getattr(tool, "_tool_origin", None), "mcp_server_name", None)
-
-
-def _target(handoff: Handoff[Any, Any]) -> Agent[Any] | None:
-    """The agent that a handoff leads to, as far as it is known."""
-    target = getattr(handoff, "_agent_ref", None)
-    return None if target is None else target()
 
 
 def _of_no_copy(agent: Agent[Any], model: Model) -> Model:

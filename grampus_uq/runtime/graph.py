@@ -363,11 +363,8 @@ class Graph:
 
     def _waits(self, name: str, state: AgentState) -> bool:
         """Return True for a node that waits for a human, unless its escalation node waits in its place."""
-        return state.status is AgentStatus.WAITING_FOR_HUMAN and not self._escalates(name, state)
-
-    def _escalates(self, name: str, state: AgentState) -> bool:
-        """Return True if the guard routes to an escalation node that waits in its place."""
-        return self._nodes[name].route is not None and state.metadata.get("uncertainty_escalate") is True
+        escalates = self._nodes[name].route is not None and state.metadata.get("uncertainty_escalate") is True
+        return state.status is AgentStatus.WAITING_FOR_HUMAN and not escalates
 
     async def _targets(self, name: str, state: AgentState) -> list[str]:
         """The nodes that follow a node."""

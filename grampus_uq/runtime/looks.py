@@ -245,8 +245,8 @@ class LookingAgain:
     def _before(self, record: CallRecord) -> list[Message]:
         """The conversation as it was before the turn that proposes a call."""
         messages = self.turn.lease.state.messages
-        at = next((i for i in range(len(messages) - 1, -1, -1) if _proposes(messages[i], record)), 0)
-        return list(messages[:at])
+        at = [i for i, message in enumerate(messages) if record.proposed.id in (call.id for call in message.tool_calls)]
+        return list(messages[: at[-1]]) if at else []
 
     def _held_for_a_look(self, record: CallRecord) -> bool:
         """True where nothing holds a call that a look may not lift."""
@@ -353,10 +353,6 @@ def _own_probability(session: Session, record: CallRecord) -> float | None:
     turn = next((turn for turn in turns if turn.step == record.step_id), None)
     doubt = None if turn is None else doubt_about(turns, turn, record.proposed)
     return None if doubt is None else doubt.probability
-
-
-def _proposes(message: Message, record: CallRecord) -> bool:
-    return any(call.id == record.proposed.id for call in message.tool_calls)
 
 
 def _used(stored: Any) -> tuple[int, int, float]:

@@ -70,7 +70,10 @@ class ListedTools:
         for name, one in listing.items():
             self._shown[name] = _with_latest(self._shown.get(name, ()), one.pin)
         if sum(len(pin.definition or "") for pins in self._shown.values() for pin in pins[:-1]) > _MAX_EARLIER:
-            self._shown = {name: _latest_text(pins) for name, pins in self._shown.items()}
+            self._shown = {
+                name: (*(replace(pin, definition=None) for pin in earlier), latest)
+                for name, (*earlier, latest) in self._shown.items()
+            }
 
     def pin(self, name: str) -> Pin | None:
         """The pin of a listed tool, as the latest list gave it."""
@@ -119,10 +122,6 @@ def _one_pin(one: Pin, other: Pin) -> Pin:
     """A pin of two definitions, which is that of neither."""
     digests = "".join(sorted([one.digest, other.digest]))
     return Pin(name=one.name, digest=hashlib.sha256(digests.encode()).hexdigest(), definition=None)
-
-
-def _latest_text(shown: tuple[Pin, ...]) -> tuple[Pin, ...]:
-    return (*(replace(pin, definition=None) for pin in shown[:-1]), shown[-1])
 
 
 def _with_latest(shown: tuple[Pin, ...], latest: Pin) -> tuple[Pin, ...]:

@@ -188,7 +188,8 @@ class PostgresStore(SQLStore):
                 if getattr(error, "sqlstate", None) in _DAMAGED:
                     raise DamagedLogError("a log cannot go on: its last entry cannot be read") from failure
                 self._let_go()
-                raise StoreError(f"The PostgreSQL store failed: {type(error).__name__}{_cause(error)}") from failure
+                cause = next((f" ({cause})" for cause in _CAUSES if cause in str(error)), "")
+                raise StoreError(f"The PostgreSQL store failed: {type(error).__name__}{cause}") from failure
 
     def _open(self, psycopg: Any) -> Any:
         db = psycopg.connect(self._url, autocommit=True, connect_timeout=self._connect_timeout_s, **_GONE_AFTER)
@@ -226,10 +227,6 @@ def _answered(steps: Any, timeout_s: float, error: type[Exception]) -> Generator
             until = time.monotonic() + timeout_s
         elif time.monotonic() > until:
             raise error("no answer in time")
-
-
-def _cause(error: Exception) -> str:
-    return next((f" ({cause})" for cause in _CAUSES if cause in str(error)), "")
 
 
 class _Ear(PostgresStore):

@@ -19,6 +19,7 @@ from grampus_uq.errors import (
     SessionConflictError,
     StoreError,
 )
+from grampus_uq.records.values import sha256_of
 from grampus_uq.runtime.store import (
     GENESIS,
     OLDEST_SCHEMA,
@@ -280,7 +281,8 @@ class RedisStore(ThreadedStore):
         if not isinstance(change, Append):
             return ["drop", key, "", change.log, "", "", ""]
         if change.expected is None:
-            return [part for body in change.bodies for part in ("chain", key, "", change.log, "", _sha256(body), body)]
+            heads = "chain", key, "", change.log, ""
+            return [part for body in change.bodies for part in (*heads, sha256_of(body), body)]
         places = [change.expected, *([""] * (len(change.bodies) - 1))]  # the others follow the first within the script
         return [
             part
@@ -352,10 +354,6 @@ def _seconds(time: tuple[int, int]) -> float:
 
 def _sha1(text: str) -> str:
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _escaped(text: str) -> str:

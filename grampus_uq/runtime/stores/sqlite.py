@@ -95,7 +95,7 @@ class SQLiteStore(SQLStore):
             self._ear = SQLiteStore(self.path, timeout_s=self._timeout_s, create=False)
         until = time.monotonic() + at_most_s
         while True:
-            version = await self._ear._run(_data_version)
+            version = await self._ear._run(lambda db: int(db.execute("PRAGMA data_version").fetchone()[0]))
             if version != self._seen or time.monotonic() >= until:
                 break
             await anyio.sleep(_ASK_S)
@@ -161,10 +161,6 @@ def _make_private(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE))
     except FileExistsError:
         return
-
-
-def _data_version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
