@@ -80,7 +80,6 @@ class UncertaintyGuard:
         after: str = "agent",
         tools: str | Sequence[Any] = "tools",
         end: str = END,
-        conditional_edges: bool = False,
     ) -> None:
         """Put the guard behind the model's node: model -> gate where a human is needed -> tools -> model.
 
@@ -90,8 +89,6 @@ class UncertaintyGuard:
             tools: the tools themselves (then the guard adds the node "tools", which runs no call that was not cleared,
                 and checks a human's edits against their schemas), or the name of a node that is there, not cached.
             end: where an answer without calls leads, and a run that was stopped.
-            conditional_edges: route by conditional edges, not by `Command`, for graphs that are to show their edges;
-                the model's turn is judged in a node of its own then.
         """
         node = tools if isinstance(tools, str) else "tools"
         taken = [f"add_edge({start!r}, {to!r})" for start, to in sorted(builder.edges) if start in (after, node)]
@@ -117,7 +114,6 @@ class UncertaintyGuard:
             score_node=score,
             gate_node=gate,
             end=end,
-            commands=not conditional_edges,
             own=not isinstance(tools, str),
             one_by_one=lambda: any(  # a key of the graph's state without a reducer
                 name != KEY and not hasattr(kind, "operator") for name, kind in builder.channels.items()
@@ -125,15 +121,11 @@ class UncertaintyGuard:
         )
         ways = (after, node, gate, end)
         for name, work in ((score, nodes.score), (gate, nodes.gate)):
-            given: dict[str, Any] = {} if conditional_edges else {"destinations": ways}
-            builder.add_node(name, GuardedNode(name, work), input_schema=schema, **given)
-            if conditional_edges:
-                builder.add_conditional_edges(name, conditional_edge(schema, nodes.route), list(ways))
+            builder.add_node(name, GuardedNode(name, work), input_schema=schema, destinations=ways)
         # Where what a node returns is added to the messages, the turn is known before it is written.
         adds = getattr(builder.channels.get(self.messages_key), "operator", None) is add_messages
-        inside = adds and not conditional_edges
-        leading = [] if conditional_edges else [score, gate]
-        if inside and wrap_node(builder, after, schema, nodes.inside, (score, *ways)):
+        leading = [score, gate]
+        if adds and wrap_node(builder, after, schema, nodes.inside, (score, *ways)):
             leading.append(after)
         else:
             wrap_node(builder, after, schema, nodes.note, ())
@@ -141,10 +133,10 @@ class UncertaintyGuard:
         for name in leading:
             lead_updates(builder, name, conditional_edge(schema, nodes.updated))
         back = (after, gate, score)
-        targets, look = () if conditional_edges else back, None if nodes.own else nodes.look
-        led = wrap_node(builder, node, schema, nodes.behind_tools, targets, nodes.fence, look, nodes.begin)
+        look = None if nodes.own else nodes.look
+        led = wrap_node(builder, node, schema, nodes.behind_tools, back, nodes.fence, look, nodes.begin)
         path = conditional_edge(schema, nodes.updated_tools)
-        if led and not conditional_edges:
+        if led:
             lead_updates(builder, node, path)
         else:
             builder.add_conditional_edges(node, path, list(back))

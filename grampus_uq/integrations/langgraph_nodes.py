@@ -72,8 +72,6 @@ class GuardNodes:
     score_node: str
     gate_node: str
     end: str
-    commands: bool
-    """Route by `Command`, else by conditional edges."""
     own: bool
     """The tools' node is the guard's, which refuses each call itself, and answers each that it runs."""
     one_by_one: Callable[[], bool]
@@ -130,7 +128,7 @@ class GuardNodes:
         index = last_answer(messages)
         over = _answer_is_over(messages)
         if over and not self.judge.acts:
-            return _Onward(goto=self.end) if self.commands else {}
+            return _Onward(goto=self.end)
         if index is None and state.get(KEY):  # `update_state` took the answer away
             return self._go_on(state, self._open(state, read_state(self.judge, config, state[KEY])), [])
         if index is None:
@@ -237,17 +235,10 @@ class GuardNodes:
     def _go_on(self, state: dict[str, Any], carried: Carried, beside: list[Any], refused: Sequence[str] = ()) -> Any:
         carried = self._handing(state, beside, carried)
         update: dict[str, Any] = {KEY: self._state(carried, refused), **({self.messages_key: beside} if beside else {})}
-        if not self.commands:
-            return update
         return _Onward(update=update, goto=self._next({**state, KEY: update[KEY]}, beside, carried))
 
-    def route(self, state: dict[str, Any], config: RunnableConfig) -> Any:
-        """The way from `score` and `gate`."""
-        found = state.get(KEY)
-        return self.end if found is None else self._next(state, (), read_state(self.judge, config, found))
-
     def updated(self, state: dict[str, Any], config: RunnableConfig) -> Any:
-        """The next node after a write of `update_state` as one of the nodes, in a graph that routes by `Command`."""
+        """The next node after a write of `update_state` as one of the nodes."""
         messages = state.get(self.messages_key) or ()
         carried = self._open(state, read_state(self.judge, config, state.get(KEY)))
         if not self.judge.acts:
@@ -416,7 +407,7 @@ class GuardNodes:
         if self.judge.acts:
             many = isinstance(result, list | tuple)
             result = [self._unled(one) for one in result] if many else self._unled(result)
-        return _leading(result, self.updated_tools(state, config)) if self.commands else result
+        return _leading(result, self.updated_tools(state, config))
 
     def _unled(self, one: Any) -> Any:
         led = isinstance(one, Command) and one.graph is None and one.goto in (self.agent, [self.agent], (self.agent,))

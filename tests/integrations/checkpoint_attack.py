@@ -39,7 +39,7 @@ PAYEES = {"v": ("A", "B"), "other": ("C", "D"), "third": ("E", "F")}
 """Whom each thread pays first, with ann's approval, and then waits to pay; in the third she rejects the first."""
 EVIL: Values = {"to": "M", "amount": 99_999}
 PAST: Values = {"to": "A", "amount": 5}
-FRAMEWORKS = ("LangGraph", "LangGraph, tools of one's own", "LangGraph by edges", "LangChain")
+FRAMEWORKS = ("LangGraph", "LangGraph, tools of one's own", "LangChain")
 NODES = {"LangChain": ["model", "tools"]}
 GRAPH_NODES = ["agent", "tools", "uncertainty_gate", "uncertainty_score"]
 
@@ -98,8 +98,7 @@ class Victim:
         own = framework == "LangGraph, tools of one's own"
         if own:
             builder.add_node("tools", ToolNode([pay]))
-        edges = framework == "LangGraph by edges"
-        uncertainty_guard(monitor, **given).attach(builder, tools="tools" if own else [pay], conditional_edges=edges)
+        uncertainty_guard(monitor, **given).attach(builder, tools="tools" if own else [pay])
         self.app = builder.compile(checkpointer=saver)
 
 

@@ -1,4 +1,4 @@
-"""The conformance harnesses of LangGraph: guarded by the adapter (async, sync, edges), and by LangGraph's own means."""
+"""The conformance harnesses of LangGraph: by the adapter (async, sync, own tools), and by LangGraph's own means."""
 
 from __future__ import annotations
 
@@ -267,8 +267,8 @@ async def build(setup: AgentSetup) -> AsyncIterator[AgentUnderTest]:
         yield GraphAgent(setup, checkpointer)
 
 
-class EdgesAgent(GraphAgent):
-    """Routed by conditional edges, with a tools' node of the user's own."""
+class OwnToolsAgent(GraphAgent):
+    """With a tools' node of the user's own."""
 
     def guard(self, builder: Any, tools: list[BaseTool]) -> None:
         monitor = self.setup.monitor(advisory=False)
@@ -284,13 +284,13 @@ class EdgesAgent(GraphAgent):
             starts=self.setup.starts(),
             precondition=self.setup.precondition,
             advisory=self.setup.watch is Watch.ADVISORY,
-        ).attach(builder, tools="my_tools", conditional_edges=True)
+        ).attach(builder, tools="my_tools")
 
 
 @asynccontextmanager
-async def build_edges(setup: AgentSetup) -> AsyncIterator[AgentUnderTest]:
+async def build_own_tools(setup: AgentSetup) -> AsyncIterator[AgentUnderTest]:
     async with AsyncSqliteSaver.from_conn_string(str(setup.folder / "checkpoints.db")) as checkpointer:
-        yield EdgesAgent(setup, checkpointer)
+        yield OwnToolsAgent(setup, checkpointer)
 
 
 class SyncAgent(GraphAgent):

@@ -25,7 +25,7 @@ from tests.sampling import sampled
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 PROMPT: Any = {"messages": [HumanMessage("Pay.")]}
 STEPS = 40
-KINDS = ["own node", "own node, edges", "own node, guarded", "tools", "tools, edges", "sub-graph", "langchain"]
+KINDS = ["own node", "own node, guarded", "tools", "sub-graph", "langchain"]
 
 
 class Model(BaseChatModel):
@@ -100,8 +100,7 @@ class Run:
 
         if own:
             builder.add_node("tools", tools if self._kind.endswith("guarded") else ToolNode([pay]))
-        edges = self._kind.endswith("edges")
-        guard.attach(builder, tools="tools" if own else [pay], conditional_edges=edges)
+        guard.attach(builder, tools="tools" if own else [pay])
         if self._kind == "sub-graph":
             outside = StateGraph(MessagesState)
             outside.add_node("team", builder.compile())
@@ -136,7 +135,7 @@ class Run:
 
 @sampled(
     "kind,payments",
-    [("own node, edges", 1), ("tools, edges", 2), ("sub-graph", 1), ("langchain", 2)],
+    [("own node", 1), ("tools", 2), ("sub-graph", 1), ("langchain", 2)],
     full=[*itertools.product(KINDS, [1, 2])],
 )
 def test_an_approved_call_that_is_cancelled_anywhere_runs_once_or_a_human_is_asked_what_became_of_it(

@@ -59,7 +59,6 @@ class Bank:
         saver: InMemorySaver | None = None,
         langchain: bool = False,
         middleware: Any = (),
-        edges: bool = False,
         policy: dict[str, Any] | None = None,
         precondition: Any = None,
         **agent: Any,
@@ -91,7 +90,7 @@ class Bank:
         self.builder: Any = StateGraph(MessagesState)
         self.builder.add_node("agent", self.agent)
         self.builder.add_edge(START, "agent")
-        self.guard.attach(self.builder, tools=[pay], conditional_edges=edges)
+        self.guard.attach(self.builder, tools=[pay])
         self.app = self.builder.compile(checkpointer=saver)
 
     def agent(self, state: MessagesState) -> dict[str, Any]:
@@ -215,7 +214,7 @@ FORGERIES = [clear, redirect, harmless, unsealed]
 @pytest.mark.parametrize("tag", ["kept", "changed"])
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_forged_checkpoint_runs_no_call(forgery: Callable[[dict[str, Any]], None], tag: str) -> None:
-    bank = Bank(approvals=signed(), edges=True)
+    bank = Bank(approvals=signed())
     bank.run()
 
     def change(held: dict[str, Any]) -> None:
@@ -230,7 +229,7 @@ def test_a_forged_checkpoint_runs_no_call(forgery: Callable[[dict[str, Any]], No
 
 
 def test_sabotage_without_a_signer_whoever_writes_the_checkpoint_decides() -> None:
-    bank = Bank(edges=True)
+    bank = Bank()
     bank.run()
 
     def change(held: dict[str, Any]) -> None:
@@ -513,7 +512,7 @@ def test_a_run_that_was_stopped_returns_no_structured_answer() -> None:
 
 
 def test_a_call_that_waits_in_a_checkpoint_of_the_first_version_is_asked_about_anew_and_runs() -> None:
-    bank = Bank(edges=True)
+    bank = Bank()
     bank.run()
 
     def as_first_version(held: dict[str, Any]) -> None:

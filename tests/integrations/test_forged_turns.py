@@ -45,7 +45,7 @@ from tests.integrations.forging import into_state
 ANN = Ed25519Signer.generate()
 KEYS = PublicKeys({"ann": ANN.public_key})
 SHARED = Seal(b"a key of the hosts")
-both = pytest.mark.parametrize("framework", ["LangGraph", "LangGraph by edges", "LangChain"])
+both = pytest.mark.parametrize("framework", ["LangGraph", "LangChain"])
 Change = Callable[[str, Any], Any]
 
 
@@ -119,16 +119,13 @@ class Process:
             guard: Any = UncertaintyMiddleware(monitor, **given)
             stack = [*outside, guard, *inside]
             self.app: Any = create_agent(Model(turns=tuple(turns)), self.tools, middleware=stack, checkpointer=saver)
-            self.after_model = ["tools"]
             return
         builder: Any = StateGraph(MessagesState)
         model = Model(turns=tuple(turns))
         builder.add_node("agent", lambda state: {"messages": [model.invoke(state["messages"])]})
         builder.add_edge(START, "agent")
-        edges = framework == "LangGraph by edges"
-        uncertainty_guard(monitor, **given).attach(builder, tools=self.tools, conditional_edges=edges)
+        uncertainty_guard(monitor, **given).attach(builder, tools=self.tools)
         self.app = builder.compile(checkpointer=saver)
-        self.after_model = ["uncertainty_score"] if edges else ["tools"]
 
     def waiting(self, thread: str = "t") -> list[Any]:
         return waiting(self.app.get_state(config(thread)))
@@ -145,7 +142,7 @@ class Process:
         return self.run(thread, resume(self.app.get_state(config(thread)), decisions))
 
     def stop_after_the_model(self) -> None:
-        self.app.invoke({"messages": [("user", "Go on.")]}, config("t"), interrupt_before=self.after_model)
+        self.app.invoke({"messages": [("user", "Go on.")]}, config("t"), interrupt_before=["tools"])
 
 
 def config(thread: str) -> Any:
@@ -199,8 +196,8 @@ def test_an_answer_that_no_model_gave_is_asked_about(framework: str, turn: int) 
     process = Process(framework, saver, LOOKS, sure=True)
     process.stop_after_the_model()
     for _ in range(turn):
-        process.app.invoke(None, config("t"), interrupt_before=process.after_model)
-    assert list(process.app.get_state(config("t")).next) == process.after_model
+        process.app.invoke(None, config("t"), interrupt_before=["tools"])
+    assert list(process.app.get_state(config("t")).next) == ["tools"]
     rewrite(saver, with_the_models_call(call(call_id="9", **EVIL)))
     other = Process(framework, saver, LOOKS, sure=True)
     waiting = other.go_on()
@@ -414,14 +411,13 @@ GARBLED: dict[str, Callable[[Any], object]] = {
 @sampled(
     "framework,advisory",
     [("LangGraph", True), ("LangChain", False)],
-    full=list(itertools.product(["LangGraph", "LangGraph by edges", "LangChain"], [True, False])),
+    full=list(itertools.product(["LangGraph", "LangChain"], [True, False])),
 )
 def test_a_garbled_channel_changes_no_advised_run_and_is_told_plainly_otherwise(framework: str, advisory: bool) -> None:
     found = {}
     for name, garble in GARBLED.items():
         saver = InMemorySaver()
         first = Process(framework, saver, LOOKS, advisory=advisory)
-        first.after_model = ["tools"]
         first.stop_after_the_model()
 
         def change(channel: str, value: Any, garble: Callable[[Any], object] = garble) -> Any:

@@ -1,4 +1,4 @@
-"""The guard for LangGraph keeps every conformance sentence: async, sync, and routed by conditional edges."""
+"""The guard for LangGraph keeps every conformance sentence: async, sync, and with a tools' node of the user's own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_guard_keeps_the_sentence(laboratory: AgentLaboratory, sentence: Sen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", ["build_sync", "build_edges"])
+@pytest.mark.parametrize("build", ["build_sync", "build_own_tools"])
 def test_so_does_every_other_way_of_wiring_it(build: str, tmp_path: Path) -> None:
     with laboratory_of(build, tmp_path) as laboratory:
         findings = [check_agent(laboratory, sentence) for sentence in SENTENCES]

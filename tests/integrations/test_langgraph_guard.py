@@ -487,9 +487,8 @@ NODES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("kind", NODES)
-def test_whatever_the_models_node_reads_and_returns_its_calls_wait_and_run_once(kind: str, edges: bool) -> None:
+def test_whatever_the_models_node_reads_and_returns_its_calls_wait_and_run_once(kind: str) -> None:
     schema, node, given = NODES[kind]
     seen: list[Any] = []
     world = World((0.7, SAYS), (0.95, AIMessage("Done.")))
@@ -504,7 +503,7 @@ def test_whatever_the_models_node_reads_and_returns_its_calls_wait_and_run_once(
     builder: Any = StateGraph(schema)
     builder.add_node("agent", agent, **given)
     builder.add_edge(START, "agent")
-    world.guard.attach(builder, tools=[world_tool(world.done)], conditional_edges=edges)
+    world.guard.attach(builder, tools=[world_tool(world.done)])
     world.app = builder.compile(checkpointer=InMemorySaver(), cache=InMemoryCache())
     (request,) = world.run()
     assert world.done == []

@@ -124,10 +124,6 @@ def guarded(builder: Any) -> None:
     uncertainty_guard(MONITOR).attach(builder, tools="tools")
 
 
-def guarded_by_edges(builder: Any) -> None:
-    uncertainty_guard(MONITOR).attach(builder, tools="tools", conditional_edges=True)
-
-
 TURNS = st.lists(st.lists(st.sampled_from(["pay", "look"]), min_size=1, max_size=2), min_size=1, max_size=2)
 WRITTEN = st.sampled_from(["a note", "an answer", "a proposal", "an edit", "a removal", "results", "nothing"])
 STEPS = st.one_of(
@@ -169,7 +165,6 @@ def test_advice_changes_nothing_in_a_thread_that_is_updated_wherever_it_stops(
         assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("guard", [guarded, guarded_by_edges])
 @pytest.mark.parametrize("awaited", [False, True])
 @given(
     turn=st.lists(st.sampled_from(["pay", "look"]), min_size=0, max_size=2).map(lambda names: ["pay", *names]),
@@ -184,15 +179,13 @@ def test_advice_changes_nothing_in_a_thread_that_is_updated_wherever_it_stops(
 )
 @settings(max_examples=examples(25), deadline=None)
 def test_a_call_that_waits_is_asked_about_whatever_is_written_beside_it(
-    guard: Any, awaited: bool, turn: list[str], updates: list[tuple[str, str | None]]
+    awaited: bool, turn: list[str], updates: list[tuple[str, str | None]]
 ) -> None:
-    thread = Thread([turn], guard, awaited)
+    thread = Thread([turn], guarded, awaited)
     thread.run({"messages": [HumanMessage("Pay.")]})
     assert len(thread.waiting) == turn.count("pay")
     for what, as_node in updates:
-        # By edges only what is written as the model's node is judged.
-        if (what != "a proposal" and (what != "a removal" or as_node == "agent")) or guard is guarded:
-            assert thread.update(what, as_node) == ""
+        assert thread.update(what, as_node) == ""
     thread.run(None)
     open_payments = thread.open_payments()
     assert {request.call.id for request in thread.waiting} == open_payments
@@ -205,10 +198,9 @@ def test_a_call_that_waits_is_asked_about_whatever_is_written_beside_it(
     assert thread.waiting == []
 
 
-@pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_proposal_that_another_node_wrote_and_an_edge_led_to_the_tools_is_judged_before_it_runs(
-    own: bool, edges: bool
+    own: bool,
 ) -> None:
     paid: list[str] = []
 
@@ -231,7 +223,7 @@ def test_a_proposal_that_another_node_wrote_and_an_edge_led_to_the_tools_is_judg
     builder.add_edge("planner", "tools")
     if own:
         builder.add_node("tools", ToolNode([pay, look]))
-    uncertainty_guard(MONITOR).attach(builder, tools="tools" if own else [pay, look], conditional_edges=edges)
+    uncertainty_guard(MONITOR).attach(builder, tools="tools" if own else [pay, look])
     app = builder.compile(checkpointer=InMemorySaver())
     app.invoke({"messages": [HumanMessage("Pay.")]}, CONFIG)
     (request,) = waiting(app.get_state(CONFIG))

@@ -72,7 +72,7 @@ class _Down(MemoryStore):
         return await super().write(*changes)
 
 
-@pytest.mark.parametrize("kind", ["tools", "own node, edges", "langchain"])
+@pytest.mark.parametrize("kind", ["tools", "own node", "langchain"])
 def test_a_call_whose_start_cannot_be_stored_runs_later(kind: str) -> None:
     async def world() -> None:
         store = _Down()
