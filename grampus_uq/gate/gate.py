@@ -460,11 +460,10 @@ class Gate:
                 self._spent.popitem(last=False)
         return True
 
-    def give_back(self, record: CallRecord) -> None:
-        """A call that was started did not run: the decisions on it let it start once more."""
-        if record.decisions:
-            with self._lock:
-                self._spent.pop(record.requests[0].id, None)
+    def give_back(self, record: CallRecord, run_id: str) -> None:
+        """A call that was started did not run: what let it run lets it start once more."""
+        with self._lock:
+            self._spent.pop(let_by(record, run_id) or "", None)
 
     def spent(self, record: CallRecord, run_id: str = "") -> bool:
         """True when another task started a call here on the decisions on this record's request, or on its permit."""
@@ -552,7 +551,8 @@ class Gate:
                 record = self.void(record, terms, str(error))
                 keep(record)
             return record
-        if record.decisions and not self._spend(record.requests[0].id):
+        by = let_by(record, terms.run_id) if record.decisions or not any_effect else None
+        if by is not None and not self._spend(by):
             keep(record := asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock()))
             return record
         kept = record
@@ -560,12 +560,12 @@ class Gate:
         try:
             again = await self.held_again(record, terms, shared=not any_effect)
         except BaseException:  # it did not begin
-            self.give_back(kept)
+            self.give_back(kept, terms.run_id)
             keep(kept)
             raise
         if again is not None:
             if not again.requests[0].unknown_outcome:
-                self.give_back(record)
+                self.give_back(record, terms.run_id)
             keep(record := again)
         return record
 

@@ -321,7 +321,7 @@ class Turn:
 
     def _clear_again(self, started: Sequence[CallRecord]) -> None:
         for record in started:
-            self.gate.give_back(record)
+            self.gate.give_back(record, self._state.run_id)
             self._state.keep(record.change(phase=CallPhase.CLEARED))
 
     def withdrawn(self, record: CallRecord, **why: str) -> Note:

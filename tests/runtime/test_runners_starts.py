@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import anyio
 import pytest
 
 from grampus_uq import (
@@ -22,6 +24,7 @@ from grampus_uq.runtime.loop import ExecutionResult
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, Copied, World, look, mail, runner, scripted
+from tests.runtime.test_stored_permits import Office
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +83,26 @@ async def test_a_store_that_was_put_back_to_any_moment_runs_no_approved_call_aga
         assert len(world.sent) == before, rules
         again += "unknown_outcome" in rules
     assert again > 2
+
+
+async def test_nor_does_it_run_a_call_again_that_a_permit_let_ahead_in_the_process_that_ran_it_or_in_another() -> None:
+    store = Copied()
+    office = Office(store, starts=StoredStarts(MemoryStore()), lease_s=0.01)
+    await office.earn()
+    sent, copied = len(office.world.sent), len(store.copies)
+    one = office.runner()
+    assert (await one.run(AGENT, "mail bob", session_id="s")).status is AgentStatus.COMPLETED
+    rules, copies = [], store.copies[copied:]
+    for copy, other in itertools.product(copies, (one, office.runner())):
+        found = await copy.get("session", "mailer/s")
+        if found is None or found.label == "completed" or '"turn":[{' not in found.body:
+            continue
+        vars(store).update((name, value) for name, value in vars(copy).items() if name != "copies")
+        await anyio.sleep(0.02)  # the lease in the copy
+        result = await other.resume("mailer", "s")
+        rules += [request.rule for request in result.pending]
+        assert len(office.world.sent) == sent + 1
+    assert rules.count("unknown_outcome") > 1
 
 
 async def test_under_an_advisory_monitor_no_start_is_written_and_none_holds_a_call() -> None:
