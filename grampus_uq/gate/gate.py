@@ -580,10 +580,12 @@ class Gate:
                 return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
         except StoreError as error:
             why = f"it could not be stored that the call starts: {error}"[:300]
-        if why is None:
-            return None
+        return None if why is None else self.not_begun(record, terms, why)
+
+    def not_begun(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
+        """Ask again about a call that was to start and did not: if its start was taken, the new request has it."""
         again = self.void(record, terms, why)
-        with self._lock:  # it did not begin: if its start was taken, the new request has it
+        with self._lock:
             owner = self._owned.pop(let_by(record, terms.run_id) or "", None)
             if owner is not None:
                 self._owned[again.requests[0].id] = owner

@@ -244,7 +244,8 @@ class Turn:
         they are not `announced`, which is for calls that merely read.
         """
         started = []
-        try:
+
+        async def begin() -> None:
             for record in cleared:
                 new = await self.gate.start(
                     record,
@@ -260,6 +261,12 @@ class Turn:
                 else:
                     why = new.requests[0].reason if new.requests else "it ran already"
                     await self.lease.note("clearance_refused", {**self.facts(record), "why": why})
+
+        try:
+            if all(record.cleared_by in ("monitor", "unmonitored") for record in cleared):
+                await begin()  # nothing else is asked
+            else:  # a precondition or the starts' store may take longer than the lease
+                await self.lease.run(begin)
         except BaseException:  # none of these was announced, so none runs: what became of them is known
             ids = {record.proposed.id for record in cleared}
             self._clear_again([r for r in self._state.turn if r.proposed.id in ids and r.phase is CallPhase.STARTED])
@@ -300,7 +307,7 @@ class Turn:
             return [record for record in started if not self._guarded(record)]
         await self.let_ahead.hear(decided)
         for record, why in lapsed:
-            self._state.keep(self.gate.void(record, self.terms(), why))
+            self._state.keep(self.gate.not_begun(record, self.terms(), why))
             await self.lease.try_save(self.withdrawn(record, why=why))
         held = [*decided, *(record for record, _ in lapsed)]
         return [record for record in started if record not in held]

@@ -17,10 +17,12 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
+from grampus_uq.gate.gate import Starts
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime import StoredStarts
 from grampus_uq.runtime.loop import ExecutionResult
+from grampus_uq.runtime.stored_permits import close_permit
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, Copied, World, look, mail, runner, scripted
@@ -33,7 +35,7 @@ BOSS = AgentDefinition(name="boss", model="m")
 ASK = UncertaintyPolicy(always_ask_tool_names=["mailer"])
 
 
-def process(kind: str, world: World, store: SessionStore, starts: StoredStarts | None, **given: Any) -> AgentRunner:
+def process(kind: str, world: World, store: SessionStore, starts: Starts | None, **given: Any) -> AgentRunner:
     """The runner of a process of its own: of the agent that mails, or of one that delegates to it."""
     given = {"store": store, "starts": starts, "lease_s": 0.01, **given}
     mailer = runner(world, TURNS, **given)
@@ -103,6 +105,46 @@ async def test_nor_does_it_run_a_call_again_that_a_permit_let_ahead_in_the_proce
         rules += [request.rule for request in result.pending]
         assert len(office.world.sent) == sent + 1
     assert rules.count("unknown_outcome") > 1
+
+
+async def test_a_call_that_did_not_begin_as_its_permit_ended_is_not_asked_about_as_if_it_had() -> None:
+    office, starts = Office(), StoredStarts(MemoryStore())
+    permit = await office.earn()
+
+    class Late:
+        async def take(self, by: str, owner: str) -> bool:
+            await close_permit(office.store, permit.id, "enough")
+            return await starts.take(by, owner)
+
+    one, sent = office.runner(starts=Late()), len(office.world.sent)
+    result = await one.run(AGENT, "mail bob", session_id="s")
+    assert ([request.rule for request in result.pending], len(office.world.sent)) == (["permit"], sent)
+    result = await one.resume("mailer", "s", result.pending[0].decide("approve", principal="ann"))
+    assert (result.status, len(office.world.sent)) == (AgentStatus.COMPLETED, sent + 1)
+
+
+async def test_while_the_starts_store_is_slow_the_session_stays_its_workers_and_a_stop_order_is_heard() -> None:
+    world, store = World(), MemoryStore()
+
+    class Slow:
+        takes = 0
+
+        async def take(self, by: str, owner: str) -> bool:
+            self.takes += 1
+            if self.takes > 1:
+                await one.stop("mailer", "s")
+            before = await store.get("session", "mailer/s")
+            with anyio.fail_after(5.0):
+                while True:
+                    await anyio.sleep(0.005)
+                    if self.takes == 1 and await store.get("session", "mailer/s") != before:
+                        return True
+
+    one = process("alone", world, store, Slow(), lease_s=0.05)
+    result = await one.run(AGENT, "mail both", session_id="s")
+    said = [request.decide("approve", principal="ann") for request in result.pending]
+    assert (await one.resume("mailer", "s", said)).metadata["stop_reason"] == "cancelled"
+    assert world.sent == []
 
 
 async def test_under_an_advisory_monitor_no_start_is_written_and_none_holds_a_call() -> None:
