@@ -21,7 +21,7 @@ from grampus_uq.gate.gate import Starts
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime import StoredStarts
-from grampus_uq.runtime.loop import ExecutionResult
+from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.stored_permits import close_permit
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
