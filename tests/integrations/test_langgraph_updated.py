@@ -106,9 +106,10 @@ class Thread:
     def open_payments(self) -> set[str]:
         """The ids of the latest answer's payments without a result."""
         messages = self.app.get_state(CONFIG).values["messages"]
-        answers = [message for message in messages if message.type == "ai"]
-        done = {message.tool_call_id for message in messages if message.type == "tool"}
-        calls = answers[-1].tool_calls if answers else []
+        at = [place for place, message in enumerate(messages) if message.type == "ai"]
+        later = messages[at[-1] :] if at else []  # a result before it is of an answer that was removed
+        done = {message.tool_call_id for message in later if message.type == "tool"}
+        calls = later[0].tool_calls if later else []
         return {one["id"] for one in calls if one["name"] == "pay"} - done
 
 
@@ -177,6 +178,7 @@ def test_advice_changes_nothing_in_a_thread_that_is_updated_wherever_it_stops(
         max_size=3,
     ),
 )
+@example(turn=["pay"], updates=[("results", None), ("a removal", "tools")])
 @settings(max_examples=examples(25), deadline=None)
 def test_a_call_that_waits_is_asked_about_whatever_is_written_beside_it(
     awaited: bool, turn: list[str], updates: list[tuple[str, str | None]]
