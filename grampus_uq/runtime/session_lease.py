@@ -28,6 +28,7 @@ from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 Result = TypeVar("Result")
 
 _WRITES = 3
+_AT_LEAST_S = 0.05  # a store that takes longer for every save would be asked for ever
 _STEPS_SHOWN = 4
 
 
@@ -90,11 +91,6 @@ class SessionLease:
         return lease
 
     @property
-    def lease_s(self) -> float:
-        """Seconds that a save keeps the session for this worker."""
-        return self._lease_s
-
-    @property
     def version(self) -> int:
         """The version of the stored session that this worker wrote last."""
         return self._version
@@ -120,6 +116,15 @@ class SessionLease:
                 self.state.belief = self.session.snapshot(latest=_STEPS_SHOWN if running else None)
             self.state.saves += 1
             await self._put([(what, {"worker": self._worker, **data}) for what, data in notes])
+
+    async def hold(self, saved_at: float = float("-inf")) -> None:
+        """Save until at least half of the lease is left; `saved_at`: when the last save began, by the monotonic clock.
+
+        Asked before whatever acts: a process that stood still may have lost the session meanwhile.
+        """
+        while time.monotonic() - saved_at > max(self._lease_s / 2, _AT_LEAST_S):
+            saved_at = time.monotonic()
+            await self.save()
 
     async def try_save(self, *notes: Note) -> bool:
         """Save; with the store down count the failure, and return False: the run goes on in memory."""

@@ -290,9 +290,7 @@ class Turn:
             await self._unstopped()
             decided = await self.let_ahead.decided_meanwhile(announced)
             lapsed = [(record, why) for record in announced if (why := await self.gate.lapsed(record)) is not None]
-            while time.monotonic() - begun > self.lease.lease_s / 2:
-                begun = time.monotonic()
-                await self.lease.save()  # a process that stood still may have lost the session meanwhile
+            await self.lease.hold(begun)
         except StoppedError:
             await self._withdraw(announced)
             raise

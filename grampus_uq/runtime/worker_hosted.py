@@ -34,7 +34,7 @@ async def still_held() -> None:
     """
     lease = _held.get()
     if lease is not None:
-        await lease.save()
+        await lease.hold()
 
 
 class Host(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -21,7 +21,7 @@ from grampus_uq import (
     tool,
 )
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
-from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.dead_letters import drop
@@ -29,6 +29,7 @@ from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.store import Change, Document
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker_hosted import HostedRunner, still_held
 from grampus_uq.runtime.worker_jobs import Job, set_aside, take
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner, unknown_calls
@@ -128,6 +129,36 @@ async def test_a_worker_that_stood_still_while_it_announced_a_call_leaves_it_to_
         await one.resume("mailer", "s", request.decide("approve", principal="ann"))
     assert world.sent == []
     assert [asked.unknown_outcome for asked in others[0].pending] == [True]
+
+
+class Acting:
+    """An engine whose run asks whether its session is still its own, and acts."""
+
+    def __init__(self) -> None:
+        self.acted = 0
+
+    async def pending(self, session_id: str) -> list[ApprovalRequest]:
+        return []
+
+    async def mark(self, session_id: str) -> str:
+        return ""
+
+    async def go_on(self, session_id: str, decisions: Sequence[ApprovalDecision], now_s: float) -> None:
+        await still_held()
+        self.acted += 1
+
+
+async def test_a_hosted_run_that_stood_still_while_it_asked_for_its_session_leaves_it_to_who_took_over() -> None:
+    store, engine = Standing(), Acting()
+    one, two = (HostedRunner(engine, store, agent_id="a", lease_s=0.2) for _ in range(2))
+
+    async def work() -> None:
+        store.meanwhile, store.stands = (lambda: two.resume("a", "s")), True
+        await engine.go_on("s", [], 0.0)
+
+    with pytest.raises(SessionConflictError):
+        await one.begin("s", work)
+    assert engine.acted == 1
 
 
 async def test_a_session_that_is_given_up_says_of_a_call_that_had_started_that_it_may_have_run() -> None:
