@@ -418,8 +418,7 @@ class Gate:
 
     async def hindrance(self, record: CallRecord) -> str | None:
         """The reason not to run a cleared call now after all; the precondition is the user's."""
-        by = record.cleared_by or ""
-        if not record.decisions and record.grant is None and not by.startswith((CHAINED, PERMITTED)):
+        if by_itself(record):
             return None
         why = await refusal_of(self.precondition, record.call)  # may take its time: what lapses is looked at last
         return why or await self.lapsed(record)
@@ -613,6 +612,12 @@ def let_by(record: CallRecord, run_id: str) -> str | None:
     if record.decisions:
         return record.requests[0].id
     return record.key(run_id) if permitted(record) else None
+
+
+def by_itself(record: CallRecord) -> bool:
+    """Return True for a call that no decision, grant, permit or second look let run: nothing else is asked first."""
+    by = record.cleared_by or ""
+    return not record.decisions and record.grant is None and not by.startswith((CHAINED, PERMITTED))
 
 
 def runs_once(record: CallRecord) -> bool:

@@ -27,7 +27,7 @@ from grampus_uq.gate.call import (
     review,
 )
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.gate import Gate, by_itself
 from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.monitor.session import Session
@@ -263,8 +263,8 @@ class Turn:
                     await self.lease.note("clearance_refused", {**self.facts(record), "why": why})
 
         try:
-            if all(record.cleared_by in ("monitor", "unmonitored") for record in cleared):
-                await begin()  # nothing else is asked
+            if all(map(by_itself, cleared)):
+                await begin()
             else:  # a precondition or the starts' store may take longer than the lease
                 await self.lease.run(begin)
         except BaseException:  # none of these was announced, so none runs: what became of them is known
