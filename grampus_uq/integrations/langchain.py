@@ -146,8 +146,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         observe_between(carried.session, before, len(before))
         asks, known = judge.settings.model_client is not None, carried.session.tools_declared
         tools = () if known else [tool if isinstance(tool, dict) else tool.name for tool in request.tools]
-        prompt = [request.system_message, *request.messages] if request.system_message else request.messages
-        answer = read_turn(message, prompt if asks else (), tools)
+        system = [] if request.system_message is None else [request.system_message]
+        answer = read_turn(message, [*system, *request.messages] if asks else (), tools)
         if len(result) > 1:  # a structured answer is not a call: it stands in the result with what answers it
             answered = {one.tool_call_id for one in result if isinstance(one, ToolMessage)}
             answer = replace(answer, calls=[call for call in answer.calls if call.id not in answered])
