@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.config import get_config
 from langgraph.func import task
 
 from grampus_uq.integrations.blocking import run_blocking
@@ -50,7 +54,7 @@ async def awaiting(steps: Steps) -> Any:
             work = steps.send(result)
         except StopIteration as end:
             return end.value
-        result = await _once(work)
+        result = await _in_line(_once, work)
 
 
 def blocking(steps: Steps) -> Any:
@@ -61,7 +65,46 @@ def blocking(steps: Steps) -> Any:
             work = steps.send(result)
         except StopIteration as end:
             return end.value
-        result = _once_blocking(work).result()
+        result = _in_line(_once_blocking, work).result()
+
+
+_CALL = "__pregel_call"
+"""Where LangGraph gives a task what it starts others by: a function with the executor's `submit` behind a reference."""
+
+
+def _in_line(once: Callable[[Any], Any], work: Callable[[], Awaitable[Any]]) -> Any:
+    """Start a step as a LangGraph task that needs no place of its own among those that may run at the same time.
+
+    The task that waits for it has such a place: with all places taken by tasks that wait, none would ever go on. They
+    are as many as `max_concurrency`, or, without awaiting and without that, as threads of the default pool.
+    """
+    config: Any = get_config()
+    start = config["configurable"].get(_CALL)
+    try:
+        executor = copy.copy(start.keywords["submit"]().__self__)  # shares the list of what it waits for
+    except (AttributeError, KeyError, TypeError):
+        return once(work)  # another LangGraph
+    executor.semaphore, executor.executor = None, _Here
+    start = functools.partial(start, submit=lambda: executor.submit)
+    config = {**config, "configurable": {**config["configurable"], _CALL: start}}
+    token = var_child_runnable_config.set(config)
+    try:
+        return once(work)
+    finally:
+        var_child_runnable_config.reset(token)
+
+
+class _Here:
+    """An executor that works in the thread that asks."""
+
+    @staticmethod
+    def submit(work: Callable[..., Any], *given: Any, **named: Any) -> Future[Any]:
+        done = Future[Any]()
+        try:
+            done.set_result(work(*given, **named))
+        except BaseException as error:  # noqa: BLE001 (whoever asks for the result gets it)
+            done.set_exception(error)
+        return done
 
 
 async def _work(work: Callable[[], Awaitable[Any]]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,6 +83,22 @@ def test_the_middleware_acts_as_its_monitor_does_and_advises_when_told_to() -> N
     assert world.done == ["pay bob"]
     advised = [e.assessment.advisory_action for e in world.events if getattr(e, "assessment", None) is not None]
     assert "pause_for_human" in advised
+
+
+@pytest.mark.timeout(60, method="thread")  # what hangs cannot be interrupted
+@pytest.mark.parametrize("awaited", [False, True])
+def test_more_calls_wait_than_tasks_may_run_at_the_same_time(awaited: bool) -> None:
+    calls = [{"name": "pay", "args": {"to": name}, "id": name} for name in "abcd"]
+    world, config = World((0.7, AIMessage("I pay.", tool_calls=calls)), DONE), {**CONFIG, "max_concurrency": 2}
+
+    def go(given: Any) -> None:
+        asyncio.run(world.app.ainvoke(given, config)) if awaited else world.app.invoke(given, config)
+
+    go({"messages": [("user", "Pay what is due.")]})
+    asked = waiting(world.state)
+    assert [request.call and request.call.id for request in asked] == list("abcd")
+    go(resume(world.state, [request.decide("approve", principal="me") for request in asked]))
+    assert sorted(world.done) == ["pay a", "pay b", "pay c", "pay d"]
 
 
 def stock(*decisions: Any) -> Any:
