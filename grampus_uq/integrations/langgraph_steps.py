@@ -54,7 +54,7 @@ async def awaiting(steps: Steps) -> Any:
             work = steps.send(result)
         except StopIteration as end:
             return end.value
-        result = await _in_line(_once, work)
+        result = await _start(_once, work)
 
 
 def blocking(steps: Steps) -> Any:
@@ -65,14 +65,14 @@ def blocking(steps: Steps) -> Any:
             work = steps.send(result)
         except StopIteration as end:
             return end.value
-        result = _in_line(_once_blocking, work).result()
+        result = _start(_once_blocking, work).result()
 
 
 _CALL = "__pregel_call"
 """Where LangGraph gives a task what it starts others by: a function with the executor's `submit` behind a reference."""
 
 
-def _in_line(once: Callable[[Any], Any], work: Callable[[], Awaitable[Any]]) -> Any:
+def _start(once: Callable[[Any], Any], work: Callable[[], Awaitable[Any]]) -> Any:
     """Start a step as a LangGraph task that needs no place of its own among those that may run at the same time.
 
     The task that waits for it has such a place: with all places taken by tasks that wait, none would ever go on. They
@@ -84,7 +84,7 @@ def _in_line(once: Callable[[Any], Any], work: Callable[[], Awaitable[Any]]) -> 
         executor = copy.copy(start.keywords["submit"]().__self__)  # shares the list of what it waits for
     except (AttributeError, KeyError, TypeError):
         return once(work)  # another LangGraph
-    executor.semaphore, executor.executor = None, _Here
+    executor.semaphore, executor.executor = None, _CallersThread
     start = functools.partial(start, submit=lambda: executor.submit)
     config = {**config, "configurable": {**config["configurable"], _CALL: start}}
     token = var_child_runnable_config.set(config)
@@ -94,7 +94,7 @@ def _in_line(once: Callable[[Any], Any], work: Callable[[], Awaitable[Any]]) -> 
         var_child_runnable_config.reset(token)
 
 
-class _Here:
+class _CallersThread:
     """An executor that works in the thread that asks."""
 
     @staticmethod
