@@ -199,7 +199,7 @@ def test_with_too_few_labels_nothing_is_fitted_by_force(tmp_path: Path) -> None:
     assert part(fit, "p_success").status == "not fitted"
     assert "more labelled" in part(fit, "p_success").needs
     assert part(fit, "release").status == part(fit, "detector").status == "not fitted"
-    assert "needs about" in part(fit, "detector").needs
+    assert "successes, about, for a false-alarm rate" in part(fit, "detector").needs
     profile = fit.artifact.profile
     assert (profile.calibration, profile.release, profile.detector) == (None, None, None)
     assert fit.artifact.guarantees[0].startswith("No guarantee")
