@@ -1,6 +1,8 @@
 """Runs coroutines for frameworks that call without awaiting: one event loop a process, on a thread of its own.
 
-One loop for all calls, because a model client may bind itself to the first loop that it sees.
+One loop for all calls, because a model client may bind itself to the first loop that it sees. Only what runs on that
+loop and calls without awaiting itself (a guarded agent in a precondition, a model client or a processor) gets a second
+one: the thread of the first waits for it.
 """
 
 from __future__ import annotations
@@ -15,24 +17,26 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
-_owner_pid = 0
+_loops = dict[tuple[int, int], asyncio.AbstractEventLoop]()
+_depth = contextvars.ContextVar("grampus_uq_blocking", default=0)
+"""How many loops, one after the other, may stand still until what is done in this context ends."""
 
 
 def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine function to its end, with the caller's context variables; cancelled when the caller is."""
-    context = contextvars.copy_context()
-    future = context.run(lambda: asyncio.run_coroutine_threadsafe(work(), _own_loop()))
+    context, depth = contextvars.copy_context(), _depth.get()
+    context.run(_depth.set, depth + 1)
+    future = context.run(lambda: asyncio.run_coroutine_threadsafe(work(), _own_loop(depth)))
     try:
         return future.result()
     finally:
         future.cancel()  # does nothing to work that is done
 
 
-def _own_loop() -> asyncio.AbstractEventLoop:
-    global _loop, _owner_pid  # one a process is the point
+def _own_loop(depth: int) -> asyncio.AbstractEventLoop:
     with _lock:
-        if _loop is None or _owner_pid != os.getpid():
-            _loop, _owner_pid = asyncio.new_event_loop(), os.getpid()
-            threading.Thread(target=_loop.run_forever, name="grampus-uq-blocking", daemon=True).start()
-        return _loop
+        loop = _loops.get(key := (os.getpid(), depth))
+        if loop is None:
+            loop = _loops[key] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="grampus-uq-blocking", daemon=True).start()
+        return loop

@@ -101,6 +101,29 @@ def test_more_calls_wait_than_tasks_may_run_at_the_same_time(awaited: bool) -> N
     assert sorted(world.done) == ["pay a", "pay b", "pay c", "pay d"]
 
 
+@pytest.mark.timeout(60, method="thread")  # what hangs cannot be interrupted
+@pytest.mark.parametrize("where", ["precondition", "awaited precondition", "processor"])
+def test_a_guarded_agent_runs_inside_what_judges_another_one(where: str) -> None:
+    inner = list[World]()
+
+    def work(*_: Any) -> None:
+        if inner:
+            world = inner.pop()  # inside the first, the second does the same
+            world.resume(*(request.decide("approve", principal="me") for request in world.run()))
+
+    async def awaited(call: Any) -> None:
+        work()
+
+    given: Any = {"precondition": {"precondition": work, "awaited precondition": awaited}.get(where)}
+    worlds = [World((0.7, pays(name)), DONE, **given) for name in ("bob", "eve", "dan")]
+    if where == "processor":
+        for world in worlds:
+            vars(world)["on_event"] = work
+    inner += worlds
+    work()
+    assert [world.done for world in worlds] == [["pay bob"], ["pay eve"], ["pay dan"]]
+
+
 def stock(*decisions: Any) -> Any:
     return Command(resume={"decisions": list(decisions)})
 
