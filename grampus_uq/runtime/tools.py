@@ -6,9 +6,12 @@ import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
 
+import anyio
 import anyio.to_thread
+from anyio.lowlevel import RunVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from grampus_uq.errors import ConfigurationError
@@ -18,6 +21,9 @@ from grampus_uq.wire.lone_surrogates import MAX_TEXT_CHARACTERS, bounded_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _IDEMPOTENCY = "idempotency_key"
+_lines: Final = RunVar[dict[int, anyio.CapacityLimiter]]("grampus_tool_threads")
+_depth: Final = ContextVar("grampus_tool_depth", default=0)
+"""How many tools, one inside the other, wait in threads for what is done in this context."""
 
 
 def tool(*, effect: Effect | str = Effect.UNKNOWN, name: str | None = None) -> Callable[[Function], Function]:
@@ -72,12 +78,23 @@ class Tool:
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**arguments)
         call_boxed = functools.partial(_boxed, self.function, arguments)
-        (returned,) = await anyio.to_thread.run_sync(call_boxed)
+        (returned,) = await anyio.to_thread.run_sync(call_boxed, limiter=_threads())
         return await returned if inspect.isawaitable(returned) else returned  # an async function behind a plain wrapper
+
+
+def _threads() -> anyio.CapacityLimiter:
+    """The threads for tools of this depth: a tool that waits for an agent's tools keeps its own thread meanwhile."""
+    lines, depth = _lines.get(None), _depth.get()
+    if lines is None:
+        _lines.set(lines := {})
+    if depth not in lines:
+        lines[depth] = anyio.CapacityLimiter(anyio.to_thread.current_default_thread_limiter().total_tokens)
+    return lines[depth]
 
 
 def _boxed(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any]:
     """The returned value in a tuple: trio refuses to bring a bare awaitable out of a thread."""
+    _depth.set(_depth.get() + 1)  # in a copy of the caller's context, which ends with this call
     return (function(**arguments),)
 
 

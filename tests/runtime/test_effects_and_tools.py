@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
+import anyio
+import anyio.from_thread
+import anyio.to_thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,3 +191,25 @@ def test_functions_that_cannot_be_tools_are_refused_at_construction() -> None:
         FunctionTools([pay_someone])  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="distinct"):
         FunctionTools(pay_someone, pay_someone)
+
+
+@pytest.mark.anyio
+async def test_plain_tools_inside_plain_tools_find_threads() -> None:
+    """Each keeps its thread while it waits for the next, and whatever else needs a thread finds one."""
+    anyio.to_thread.current_default_thread_limiter().total_tokens = 2
+
+    async def more(depth: int) -> None:
+        with anyio.fail_after(5):
+            await anyio.to_thread.run_sync(str)
+            async with anyio.create_task_group() as group:
+                for number in range(3):
+                    group.start_soon(tools.execute, call("down", depth=depth if number == 0 else 0))
+
+    def down(depth: int) -> None:
+        if depth:
+            anyio.from_thread.run(more, depth - 1)
+        reached.append(depth)
+
+    tools, reached = FunctionTools(down), list[int]()
+    await more(3)
+    assert sorted(reached) == [0] * 9 + [1, 2, 3]
