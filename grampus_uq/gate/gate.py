@@ -568,7 +568,7 @@ class Gate:
             keep(record := again)
         return record
 
-    async def held_again(self, record: CallRecord, terms: Terms, *, shared: bool = True) -> CallRecord | None:
+    async def held_again(self, record: CallRecord, terms: Terms, *, shared: bool) -> CallRecord | None:
         """A cleared call that must not run after all, waiting again; None where it may run: then its start is taken.
 
         Not that of a call that other processes may start too (not `shared`): a sub-agent goes on in any of them.

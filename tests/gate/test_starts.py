@@ -177,8 +177,11 @@ class Permit:
     """A permit that lets calls ahead as long as nothing stands against it."""
 
     why: str | None = None
+    fails = False
 
     async def standing(self, released_by: str) -> str | None:
+        if self.fails:
+            raise OSError("disk")
         return self.why
 
 
@@ -189,7 +192,31 @@ async def test_a_call_that_a_permit_let_ahead_keeps_its_start_when_it_is_asked_a
     assert not await other.take_start(record, TERMS)
     assert other.cut_off(record, "r")
     permit.why = "it is closed"
-    again = await gate.held_again(record, TERMS)
+    again = await gate.held_again(record, TERMS, shared=True)
     assert again is not None
     assert await gate.take_start(approved(again), TERMS), "it did not begin: the request has its start"
     assert len(starts.had) == 1
+
+
+async def test_a_call_that_a_permit_let_ahead_and_that_did_not_begin_may_begin_later_in_the_same_process() -> None:
+    permit, record = Permit(), NEW.change(phase=CallPhase.CLEARED, cleared_by="permit abc").clear_here()
+    gate = process(None, permits=permit)
+    permit.fails = True
+    with pytest.raises(OSError, match="disk"):
+        await started(gate, record)
+    permit.fails, permit.why = False, "it is closed"
+    held, _ = await started(gate, record)
+    assert held.waiting
+    assert not held.requests[0].unknown_outcome
+    permit.why = None
+    ran, _ = await started(gate, record)
+    assert ran.phase is CallPhase.STARTED
+    again, _ = await started(gate, record)
+    assert again.requests[0].unknown_outcome
+
+
+async def test_a_sub_agent_that_a_permit_let_ahead_goes_on_in_the_same_process() -> None:
+    gate, record = process(None, permits=Permit()), NEW.change(phase=CallPhase.CLEARED, cleared_by="permit abc")
+    for _ in range(2):
+        ran = await gate.start(record.clear_here(), PAY, TERMS, None, None, list[CallRecord]().append, any_effect=True)
+        assert ran.phase is CallPhase.STARTED
