@@ -134,6 +134,7 @@ def _labelled(
     path: Path, failed: Collection[str], left_out: list[str], refuse: Callable[[DataError], None]
 ) -> list[LabelledTrajectory]:
     """The failures whose errors are known, without the failed runs; what is left out is named before a fit may fail."""
+    recorded = _is_recording(path)
 
     def leave_out(error: DataError) -> None:
         left_out.append(str(error))
@@ -142,7 +143,6 @@ def _labelled(
         else:  # it is no log that is damaged but the file, whose rest is lost
             refuse(error)
 
-    recorded = _is_recording(path)
     if recorded:
         items = labelled_recordings(distinct_runs(path, on_refused=refuse), leave_out)
     else:

@@ -15,8 +15,17 @@ from grampus_uq.records.vocabulary import UncertaintyLevel
 
 _STEPS: Final = 64
 _DECIDED_ON: Final = {
-    *("step_id", "level", "action", "advisory_action", "rule", "guarantee", "reasoning", "fused_confidence"),
-    *("propagated_confidence", "missing_reason", "tool_name"),
+    "step_id",
+    "level",
+    "action",
+    "advisory_action",
+    "rule",
+    "guarantee",
+    "reasoning",
+    "fused_confidence",
+    "propagated_confidence",
+    "missing_reason",
+    "tool_name",
 }
 
 

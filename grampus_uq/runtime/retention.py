@@ -44,13 +44,12 @@ async def prune(
 ) -> int:
     """Remove the sessions that ended more than `older_than_s` seconds ago, and all but the latest `keep`; how many.
 
-    What ended at the same time as the last of those `keep` stays too.
     Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Audits that were kept
     are removed once their last entry is older than `audits_older_than_s`. Decisions, drills, starts, grants and jobs
     that are older than `older_than_s` are removed too, unless a pending request or a live session needs them; permits
     that expired so long ago, and tickets of others that were counted and are so old. What has not ended is never
     touched; sub-agents end with their parent, and stay for it until then. Sessions are read in pages: memory grows with
-    the store by 8 bytes a session that ended.
+    the store by 8 bytes a session that ended. What ended at the same time as the last of those `keep` stays too.
 
     `move_to` is a folder of recordings: each session is written there in full first, with its steps but without the
     readings of a monitor (a `RecordingProcessor` keeps those), and stays in the store where that fails.

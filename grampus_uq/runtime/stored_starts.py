@@ -7,9 +7,9 @@ from typing import Final
 
 import anyio
 
-from grampus_uq.errors import SessionConflictError, StoreError
+from grampus_uq.errors import StoreError
 from grampus_uq.records.values import sha256_of
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Put, SessionStore, try_write
 
 START: Final = "start"
 _LIMIT_S: Final = 10.0
@@ -39,10 +39,8 @@ class StoredStarts:
         """
         key = sha256_of(by)
         with anyio.move_on_after(_LIMIT_S):
-            try:
-                await self._store.put(START, key, json.dumps(owner), expected=0)
-            except SessionConflictError:
-                found = await self._store.get(START, key)
-                return found is not None and found.body == json.dumps(owner)
-            return True
+            if await try_write(self._store, Put(kind=START, key=key, body=json.dumps(owner), expected=0)):
+                return True
+            found = await self._store.get(START, key)
+            return found is not None and found.body == json.dumps(owner)
         raise StoreError(f"the store did not answer within {_LIMIT_S:g} s")
