@@ -116,7 +116,7 @@ class ProxiedAgent:
         "stream": "sees tool calls only, not the model's text",
         "twins": "identical simultaneous calls count as one",
     }
-    offers = ("signing", "forge", "schema", "odd_calls", "mcp")
+    offers = ("signing", "forge", "schema", "odd_calls", "mcp", "starts")
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
@@ -153,6 +153,7 @@ class ProxiedAgent:
             schema_of=tools.schema,
             clock=ledger.now_s,
             started_by=self._setup.started_by,
+            starts=self._setup.starts(),
         )
         names = SessionNames(agent_id=AGENT, session_id=session, resumes=True)
         calls = GuardedCalls(names, monitor=monitor, ledger=ledger, gate=gate, tools=tools, say=print, lease_s=0.5)

@@ -20,7 +20,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.gate import Gate, Starts
 from grampus_uq.gate.seal import Seal
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
 from grampus_uq.integrations.mcp.connection_session import SessionNames
@@ -66,6 +66,7 @@ class Bench:
         elicitation: Mode | None = None,
         policy: Mapping[str, Any] | None = None,
         advisory: bool = False,
+        starts: Starts | None = None,
         **limits: Any,
     ) -> None:
         self.to_client: list[bytes] = []
@@ -74,7 +75,13 @@ class Bench:
         approvals = approvals or ApprovalPolicy()
         self.ledger = Ledger(store, seal=approvals.seal)
         self.tools = tools = ListedTools(ToolEffects(unknown_is_irreversible=True), trusted=trusted)
-        gate = Gate(approvals=approvals, effects=tools.effects(), schema_of=tools.schema, clock=self.ledger.now_s)
+        gate = Gate(
+            approvals=approvals,
+            effects=tools.effects(),
+            schema_of=tools.schema,
+            clock=self.ledger.now_s,
+            starts=starts,
+        )
         self.calls = GuardedCalls(
             SessionNames(agent_id="mcp", session_id="s", resumes=True),
             monitor=UncertaintyMonitor(

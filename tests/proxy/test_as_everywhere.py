@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 
 from grampus_uq import Permit, Profile, Sensing, UncertaintyPolicy
+from grampus_uq.integrations.mcp.call_outcomes import Run, Wait
 from grampus_uq.integrations.mcp.proxy_config import ProxySettings
 from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, save
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import StoredPermits, grant_permit, stored_permits
+from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
+from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.signals.call_reader import Reader
 from grampus_uq.testing import ScriptedModel
@@ -91,3 +95,23 @@ async def test_no_forged_or_altered_state_is_taken_by_a_proxy_and_none_runs_a_ca
             await one.say(id=number, method="tools/call", params={**params, "requestState": forged})
             assert "not valid" in (await one.answered(number))["error"]["message"]
         assert not one.ran()
+
+
+async def test_an_old_copy_of_the_store_does_not_run_again_what_is_among_the_starts(tmp_path: Path) -> None:
+    store, copy, call = tmp_path / "calls.db", tmp_path / "copy.db", ToolCall(id="c", name="delete_note", arguments={})
+    settings, became = ProxySettings(agent="a", starts=f"sqlite:///{tmp_path}/starts.db"), []
+    for number in range(4):
+        parts, ledger = ProxyParts(settings, f"sqlite:///{store}", print), Ledger(open_store(f"sqlite:///{store}"))
+        calls = parts.exchange("s", resumes=True).calls
+        opened = await calls.propose(call.model_copy(update={"id": f"c{number}"}))
+        if number:
+            (pending,) = await ledger.pending()
+            await ledger.decide(pending.requests[0].decide("approve", principal="ann"))
+            await apply_response(calls.session.current(), ledger, None)
+        became.append(await calls.next(opened))
+        for one in (calls, parts, ledger.store):
+            await one.aclose()
+        shutil.copy(*((copy, store) if number else (store, copy)))
+    assert [type(one) for one in became] == [Wait, Run, Wait, Wait]
+    told = [one.request for one in became if isinstance(one, Wait)]
+    assert [request is not None and request.unknown_outcome for request in told] == [False, True, True]

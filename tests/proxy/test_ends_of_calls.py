@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from grampus_uq.integrations.mcp.connection_session import SessionNames
+from grampus_uq.runtime import MemoryStore, StoredStarts
 from tests.proxy.guarded import SlowStore, bench
 from tests.sampling import sampled
 
@@ -222,9 +223,10 @@ async def test_a_server_that_talks_nonsense_for_ever_fills_no_log() -> None:
         assert one.to_client == []
 
 
-async def test_a_call_that_its_client_gave_up_while_it_was_started_is_asked_about_again() -> None:
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_call_that_its_client_gave_up_while_it_was_started_is_asked_about_again(stored: bool) -> None:
     """Its server never heard of it: no answer says that it ran or never will."""
-    async with bench() as one:
+    async with bench(starts=StoredStarts(MemoryStore()) if stored else None) as one:
         await one.call(1, path="a")
         given_up, save = anyio.Event(), one.ledger.save
 

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from grampus_uq.gate.call import CallPhase
+from grampus_uq.runtime import MemoryStore, StoredStarts
 from tests.proxy.ended_spans import counted
 from tests.proxy.guarded import Bench, SlowStore, granted
 from tests.sampling import sampled
@@ -87,7 +88,8 @@ class World:
 
 async def live(seed: int, steps: int) -> None:
     store, chance = SlowStore(), random.Random(seed)
-    async with await granted(store, uses=1_000, hold_s=0.05, late_s=0.1) as one:
+    starts = StoredStarts(MemoryStore()) if seed % 2 else None
+    async with await granted(store, uses=1_000, hold_s=0.05, late_s=0.1, starts=starts) as one:
         world, spans = World(one, store, chance), counted(one.exchange)
         await one.lists(read_note={"annotations": {"readOnlyHint": True}})
         for _ in range(steps):

@@ -419,7 +419,7 @@ class GuardedCalls:
             self._notes.sends_not(record.proposed.id)
             started = [r for r in state.turn if r.proposed.id == record.proposed.id and r.phase is CallPhase.STARTED]
             for one in started:
-                void = self.gate.void(one, turn.terms(), why)
+                void = self.gate.not_begun(one, turn.terms(), why)
                 state.keep(self._asked_under(self._notes.told(void), self._tools.shown(one.proposed.name)))
         notes = [turn.withdrawn(one) for one in started]
         with contextlib.suppress(SessionConflictError):

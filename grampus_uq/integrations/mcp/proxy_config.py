@@ -3,6 +3,7 @@
 agent = "desktop"                          # names the agent in the store and in recordings
 store = "sqlite:////home/ann/guard.db"     # where sessions, requests and decisions are kept
 session = "desktop"                        # optional: goes on under this name after a restart
+starts = "sqlite:////home/ann/starts.db"   # optional: a store apart, where what was approved is written as it starts
 recordings = "/home/ann/runs"              # optional: one recording a session
 otlp_endpoint = "http://localhost:4317"    # optional: spans of the calls and of what the monitor made of them
 trusted = true                             # the server's readOnlyHint counts
@@ -121,6 +122,7 @@ class ProxySettings(_Table):
     agent: str | None = Field(default=None, min_length=1, max_length=200)
     store: str | None = None
     session: str | None = Field(default=None, min_length=1, max_length=200)
+    starts: str | None = None
     recordings: str | None = None
     otlp_endpoint: str | None = Field(default=None, pattern="^https?://[^/]")
     profile: str | None = None

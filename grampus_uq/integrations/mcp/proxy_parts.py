@@ -22,6 +22,7 @@ from grampus_uq.recording.writer import RecordingProcessor
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stored_permits import StoredPermits
+from grampus_uq.runtime.stored_starts import StoredStarts
 from grampus_uq.runtime.stores import open_store
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ProxyParts:
         self._monitor = settings.monitor([] if self._recorder is None else [self._recorder], self._tracer)
         self._approvals = settings.approvals.policy()
         self._store = open_store(url, create=True)
+        self._starts = None if settings.starts is None else open_store(settings.starts, create=True)
         detector = self._monitor.profile.detector
         self._watch = None if detector is None else CalibrationWatch(self._store, detector)
         self._states = RequestStates(self._approvals.seal or Seal.of_this_process())
@@ -61,6 +63,7 @@ class ProxyParts:
             clock=ledger.now_s,
             permits=StoredPermits(self._store, self._approvals, agent_version=tools.version),
             started_by=lambda session_id: settings.approvals.started_by,
+            starts=None if self._starts is None else StoredStarts(self._starts),
         )
         agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
         names = SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes)
@@ -97,8 +100,10 @@ class ProxyParts:
         )
 
     async def aclose(self) -> None:
-        """Close the store and the recording, and send the last spans."""
+        """Close the stores and the recording, and send the last spans."""
         await self._store.aclose()
+        if self._starts is not None:
+            await self._starts.aclose()
         if self._tracer is not None:
             await anyio.to_thread.run_sync(self._tracer.shutdown)
         if self._recorder is not None:
