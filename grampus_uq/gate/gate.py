@@ -563,8 +563,6 @@ class Gate:
             keep(kept)
             raise
         if again is not None:
-            if not again.requests[0].unknown_outcome:
-                self.give_back(record, terms.run_id)
             keep(record := again)
         return record
 
@@ -583,9 +581,13 @@ class Gate:
 
     def not_begun(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a call that was to start and did not: if its start was taken, the new request has it."""
-        again = self.void(record, terms, why)
+        return self.handed_on(record, self.void(record, terms, why), terms.run_id)
+
+    def handed_on(self, record: CallRecord, again: CallRecord, run_id: str) -> CallRecord:
+        """A call that did not begin waits `again`, whose request has its start if that was taken."""
+        self.give_back(record, run_id)
         with self._lock:
-            owner = self._owned.pop(let_by(record, terms.run_id) or "", None)
+            owner = self._owned.pop(let_by(record, run_id) or "", None)
             if owner is not None:
                 self._owned[again.requests[0].id] = owner
         return again
@@ -608,21 +610,16 @@ def permitted(record: CallRecord) -> bool:
 
 
 def let_by(record: CallRecord, run_id: str) -> str | None:
-    """Return the id under which a call may run once: the decided request, or this run's call released by permits."""
+    """Return the id under which a call may run once: the decided request, or this run's call that was let ahead."""
     if record.decisions:
         return record.requests[0].id
-    return record.key(run_id) if permitted(record) else None
+    return None if by_itself(record) else record.key(run_id)
 
 
 def by_itself(record: CallRecord) -> bool:
-    """Return True for a call that no decision, grant, permit or second look let run: nothing else is asked first."""
+    """Return True for a call that no decision, grant, permit or second look let run, which may run more than once."""
     by = record.cleared_by or ""
     return not record.decisions and record.grant is None and not by.startswith((CHAINED, PERMITTED))
-
-
-def runs_once(record: CallRecord) -> bool:
-    """Return True for a call that was let ahead for one run: by decisions, or by permits."""
-    return bool(record.decisions) or permitted(record)
 
 
 def _both(why: Doubt | None, other: Doubt | None) -> Doubt | None:

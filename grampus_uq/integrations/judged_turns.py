@@ -49,7 +49,7 @@ from grampus_uq.gate.call import (
     under,
 )
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import permitted, record_answer, runs_once
+from grampus_uq.gate.gate import by_itself, permitted, record_answer
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
 from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings, Settings
@@ -291,7 +291,7 @@ class TurnJudge:
         tool raises, the framework may run it again.
         """
         refusal = self.refusal(carried, record, call)
-        if record is None or (refusal is None and not runs_once(record)):
+        if record is None or (refusal is None and by_itself(record)):
             return contextlib.nullcontext(refusal)
         if may_change and not record.decisions and self.clears_harmless(carried, record, call):
             return contextlib.nullcontext()
@@ -350,7 +350,7 @@ class TurnJudge:
         """The answer in a call's place when it may not run now."""
         if record is None or not self.clears(carried, record, call):
             return NOT_CLEARED
-        return RAN_BEFORE if runs_once(record) and self.gate.spent(record, carried.terms.run_id) else None
+        return RAN_BEFORE if not by_itself(record) and self.gate.spent(record, carried.terms.run_id) else None
 
 
 def _on(

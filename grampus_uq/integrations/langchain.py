@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
 
 from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import RAN_BEFORE, CallPhase, CallRecord
-from grampus_uq.gate.gate import runs_once
+from grampus_uq.gate.gate import by_itself
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, Turn, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
@@ -243,7 +243,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             unjudged = judge.unjudged(carried, call)
             part = yield functools.partial(self._judge_late, unjudged, read)
             (record,) = judge.states.read_part(unjudged, part).records
-        once = record.waiting or runs_once(record)
+        once = record.waiting or not by_itself(record)
         if once:
             log = yield from read_log({"step": _READ})
             answer = next((one["answer"] for one in reversed(log) if one.get("answer_of") == call.id), None)

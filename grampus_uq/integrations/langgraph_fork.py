@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.carried import read_decided, read_record
-from grampus_uq.gate.gate import runs_once
+from grampus_uq.gate.gate import by_itself
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.integrations.carried_states import FORKED, REJECTED
 from grampus_uq.integrations.langgraph_threads import KEY
@@ -169,6 +169,8 @@ class _Walk:
             latest = {record.proposed.id: record for record in records}  # what a human decided stands last
             effects = {record.proposed.id: record.effect for record in reversed(records)}
             for call_id, record in latest.items():
-                ended = call_id in (self._answered or ()) or runs_once(record)  # which may have begun without an end
+                ended = call_id in (self._answered or ()) or not by_itself(
+                    record
+                )  # which may have begun without an end
                 if record.began_before or (record.phase is CallPhase.CLEARED and ended):
                     yield record.change(effect=effects[call_id])

@@ -26,7 +26,7 @@ from langgraph.types import Command, Send, interrupt
 
 from grampus_uq import ConfigurationError
 from grampus_uq.gate.call import CallPhase, CallRecord, settled
-from grampus_uq.gate.gate import let_by, runs_once
+from grampus_uq.gate.gate import by_itself, let_by
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
@@ -213,7 +213,7 @@ class GuardNodes:
     def _lost(self, record: CallRecord, state: dict[str, Any]) -> bool:
         """True for a call that the guard's own tools' node was handed, and gave no result: it was cut off elsewhere."""
         turn = (state.get(KEY) or {}).get("turn") or {}
-        handed = self.own and runs_once(record) and record.proposed.id in turn.get("handed", ())
+        handed = self.own and not by_itself(record) and record.proposed.id in turn.get("handed", ())
         return handed and record.proposed.id not in _answered(state[self.messages_key], ())
 
     def _asking_about(self, carried: Carried, cut: Sequence[CallRecord], state: dict[str, Any]) -> Carried:
@@ -627,7 +627,7 @@ def _calls(given: Any, key: str) -> list[Any]:
 
 def _all_at_once(carried: Carried, ready: Sequence[CallRecord]) -> bool:
     """Return True for a turn whose calls the tools' node may run in one visit: none of them may run once only."""
-    return bool(ready) and len(ready) == len(carried.records) and not any(runs_once(record) for record in ready)
+    return bool(ready) and len(ready) == len(carried.records) and all(map(by_itself, ready))
 
 
 def _is_judged(carried: Carried, messages: Sequence[Any]) -> bool:

@@ -102,9 +102,9 @@ class LetAhead:
         state = self._lease.state
         for record in decided:
             held = self._instead_of.pop(record.proposed.id)
-            if held.proposed.id == record.proposed.id:
-                state.keep(held)
-            else:
-                state.keep(asked(record, self._terms(), self._gate.approvals, _OVERTAKEN, self._lease.now_s()))
+            again = held
+            if held.proposed.id != record.proposed.id:
+                again = asked(record, self._terms(), self._gate.approvals, _OVERTAKEN, self._lease.now_s())
+            state.keep(self._gate.handed_on(record, again, state.run_id))
             why = {"why": "a human decided meanwhile", "request": held.requests[0].id}
             await self._lease.try_save(("execution_withdrawn", {**call_facts(state.run_id, record), **why}))

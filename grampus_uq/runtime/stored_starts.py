@@ -16,7 +16,7 @@ _LIMIT_S: Final = 10.0
 
 
 class StoredStarts:
-    """Lets each approval or permit start a call once, over all processes that share the store.
+    """Lets what let a call ahead start it once, over all processes that share the store.
 
     For adapters, whose frameworks keep the state and compare nothing when they write, and for an `AgentRunner` whose
     own store may be put back to an earlier copy. A call that another process started, or this one before it was

@@ -154,6 +154,8 @@ class Turn:
             new = self._state.keep(recovered(record, terms, self.gate.approvals, effect, now_s))
             if new.waiting:
                 unknown.append(record)
+            else:  # what merely reads runs again in the process that started it, too
+                self.gate.give_back(record, self._state.run_id)
         return unknown
 
     # -- judging --------------------------------------------------------------------------------------------------
@@ -247,6 +249,8 @@ class Turn:
 
         async def begin() -> None:
             for record in cleared:
+                if self._advises:
+                    self.gate.give_back(record, self._state.run_id)
                 new = await self.gate.start(
                     record,
                     record.call,

@@ -104,10 +104,10 @@ class Till:
             **given,  # type: ignore[arg-type]  # settings of a runner
         )
 
-    async def resumed(self, kind: str = "") -> None:
-        """Decide all that waits, and let one worker go on until the run ends, waits or the worker dies."""
+    async def resumed(self, kind: str = "", one: AgentRunner | None = None) -> None:
+        """Decide all that waits, and let a worker (`one`, or a new one) go on until the run ends, waits or it dies."""
         with anyio.CancelScope() as self.scope, contextlib.suppress(GrampusError):
-            one = self.runner()
+            one = one or self.runner()
             state, _ = await one.ledger.known(AGENT.name, "s")
             await anyio.sleep(state.leased_for_s())
             response: HumanResponse = "Do something else." if kind == "guidance" else None
@@ -165,6 +165,16 @@ async def test_a_call_runs_again_unasked_only_if_it_read_when_it_started_and_in_
     assert (len(till.paid) == 2) == (began is now is Effect.READ)
     state, _ = await till.runner().ledger.known(AGENT.name, "s")
     assert [request.rule for request in state.pending()] == ["unknown_outcome"] * (2 - len(till.paid))
+
+
+@pytest.mark.parametrize("effect", list(Effect))
+async def test_so_it_does_in_the_process_in_which_it_was_cancelled(effect: Effect) -> None:
+    till = Till(effect, deaths=1)
+    one = till.runner()
+    await one.run(AGENT, "pay", session_id="s")
+    await till.resumed("approve", one)
+    await till.resumed(one=one)
+    assert till.paid == ["A0"] * (2 if effect is Effect.READ else 1)
 
 
 @given(effect=st.sampled_from([one for one in Effect if one is not Effect.READ]), behind=st.booleans())

@@ -37,7 +37,7 @@ from grampus_uq.records.events import DecisionEvent, Event, LookEvent
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.visible_text import visible
 from grampus_uq.records.vocabulary import AgentStatus, Role
-from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime import MemoryStore, StoredStarts
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.looks import in_its_place
@@ -135,7 +135,7 @@ class Case:
     """One run of an agent that mails Bob and is unsure of it, with tiers that look again."""
 
     def __init__(self, *tiers: Any, store: Any = None, odds: float = 0.5, **given: Any) -> None:
-        self.world, self.store = World(), store or MemoryStore()
+        self.world, self.store = given.pop("world", None) or World(), store or MemoryStore()
         self.models = [tier if isinstance(tier, ScriptedModel) else ScriptedModel([tier]) for tier in tiers]
         names = [f"tier {number}" for number in range(1, len(tiers) + 1)]
         bounds = given.pop("bounds", {})
@@ -607,9 +607,8 @@ async def test_a_human_who_decides_at_any_moment_before_a_call_starts_is_heard(t
         return answer("Done.") if any(one.role is Role.ASSISTANT for one in messages) else mailing("bob", 0.5)
 
     reads = Profile(policy=UncertaintyPolicy(), estimator=UncertaintyEstimator(), chain=chain_of("tier 1"))
-    case = Case(
-        HANG, model=ScriptedModel(own), profile=reads, store=DecidingAtStart(decides), precondition=precondition
-    )
+    given: dict[str, Any] = {"precondition": precondition, "starts": StoredStarts(MemoryStore())}
+    case = Case(HANG, model=ScriptedModel(own), profile=reads, store=DecidingAtStart(decides), **given)
     reading = Reading(to, lambda: decides("the turn of the look is read"))
     case.runner.looks = Looks(tiers=[Look(name="tier 1", client=reading)])
     result = await case.run()
