@@ -55,14 +55,8 @@ def bootstrap(
 
     Repeated trials of one task are not, and the interval is then too short.
 
-    Args:
-        statistic: maps counts (rows, n) to values (rows,), NaN where undefined; called on blocks of draws.
-        n: number of trajectories, >= 1.
-        rng: source of randomness; the same state gives the same interval.
-        draws: number of resamples, >= 2.
-
-    Returns:
-        `BootstrapInterval`. Coverage is approximate (first-order), not a finite-sample guarantee.
+    `statistic` maps counts (rows, n) to values (rows,), NaN where undefined; it is called on blocks of draws. `n` >= 1
+    trajectories, `draws` >= 2. Coverage is approximate (first-order), not a finite-sample guarantee.
 
     Source: Efron and Tibshirani (1993), ch. 13.
 
@@ -113,19 +107,9 @@ def paired_bootstrap(
 def mean_rows(values: npt.ArrayLike) -> RowStatistic:
     """Make the row statistic "mean of these values": counts (rows, n) to counts @ values / counts.sum.
 
-    Args:
-        values: shape (n,), finite; one number per trajectory, for example its proper score.
-
-    Returns:
-        A row statistic.
-
-    Raises:
-        ConfigurationError: values that are not one-dimensional or not finite (a missing score is left out first, and
-        counted).
+    `values`: shape (n,), finite; one number per trajectory, for example its proper score.
     """
     x = np.asarray(values, dtype=np.float64)
-    if x.ndim != 1 or not np.isfinite(x).all():
-        raise ConfigurationError.of("values", "mean_rows", "one-dimensional and finite", values)
     # Measured from one of the values: equal values then have one exact mean in every draw, and no spread of 1e-17.
     centre = float(x[0]) if len(x) else 0.0
     offsets = x - centre
@@ -139,13 +123,8 @@ def mean_rows(values: npt.ArrayLike) -> RowStatistic:
 def count_blocks(n: int, draws: int, rng: np.random.Generator) -> Iterator[FloatArray]:
     """Yield the resampling counts in blocks of at most about `BLOCK_CELLS` numbers; shape (rows, n), whole numbers.
 
-    Args:
-        n: number of trajectories, >= 1.
-        draws: rows over all blocks.
-        rng: source of randomness; the rows do not depend on the size of a block.
+    `n` >= 1 trajectories; `draws`: rows over all blocks, which do not depend on the size of a block.
     """
-    if n < 1:
-        raise ConfigurationError.of("n", "count_blocks", "at least 1", n)
     rows_at_once = max(1, BLOCK_CELLS // n)
     for done in range(0, draws, rows_at_once):
         rows = min(rows_at_once, draws - done)

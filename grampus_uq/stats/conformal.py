@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 from grampus_uq.stats.ranks import check_level, conformal_rank
@@ -54,30 +53,14 @@ def recall_conformity(entry: EntryThresholds, is_error: npt.ArrayLike, recall: f
     exchangeability: with probability at least `level` the set holds at least the share `recall` of the trajectory's
     errors. The sets stay those of the same nested family: an interval method keeps giving intervals.
 
-    Args:
-        entry: entry thresholds of n trajectories.
-        is_error: shape (n, longest), booleans; True at every labelled error. The padding is False.
-        recall: in (0, 1]; 1 asks for all errors.
-
-    Returns:
-        Shape (n,). With one error a trajectory it is E at that step, whatever the recall.
-
-    Raises:
-        ConfigurationError: recall outside (0, 1], another shape, an error in the padding, a trajectory without errors
-            (its recall is undefined; leave it out).
+    `is_error`: shape (n, longest), booleans; True at every labelled error, at least one a trajectory, False in the
+    padding. `recall` in (0, 1]; 1 asks for all errors. Returns shape (n,): with one error a trajectory E at that step,
+    whatever the recall.
 
     Source: Kuwahara et al., "Document summarization with conformal importance guarantees" (2025), the recall form.
     """
-    if not 0.0 < recall <= 1.0:
-        raise ConfigurationError.of("recall", "recall_conformity", "in (0, 1]", recall)
     errors = np.asarray(is_error)
-    if errors.shape != entry.values.shape or errors.dtype != np.bool_ or (errors & ~entry.valid).any():
-        rule = "booleans of the shape of the entry thresholds, False in the padding"
-        raise ConfigurationError.of("is_error", "recall_conformity", rule, errors.shape)
     count = errors.sum(axis=1)
-    if (count == 0).any():
-        place = int(np.flatnonzero(count == 0)[0])
-        raise ConfigurationError.of("is_error", "recall_conformity", "true somewhere in every row", f"row {place}")
     # Steps that are not errors go behind every error, even behind one that enters at +inf.
     order = np.lexsort((entry.values, ~errors), axis=1)
     wanted = np.ceil(recall * count - 1e-9).astype(np.int64) - 1
@@ -90,29 +73,19 @@ def conformal_threshold(
 ) -> TieBrokenThreshold:
     """Calibrate: the conformity score (with its tie draw) at rank `k = ceil((n+1) level)`.
 
-    Args:
-        conformity: shape (n,), n >= 0; +inf allowed, NaN refused.
-        level: wanted coverage 1 - alpha, in (0, 1).
-        draws: shape (n,), independent uniforms in [0, 1), one per trajectory; None leaves ties unbroken: coverage is
-            then at least k/(n+1) and, with rounded scores, far above it.
-
-    Returns:
-        The threshold; +inf when k > n.
-
+    `conformity`: shape (n,), n >= 0; +inf allowed, no NaN. `level`: wanted coverage 1 - alpha, in (0, 1). `draws`:
+    shape (n,), independent uniforms in [0, 1); None leaves ties unbroken: coverage is then at least k/(n+1) and, with
+    rounded scores, far above it. Returns the threshold; +inf when k > n.
     >>> conformal_threshold([0.3, 0.1, 0.2], 0.5).value, conformal_threshold([0.3, 0.1, 0.2], 0.8).value
     (0.2, inf)
     """
     values = np.asarray(conformity, dtype=np.float64)
-    if values.ndim != 1 or np.isnan(values).any():
-        raise ConfigurationError.of("conformity", "conformal_threshold", "one-dimensional and free of NaN", values)
     rank = coverage_rank(len(values), level)
     if rank is None:
         return TieBrokenThreshold(value=math.inf, draw=math.inf, rank=None, n=len(values))
     if draws is None:
         return TieBrokenThreshold(value=float(np.sort(values)[rank - 1]), draw=math.inf, rank=rank, n=len(values))
     u = np.asarray(draws, dtype=np.float64)
-    if u.shape != values.shape or np.isnan(u).any():
-        raise ConfigurationError.of("draws", "conformal_threshold", f"of shape ({len(values)},), without NaN", u.shape)
     place = np.lexsort((u, values))[rank - 1]
     return TieBrokenThreshold(value=float(values[place]), draw=float(u[place]), rank=rank, n=len(values))
 
@@ -122,17 +95,10 @@ def prediction_sets(
 ) -> BoolArray:
     """Predict the set `{j : (E_j, u) <= (value, draw)}` of each trajectory; the fallback when it is empty.
 
-    Args:
-        entry: entry thresholds of m new trajectories.
-        threshold: from `conformal_threshold`, on trajectories other than these.
-        draws: shape (m,), tie draws of these trajectories; None lets every tie enter.
-
-    Returns:
-        Shape (m, longest), True where a step is in the set; always False in the padding.
+    `entry`: of m new trajectories; `threshold`: from `conformal_threshold`, on other trajectories; `draws`: shape (m,),
+    tie draws of these; None lets every tie enter. Returns shape (m, longest), always False in the padding.
     """
     u = np.full(len(entry.lengths), -np.inf) if draws is None else np.asarray(draws, dtype=np.float64)
-    if u.shape != entry.lengths.shape or np.isnan(u).any():
-        raise ConfigurationError.of("draws", "prediction_sets", "one number a trajectory", u.shape)
     tie = (entry.values == threshold.value) & (u <= threshold.draw)[:, None]
     inside = ((entry.values < threshold.value) | tie) & entry.valid
     if entry.fallback is not None:
@@ -147,17 +113,12 @@ def whole_rank_size(n: int, level: float) -> int:
     Rounding up costs removal rate: 41 calibration trajectories at level .8 cover 34/42 = .8095, 39 of them cover
     exactly .8 with smaller sets, and leave two more to fit the scorer with.
 
-    Args:
-        n: calibration trajectories at hand, >= 0.
-        level: wanted coverage, in (0, 1).
-
-    Returns:
-        m, or n itself when no m of at least n/2 qualifies (a level such as .777 has none in reach).
+    Returns m for n >= 0 trajectories at hand and a level in (0, 1), or n itself when no m of at least n/2 qualifies (a
+    level such as .777 has none in reach).
 
     >>> whole_rank_size(41, 0.8), whole_rank_size(41, 0.777)
     (39, 41)
     """
-    coverage_rank(n, level)
     for m in range(n, n // 2 - 1, -1):
         exact = (m + 1) * level
         if m >= 1 and abs(exact - round(exact)) < 1e-9 and round(exact) <= m:

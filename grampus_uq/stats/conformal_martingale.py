@@ -77,15 +77,11 @@ ACCOUNTS = 1 + len(_LINEAR) + len(_TAILS)
 def martingale_start(peaks: Sequence[float], rng: np.random.Generator) -> MartingaleState:
     """Begin with calibration runs.
 
-    Args:
-        peaks: their statistics (`Detector.null_peaks`, or `capped` peaks of all kinds of runs for the variant without
-            labels), of runs that served neither fit nor choice of the statistic. May be empty: only later
-            changes are then detected.
-        rng: draws which of them become edges (at most 31, at most a third).
+    `peaks`: their statistics, no NaN (`Detector.null_peaks`, or `capped` peaks of all kinds of runs for the variant
+    without labels), of runs that served neither fit nor choice of the statistic. May be empty: only later changes are
+    then detected. `rng` draws which of them become edges (at most 31, at most a third).
     """
     values = np.asarray(peaks, dtype=np.float64)
-    if values.ndim != 1 or np.isnan(values).any():
-        raise ConfigurationError.of("peaks", "martingale_start", "one-dimensional and free of NaN", peaks)
     order = rng.permutation(len(values))
     size = min(_EDGES, len(values) // 3)
     edges = tuple(sorted(values[order[:size]].tolist()))
@@ -106,12 +102,9 @@ def martingale_update(state: MartingaleState, peak: float, draw: float) -> tuple
     label are left out. What breaks it: comparing only the runs that a monitor did not stop with calibration runs that
     it did not filter (use `capped`, or leave alarmed runs out on both sides).
 
-    Args:
-        peak: the run's statistic; larger is stranger; -inf for a run without readings.
-        draw: its own uniform number in [0, 1] (`tie_uniform`), independent of the statistic.
-
-    Returns:
-        The new state, and the rank p in [0, 1] that was bet on: small when the run is stranger than those before it.
+    `peak`: the run's statistic; larger is stranger; -inf for a run without readings. `draw`: its own uniform number in
+    [0, 1] (`tie_uniform`), independent of the statistic. Returns the new state, and the rank p in [0, 1] that was bet
+    on: small when the run is stranger than those before it.
     """
     if math.isnan(peak) or not 0.0 <= draw <= 1.0:
         raise ConfigurationError.of("peak", "martingale_update", "a number, with a draw in [0, 1]", (peak, draw))

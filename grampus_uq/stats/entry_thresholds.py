@@ -32,14 +32,6 @@ class EntryThresholds:
     lengths: IntArray
     fallback: IntArray | None = None
 
-    def __post_init__(self) -> None:
-        if self.values.ndim != 2 or self.lengths.shape != self.values.shape[:1]:
-            raise ConfigurationError.of("values", "EntryThresholds", "of shape (n, longest)", self.values.shape)
-        if np.isnan(self.values).any():
-            raise ConfigurationError.of("values", "EntryThresholds", "free of NaN", "NaN")
-        if len(self.lengths) and not 1 <= self.lengths.min() <= self.lengths.max() <= self.values.shape[1]:
-            raise ConfigurationError.of("lengths", "EntryThresholds", "between 1 and the width", self.lengths)
-
     @property
     def valid(self) -> BoolArray:
         """Shape (n, longest), True where a step exists."""
@@ -102,17 +94,11 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresho
     ceil((n+1)(1-alpha)), is what makes `E <= q` a conformal set, and the only one offered. The leaf is always in the
     set (it is the fallback), so coverage has the lower bound but no upper one.
 
-    Args:
-        batch: step scores.
-        draws: shape (n,), independent uniforms in [0, 1), one per trajectory (u in the paper).
-
-    Returns:
-        Entry thresholds with the leaf as fallback. The tree halves every node (the left half is the longer one); the
-        paper's heap numbering gives the same tree for powers of two and nodes with gaps otherwise.
+    `draws`: shape (n,), independent uniforms in [0, 1), one per trajectory (u in the paper). Returns entry thresholds
+    with the leaf as fallback. The tree halves every node (the left half is the longer one); the paper's heap numbering
+    gives the same tree for powers of two and nodes with gaps otherwise.
     """
     u = np.asarray(draws, dtype=np.float64)
-    if u.shape != batch.lengths.shape or not ((u >= 0.0) & (u <= 1.0)).all():
-        raise ConfigurationError.of("draws", "hierarchical_entry", "one number in [0, 1] a trajectory", u)
     leaf = np.argmax(np.where(batch.valid, batch.values, -np.inf), axis=1).astype(np.int64)
     nodes = _path_to_leaf(leaf, batch.lengths)
     g = _node_scores(batch, nodes)

@@ -20,11 +20,7 @@ from grampus_uq.stats.entry_thresholds import EntryThresholds
 def isotonic_rows(batch: RaggedBatch) -> FloatArray:
     """Fit each row by the closest non-decreasing sequence in least squares (pool adjacent violators).
 
-    Args:
-        batch: rows of finite numbers.
-
-    Returns:
-        Shape (n, longest), the fits; the padding is +inf.
+    Returns shape (n, longest), the fits; the padding is +inf.
 
     >>> from grampus_uq.stats.arrays import ragged
     >>> isotonic_rows(ragged([[1.0, 3.0, 2.0, 4.0]])).tolist()
@@ -46,13 +42,8 @@ def isotonic_rows(batch: RaggedBatch) -> FloatArray:
 def unimodal_envelope(batch: RaggedBatch) -> FloatArray:
     """Fit each row by an isotonic sequence up to its mode and an antitonic one behind it.
 
-    The mode is the greatest score, the first of equals; it keeps its value.
-
-    Args:
-        batch: step scores, higher = more suspect.
-
-    Returns:
-        Shape (n, longest); not decreasing up to the mode, not increasing behind it; the padding is -inf.
+    The mode is the greatest score, the first of equals; it keeps its value. Returns shape (n, longest); not decreasing
+    up to the mode, not increasing behind it; the padding is -inf.
 
     >>> from grampus_uq.stats.arrays import ragged
     >>> unimodal_envelope(ragged([[2.0, 1.0, 5.0, 0.0, 2.0]])).tolist()

@@ -115,16 +115,11 @@ def update(
 ) -> tuple[DetectorState, float | None]:
     """Take the score of one step, in constant time and memory.
 
-    Args:
-        state: what `start` or the previous `update` returned.
-        score: the stream's score, or one per stream; None (or NaN) is missing and leaves log M_t where it was.
+    Returns the new state, and log M_t (higher is more evidence of failure; None until the first score).
 
-    Returns:
-        The new state, and log M_t (higher is more evidence of failure; None until the first score).
-
-    Raises:
-        ConfigurationError: a score that is infinite, huge, or outside [0, 1] where probabilities are due; a wrong
-            number of them.
+    `state`: what `start` or the previous `update` returned. `score`: the stream's score, or one per stream; None (or
+    NaN) is missing and leaves log M_t where it was. Raises ConfigurationError for a score that is infinite, huge, or
+    outside [0, 1] where probabilities are due, and for a wrong number of them.
     """
     values: list[float | None]
     if score is None or type(score) is float:
@@ -161,13 +156,6 @@ def alarms(state: DetectorState, threshold: Threshold) -> bool:
 
 def score_rows(detector: Detector, blocks: StepBlocks) -> FloatArray:
     """log M_t of every row of recorded runs, in block order; bit for bit what `update` returns (NaN for its None)."""
-    if blocks.values.shape[1] != len(detector.streams):
-        raise ConfigurationError.of("blocks", "score_rows", f"of streams {detector.streams}", blocks.values.shape)
-    bounded = blocks.values[:, list(detector.bounded)]
-    if ((bounded < 0.0) | (bounded > 1.0)).any():
-        raise ConfigurationError.of("blocks", "score_rows", "in [0, 1] or NaN", bounded)
-    if (np.abs(blocks.values) > LARGEST).any():
-        raise ConfigurationError.of("blocks", "score_rows", f"within +-{LARGEST:g}", blocks.values)
     return detector.scorer.batch(blocks)
 
 
@@ -179,8 +167,7 @@ def log_peaks(detector: Detector, blocks: StepBlocks) -> FloatArray:
 def alarm_steps(blocks: StepBlocks, log_m: FloatArray, threshold: Threshold, ties: FloatArray) -> IntArray:
     """Step at which each run first alarms, 0 where it never does; runs and `ties` in the caller's order.
 
-    Args:
-        log_m: one per row, in block order, as `score_rows` gives it.
+    `log_m`: one per row, in block order, as `score_rows` gives it.
     """
     of_row = np.concatenate([ties[blocks.order[: rows.stop - rows.start]] for _, rows in blocks] or [ties[:0]])
     return first_step_where(blocks, exceeds_many(threshold, log_m, of_row))

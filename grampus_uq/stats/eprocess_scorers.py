@@ -160,7 +160,6 @@ class FeatureScorer:
     def features(self, blocks: StepBlocks, columns: Sequence[int] | None = None) -> FloatArray:
         """All features of all rows, shape (features, rows); only the lines in `columns` are computed."""
         streams = len(self.neutral)
-        _check_streams(blocks, streams)
         pairs = zip(blocks.values.T, self.clips, strict=True)
         blocks = replace(blocks, values=np.column_stack([x if c is None else logits(x, c) for x, c in pairs]))
         own = len(STREAM_FEATURES) * streams
@@ -210,8 +209,6 @@ def running_minimum(
         of: "low" for the scores themselves, or "ewma_50", "ewma_20", "ewma_10": exponentially weighted means of their
             log odds with weight .5, .2, .1 on the newest, half-lives of 1, 3 and 7 steps.
     """
-    if of not in MINIMA_OF:
-        raise ConfigurationError.of("of", "running_minimum", f"one of {', '.join(MINIMA_OF)}", of)
     column = len(STREAM_FEATURES) * stream + STREAM_FEATURES.index(of)
     return FeatureScorer(
         name="running_minimum" if of == "low" else f"running_minimum_of_{of}",
@@ -274,7 +271,6 @@ class PaperScorer:
 
     def batch(self, blocks: StepBlocks) -> FloatArray:
         """log M_t of every row, in block order; NaN before the first score of a run."""
-        _check_streams(blocks, 1)
         result = np.empty(len(blocks.values))
         prefix = np.full((len(self.intercepts), len(blocks.order)), self.fill)
         log_m = np.zeros(len(blocks.order))
@@ -306,8 +302,3 @@ def _keep_where_missing(blocks: StepBlocks, log_m: FloatArray) -> FloatArray:
             log_m[rows.start + here] = np.nan if rows.start == 0 else log_m[before.start + here]
             before = rows
     return log_m
-
-
-def _check_streams(blocks: StepBlocks, streams: int) -> None:
-    if blocks.values.shape[1] != streams:
-        raise ConfigurationError.of("blocks", "Detector", f"of {streams} score streams", blocks.values.shape[1])

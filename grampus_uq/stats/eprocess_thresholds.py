@@ -80,21 +80,16 @@ def pac_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float, d
     exceeds the threshold at any step with probability at most alpha. No assumption on the statistic. What breaks it:
     runs that served the fit or the choice of the model, selected runs, a population that moved.
 
-    Args:
-        log_peaks: shape (n,), largest log M of each held-out *successful* run; -inf for a run without a reading.
-        ties: shape (n,), the uniform draw of each of these runs (`tie_uniform`).
-        alpha: allowed false-alarm probability, in (0, 1).
-        delta: allowed probability of an unlucky calibration, in (0, 1).
-
-    Returns:
-        The threshold; +inf with a message when n < log(delta) / log(1 - alpha).
+    `log_peaks`: shape (n,), largest log M of each held-out *successful* run; -inf for a run without a reading. `ties`:
+    shape (n,), the uniform draw of each of these runs (`tie_uniform`). `alpha`, `delta` in (0, 1): allowed false-alarm
+    probability, and allowed probability of an unlucky calibration. Returns the threshold; +inf with a message when
+    n < log(delta) / log(1 - alpha).
 
     >>> pac_threshold(range(100), [0.5] * 100, 0.05, 0.1).log_value
     98.0
     >>> print(pac_threshold([1.0] * 44, [0.5] * 44, 0.05, 0.1).shortage)
     45 held-out successful runs are needed for alpha=0.05, delta=0.1; there are 44. The alarm stays off.
     """
-    check_level("delta", "pac_threshold", delta)
     peaks, draws = _pairs("pac_threshold", log_peaks, ties)
     rank, needed = pac_rank(len(peaks), alpha, delta), smallest_n_for_pac(alpha, delta)
     sentence = (
@@ -125,7 +120,7 @@ def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: fl
         f"average over draws of the {len(peaks)} held-out successful runs that set it. This assumes exchangeable "
         f"tasks, {_ONCE}; a changed agent, task mix or verifier breaks it."
     )
-    return _at_rank(Mode.CONFORMAL, alpha, peaks, draws, rank, sentence, successes_needed(Mode.CONFORMAL, alpha))
+    return _at_rank(Mode.CONFORMAL, alpha, peaks, draws, rank, sentence, successes_needed(alpha))
 
 
 def weighted_threshold(
@@ -152,7 +147,6 @@ def weighted_threshold(
     w = np.asarray(weights, dtype=np.float64)
     if w.shape != peaks.shape or not (np.isfinite(w) & (w >= 1.0)).all():
         raise ConfigurationError.of("weights", "weighted_threshold", f"of shape {peaks.shape}, finite, >= 1", weights)
-    check_level("alpha", "weighted_threshold", alpha)
     rank = None
     if len(w):
         order = np.lexsort((draws, peaks))
@@ -164,7 +158,7 @@ def weighted_threshold(
         f"random count one over the probability of their draw. This assumes exchangeable tasks, {_ONCE}, and holds for "
         "runs that such a draw can show; a changed agent, task mix or verifier breaks it."
     )
-    needed = math.ceil(float(w.max() if len(w) else 1.0) * successes_needed(Mode.CONFORMAL, alpha))
+    needed = math.ceil(float(w.max() if len(w) else 1.0) * successes_needed(alpha))
     return _at_rank(Mode.CONFORMAL, alpha, peaks, draws, rank, sentence, needed)
 
 
@@ -186,7 +180,7 @@ def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float
         f"draws of the {len(peaks)} recorded runs that set it. This assumes exchangeable tasks, {_ONCE}, and says "
         "nothing about how many of the interrupted runs would have failed."
     )
-    return _at_rank(Mode.BUDGET, share, peaks, draws, rank, sentence, successes_needed(Mode.BUDGET, share))
+    return _at_rank(Mode.BUDGET, share, peaks, draws, rank, sentence, successes_needed(share))
 
 
 def ville_threshold(alpha: float) -> Threshold:
@@ -254,23 +248,16 @@ def tie_uniform(session_id: str, salt: str) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53 + 2.0**-54
 
 
-def successes_needed(mode: Mode, alpha: float, delta: float | None = None) -> int:
-    """Least number of held-out runs for which the threshold of this mode is finite; 0 for `ville` and `bonferroni`.
+def successes_needed(alpha: float, delta: float | None = None) -> int:
+    """Least number of held-out runs for which a PAC threshold is finite; without delta, a conformal or budget one.
 
-    >>> successes_needed(Mode.PAC, 0.05, 0.1), successes_needed(Mode.CONFORMAL, 0.05)
+    >>> successes_needed(0.05, 0.1), successes_needed(0.05)
     (45, 19)
     """
-    match mode:
-        case Mode.PAC:
-            if delta is None:
-                raise ConfigurationError.of("delta", "successes_needed", "given for 'pac'", delta)
-            return smallest_n_for_pac(alpha, delta)
-        case Mode.CONFORMAL | Mode.BUDGET:
-            check_level("alpha", "successes_needed", alpha)
-            close = max(0, math.floor(1.0 / alpha) - 2)
-            return next(n for n in range(close, close + 4) if conformal_rank(n, alpha) is not None)
-        case _:
-            return 0
+    if delta is not None:
+        return smallest_n_for_pac(alpha, delta)
+    close = max(0, math.floor(1.0 / alpha) - 2)
+    return next(n for n in range(close, close + 4) if conformal_rank(n, alpha) is not None)
 
 
 def _at_rank(

@@ -81,12 +81,9 @@ class LogisticFusion(BaseModel):
     def __call__(self, values: Mapping[str, float | None]) -> float | None:
         """Fuse the readings of one step.
 
-        Args:
-            values: by name, each in [0, 1], higher = more likely to succeed; None or absent is missing, and names that
-                the fusion does not know are left alone.
-
-        Returns:
-            Probability that the run will succeed, in [epsilon, 1 - epsilon]; None without any of its readings.
+        `values`: by name, each in [0, 1], higher = more likely to succeed; None or absent is missing, and names that
+        the fusion does not know are left alone. Returns the probability that the run will succeed, in [epsilon, 1 -
+        epsilon]; None without any of its readings.
 
         >>> fusion = LogisticFusion(readings={"p_true": FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)
         >>> fusion({"p_true": 0.8}), fusion({"p_true": None})

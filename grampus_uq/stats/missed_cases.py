@@ -27,10 +27,8 @@ def reported_at(missed: Sequence[bool], *, tolerated: float, level: float = 0.05
     is at most `level`, however many cases come and however often it is looked at (Ville). Cases may differ, and so may
     reviewers. What breaks it: cases that reviewers recognise, and answers left out for what they are.
 
-    Args:
-        missed: in the order of the answers, True where the case was missed.
-        tolerated: share of misses, in (0, 1).
-        level: allowed probability of a false report, ever, in (0, 1).
+    `missed`: in the order of the answers, True where the case was missed. `tolerated`: share of misses; `level`:
+    allowed probability of a false report, ever; both in (0, 1).
 
     >>> reported_at([False] * 40 + [True, False] * 30, tolerated=0.15)
     61
@@ -59,8 +57,7 @@ def agreement(labels: Sequence[Mapping[str, Hashable]]) -> tuple[float | None, i
     two labels of any cases do. 1: they always agree; 0: as by chance; below 0: worse than chance. None where it is not
     defined: fewer than 2 labels to compare, or all labels alike.
 
-    Args:
-        labels: for each case the label of each reviewer who gave one.
+    `labels`: for each case the label of each reviewer who gave one.
 
     Source: Krippendorff, Computing Krippendorff's alpha-reliability (2011), section C (nominal data, any number of
     observers, missing data).

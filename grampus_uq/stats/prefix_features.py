@@ -100,13 +100,9 @@ def stream_features(state: StreamState, neutral: float) -> tuple[float, ...]:
 def prefix_features(blocks: StepBlocks, neutral: Sequence[float], columns: Sequence[int] | None = None) -> FloatArray:
     """Compute the features of every prefix of every run.
 
-    Args:
-        blocks: the runs, scores already on the scale of the model; NaN is missing.
-        neutral: one value per stream.
-        columns: which features, in any order: `13 * stream + place in STREAM_FEATURES`; None is all of them.
-
-    Returns:
-        Shape (columns, rows), a feature a line, rows in block order; the step is not among them.
+    `blocks`: scores on the scale of the model, NaN missing. `neutral`: one value a stream. `columns`: which features,
+    `13 * stream + place in STREAM_FEATURES`; None: all. Returns shape (columns, rows), a feature a line, rows in block
+    order; the step is not among them.
     """
     streams = blocks.values.shape[1]
     chosen = range(_FEATURES * streams) if columns is None else columns

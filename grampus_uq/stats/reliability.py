@@ -37,12 +37,8 @@ def quantile_bins(forecasts: npt.ArrayLike, bins: int = 10) -> IntArray:
     Without ties the bins hold equal counts (to one), and the same members as scikit-learn's quantile strategy when
     `bins` divides n.
 
-    Args:
-        forecasts: shape (n,), free of NaN.
-        bins: number of bins aimed at, >= 1.
-
-    Returns:
-        Bin numbers 0, 1, ... without gaps, shape (n,), not decreasing in the forecast; independent of row order.
+    `forecasts`: shape (n,), free of NaN; `bins` >= 1: the number aimed at. Returns bin numbers 0, 1, ... without gaps,
+    shape (n,), not decreasing in the forecast; independent of row order.
 
     >>> quantile_bins([0.1, 0.9, 0.9, 0.9, 1.0], bins=3).tolist()
     [0, 0, 0, 0, 1]
@@ -60,10 +56,8 @@ def quantile_bins(forecasts: npt.ArrayLike, bins: int = 10) -> IntArray:
 def reliability_bins(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: int = 10) -> list[ReliabilityBin]:
     """Summarise each quantile bin, from the lowest forecasts to the highest; empty for no forecast.
 
-    Args:
-        forecasts: shape (n,), probabilities of success in [0, 1], one per trajectory.
-        outcomes: shape (n,), 1 = success, 0 = failure.
-        bins: as `quantile_bins`.
+    `forecasts`: shape (n,), probabilities of success in [0, 1], one a trajectory; `outcomes`: shape (n,), 1 = success,
+    0 = failure; `bins`: as `quantile_bins`.
     """
     p, y = _pairs("reliability_bins", forecasts, outcomes)
     member = quantile_bins(p, bins)
@@ -82,11 +76,8 @@ def reliability_bins(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: in
 def trajectory_ece(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: int = 10) -> float | None:
     """Trajectory ECE: `sum_b (n_b / n) |mean forecast - success rate|` over tie-aware quantile bins (eq. 10).
 
-    Args: as `reliability_bins`.
-
-    Returns:
-        A number in [0, 1], lower is better calibrated; None for no trajectory. 0 does not mean informative: the base
-        rate reaches it. Biased upwards on small samples.
+    Args as `reliability_bins`. Returns a number in [0, 1], lower is better calibrated; None for no trajectory. 0 does
+    not mean informative: the base rate reaches it. Biased upwards on small samples.
     """
     groups = reliability_bins(forecasts, outcomes, bins)
     total = sum(group.count for group in groups)
@@ -97,11 +88,8 @@ def trajectory_ece(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: int 
 def trajectory_brier(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike) -> float | None:
     """Trajectory Brier loss of one scalar per trajectory: the mean of `(forecast - outcome)^2`.
 
-    Args: as `reliability_bins`.
-
-    Returns:
-        A *loss* in [0, 1], lower is better (the opposite of the scores' orientation, as the papers print it); None
-        for no trajectory.
+    Args as `reliability_bins`. Returns a *loss* in [0, 1], lower is better (the opposite of the scores' orientation, as
+    the papers print it); None for no trajectory.
     """
     p, y = _pairs("trajectory_brier", forecasts, outcomes)
     return float(np.square(p - y).mean()) if len(p) else None
@@ -145,8 +133,7 @@ def decompose(
         weights: shape (n,), non-negative, not all 0; None = alike. For the mean TPS give every step its forecast, its
             trajectory's outcome and its weight w_t.
 
-    Returns:
-        The parts; None for no forecast.
+    Returns None for no forecast.
 
     Source: Murphy (1973), Broecker (2009); bins: Stephenson, Coelho and Jolliffe (2008), for every proper score because
     a score is linear in the outcome.

@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray
 
 EPSILON = 1e-6
@@ -40,29 +39,22 @@ class ProperScore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogScore:
-    """The logarithmic score: `s(p, 1) = ln p`, `s(p, 0) = ln(1 - p)`, in nats, p clipped to [epsilon, 1 - epsilon].
+    """The logarithmic score: `s(p, 1) = ln p`, `s(p, 0) = ln(1 - p)`, in nats, p clipped to [EPSILON, 1 - EPSILON].
 
-    One certain and wrong forecast costs -ln(epsilon), 13.8 nats. epsilon is part of the score: results under
-    different ones do not compare.
+    One certain and wrong forecast costs -ln(EPSILON), 13.8 nats: scores under another bound do not compare.
 
     Source: Trajectory Proper Score paper, App. J.1 and J.2.
     """
-
-    epsilon: float = EPSILON
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.epsilon < 0.5:
-            raise ConfigurationError.of("epsilon", "LogScore", "in (0, 0.5)", self.epsilon)
 
     @property
     def name(self) -> str:
         return "log"
 
     def success(self, p: FloatArray) -> FloatArray:
-        return np.log(_clipped(p, self.epsilon))
+        return np.log(_clipped(p, EPSILON))
 
     def failure(self, p: FloatArray) -> FloatArray:
-        return np.log1p(-_clipped(p, self.epsilon))
+        return np.log1p(-_clipped(p, EPSILON))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +87,6 @@ class BetaScore:
     a: int
     b: int
 
-    def __post_init__(self) -> None:
-        for parameter, value in (("a", self.a), ("b", self.b)):
-            if value not in range(1, 31):
-                raise ConfigurationError.of(parameter, "BetaScore", "a whole number from 1 to 30", value)
-
     @property
     def name(self) -> str:
         return f"beta({self.a:g},{self.b:g})"
@@ -121,23 +108,12 @@ def expected_score(score: ProperScore, p: npt.ArrayLike, q: npt.ArrayLike) -> Fl
     Strictly proper: for every q it is largest at p = q and nowhere else (log: for q inside the clipping). With q in
     {0, 1} it is the score of an observed outcome.
 
-    Args:
-        score: a strictly proper score.
-        p: forecasts in [0, 1]; NaN (missing) gives NaN.
-        q: success probabilities or outcomes in [0, 1], broadcast against p.
-
-    Returns:
-        The broadcast shape; at most 0, higher is better.
+    `p` in [0, 1], NaN (missing) gives NaN; `q` in [0, 1], broadcast against p. At most 0, higher is better.
 
     >>> expected_score(BRIER, [0.25, 0.5], [1, 0]).tolist()
     [-0.5625, -0.25]
     """
     forecasts, chances = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
-    for parameter, values in (("p", forecasts), ("q", chances)):
-        outside = (values < 0.0) | (values > 1.0)
-        if outside.any():
-            first = float(values[outside].flat[0])
-            raise ConfigurationError.of(parameter, "expected_score", "in [0, 1]", first, "percentages? divide by 100")
     return chances * score.success(forecasts) + (1.0 - chances) * score.failure(forecasts)
 
 

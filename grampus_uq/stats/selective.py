@@ -55,12 +55,10 @@ def certified_threshold(
     probability at least `target`. What breaks it: cases that served the fit of the chances or the choice of the
     candidates, selected cases, a population that moved, several cases of one task counted as independent.
 
-    Args:
-        chances: shape (n,), in [0, 1]; NaN is a case without a chance: it is never released.
-        right: shape (n,), True where the case succeeded.
-        candidates: thresholds in the order in which they are tested: the most promising first.
-        target: wanted share of right ones among the released, in (0, 1).
-        delta: allowed probability of an unlucky calibration, in (0, 1).
+    `chances`: shape (n,), in [0, 1]; NaN is a case without a chance: it is never released. `right`: shape (n,), True
+    where the case succeeded. `candidates`: thresholds in the order in which they are tested, the most promising first.
+    `target`: wanted share of right ones among the released; `delta`: allowed probability of an unlucky calibration;
+    both in (0, 1).
 
     Source: Learn then Test (Angelopoulos et al. 2021), fixed-sequence testing; selective prediction with guaranteed
     risk (Geifman and El-Yaniv 2017).
@@ -144,15 +142,10 @@ def budget_of_wrong_releases(
     least 1 - delta over them that probability is at most `budget`. What breaks it: as `certified_threshold`. Neither
     says how many of the released are right.
 
-    Args:
-        chances, right: as `certified_threshold`.
-        budget: allowed share of all cases, in (0, 1).
-        delta: allowed probability of an unlucky calibration; None: a promise on average.
-        mass: shape (n,), in (0, 1]: of a case whose task has k runs, with a case or without, 1/k. None: 1 each, every
-            case is a task. Not with delta, whose count needs one case a task.
-
-    Returns:
-        The threshold, and cases: how many independent ones they amount to, rounded down.
+    `chances`, `right`: as `certified_threshold`. `budget`: allowed share of all cases, in (0, 1). `delta`: allowed
+    probability of an unlucky calibration; None: a promise on average. `mass`: shape (n,), in (0, 1]: of a case whose
+    task has k runs, with a case or without, 1/k; None: 1 each, every case is a task. Not with delta, whose count needs
+    one case a task. Returns the threshold, and cases: how many independent ones they amount to, rounded down.
 
     Source: conformal risk control (Angelopoulos et al. 2022), theorem 1, for the loss (wrong and released - budget)
     summed over a task's cases and divided by its runs, whose bound is B = 1 - budget; with delta: risk-controlling

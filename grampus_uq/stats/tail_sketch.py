@@ -29,14 +29,11 @@ _Bucket = tuple[int, int, float]
 def tail_count(n: int, k: float) -> int:
     """Return the number of steps in the tail, K = max(1, floor(k n + 1e-9)) (eq. 21; the slack undoes binary rounding).
 
-    `n` >= 1 steps, tail fraction `k` in (0, 1]. Returns an integer in 1..n. Raises ConfigurationError outside of that.
+    `n` >= 1 steps, tail fraction `k` in (0, 1]; an integer in 1..n.
 
     >>> tail_count(100, 0.29), tail_count(3, 0.1)
     (29, 1)
     """
-    check_fraction(k, "tail_count")
-    if n < 1:
-        raise ConfigurationError.of("n", "tail_count", "at least 1", n)
     return max(1, math.floor(k * n + _FLOOR_SLACK))
 
 
@@ -44,13 +41,6 @@ def check_fraction(k: float, owner: str) -> None:
     """Refuse a tail fraction outside (0, 1]."""
     if not 0.0 < k <= 1.0:
         raise ConfigurationError.of("k", owner, "in (0, 1]", k, "A percentage? Use 0.1 for 10 %.")
-
-
-def check_risk(risk: float, owner: str) -> float:
-    """Refuse a risk that is not a finite number in [0, 1e100]; NaN has no place in any order."""
-    if not 0.0 <= risk <= MAX_RISK:
-        raise ConfigurationError.of("risk", owner, f"a finite number in [0, {MAX_RISK:g}]", risk)
-    return float(risk)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +112,6 @@ class TailSketch:
 
     def update(self, risk: float) -> float:
         """Add one risk, a finite number in [0, 1e100], and give the tail mean of the longer run."""
-        risk = check_risk(risk, "TailSketch.update")
         key = self._key(risk)
         if key not in self._buckets:
             insort(self._keys, key)
@@ -134,7 +123,7 @@ class TailSketch:
 
     def peek(self, risk: float) -> float:
         """Give the tail mean that `update(risk)` would give, and change nothing."""
-        return self._middle(*self._bounds(check_risk(risk, "TailSketch.peek")))
+        return self._middle(*self._bounds(risk))
 
     def state(self) -> TailSketchState:
         """Give the whole sketch as a value; `TailSketch.restore` continues from it exactly as this one would."""
@@ -170,8 +159,12 @@ class TailSketch:
         return sketch
 
     def _key(self, risk: float) -> int:
-        """Index the bucket of a risk: 0 for [0, 1e-9), i >= 1 for [1e-9 ratio^(i-1), 1e-9 ratio^i)."""
-        check_risk(risk, "TailSketch")
+        """Index the bucket of a risk: 0 for [0, 1e-9), i >= 1 for [1e-9 ratio^(i-1), 1e-9 ratio^i).
+
+        Raises ConfigurationError for a risk that is not a finite number in [0, 1e100]; NaN has no place in any order.
+        """
+        if not 0.0 <= risk <= MAX_RISK:
+            raise ConfigurationError.of("risk", "TailSketch", f"a finite number in [0, {MAX_RISK:g}]", risk)
         return 0 if risk < _FLOOR else 1 + math.floor(math.log(risk / _FLOOR) / self._log_ratio)
 
     def _edges(self, key: int) -> tuple[float, float]:

@@ -88,14 +88,7 @@ def evaluate_one(trees: TreeEnsemble, x: Sequence[float]) -> float:
 
 
 def evaluate_many(trees: TreeEnsemble, x: FloatArray) -> FloatArray:
-    """Values for many rows.
-
-    Args:
-        x: shape (features, rows), finite: a feature a line.
-
-    Returns:
-        Shape (rows,).
-    """
+    """Values for many rows: `x` of shape (features, rows), finite, a feature a line; returns shape (rows,)."""
     feature = np.asarray(trees.feature, dtype=np.intp)
     threshold, value = np.asarray(trees.threshold), np.asarray(trees.value)
     left, right = np.asarray(trees.left, dtype=np.intp), np.asarray(trees.right, dtype=np.intp)

@@ -133,7 +133,7 @@ def test_the_threshold_set_is_finite_exactly_when_enough_successes_exist(
 ) -> None:
     size = threshold_size(successes, failures, alpha, delta)
     assert (successes + 1) // 2 <= size <= successes
-    needed = successes_needed(Mode.CONFORMAL if delta is None else Mode.PAC, alpha, delta)
+    needed = successes_needed(alpha, delta)
     assert (realised_rate(size, alpha, delta) > 0.0) == (successes >= needed)
 
 

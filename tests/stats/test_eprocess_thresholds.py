@@ -153,7 +153,7 @@ def test_a_threshold_says_which_theorem_levels_and_runs_are_behind_it(
 
 @given(st.sampled_from([Mode.PAC, Mode.CONFORMAL]), LEVEL, LEVEL)
 def test_the_number_said_to_be_needed_is_the_least_that_suffices(mode: Mode, alpha: float, delta: float) -> None:
-    needed = successes_needed(mode, alpha, delta)
+    needed = successes_needed(alpha, delta if mode is Mode.PAC else None)
 
     def finite(n: int) -> bool:
         runs = ([1.0] * n, [0.5] * n)
@@ -167,7 +167,6 @@ def test_the_number_said_to_be_needed_is_the_least_that_suffices(mode: Mode, alp
 def test_villes_and_bonferronis_thresholds_are_the_papers() -> None:
     assert ville_threshold(0.05).log_value == pytest.approx(math.log(20))
     assert bonferroni_threshold(0.05, 7).log_value == pytest.approx(math.log(140))
-    assert successes_needed(Mode.VILLE, 0.05) == 0
 
 
 def test_every_threshold_says_what_it_promises_and_what_breaks_it() -> None:
@@ -241,19 +240,18 @@ def test_the_draw_of_a_run_is_the_middle_of_one_of_2_to_the_53_cells_of_the_unit
     ("call", "parameter", "owner"),
     [
         (lambda: pac_threshold([1.0], [0.5], 1.5, 0.1), "alpha", "smallest_n_for_pac"),
-        (lambda: pac_threshold([1.0], [0.5], 0.1, 0.0), "delta", "pac_threshold"),
+        (lambda: pac_threshold([1.0], [0.5], 0.1, 0.0), "delta", "smallest_n_for_pac"),
         (lambda: pac_threshold([math.nan], [0.5], 0.1, 0.1), "log_peaks", "pac_threshold"),
         (lambda: conformal_threshold([1.0], [0.5, 0.5], 0.1), "ties", "conformal_threshold"),
         (lambda: conformal_threshold([1.0], [1.5], 0.1), "ties", "conformal_threshold"),
         (lambda: weighted_threshold([math.nan], [0.5], [1.0], 0.1), "log_peaks", "weighted_threshold"),
-        (lambda: weighted_threshold([1.0], [0.5], [1.0], 1.0), "alpha", "weighted_threshold"),
+        (lambda: weighted_threshold([1.0], [0.5], [1.0], 1.0), "alpha", "conformal_rank"),
         (lambda: budget_threshold([[1.0]], [0.5], 0.1), "log_peaks", "budget_threshold"),
         (lambda: bonferroni_threshold(0.1, 0), "longest", "bonferroni_threshold"),
         (lambda: bonferroni_threshold(0.1, 1.5), "longest", "bonferroni_threshold"),
         (lambda: bonferroni_threshold(1.0, 3), "alpha", "bonferroni_threshold"),
         (lambda: ville_threshold(0.0), "alpha", "ville_threshold"),
-        (lambda: successes_needed(Mode.PAC, 0.1), "delta", "successes_needed"),
-        (lambda: successes_needed(Mode.CONFORMAL, 1.0), "alpha", "successes_needed"),
+        (lambda: successes_needed(1.0), "alpha", "conformal_rank"),
         (lambda: from_json(Threshold, None, "threshold"), "threshold", "from_json"),
     ],
 )

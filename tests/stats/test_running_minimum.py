@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.ranks import binomial_interval
 from grampus_uq.stats.step_blocks import step_blocks
@@ -42,8 +41,6 @@ def test_the_running_minimum_of_an_ewma_is_its_smallest_value_so_far_in_log_odds
             mean = odds if mean is None else weight * odds + (1.0 - weight) * mean
         wanted.append(-mean)  # type: ignore[operator]  # the first score is there
     assert scorer.batch(step_blocks(scores, [5])).tolist() == pytest.approx(wanted)
-    with pytest.raises(ConfigurationError, match="ewma_50"):
-        running_minimum(bounded=(True,), neutral=(0.5,), of="mean")
 
 
 def test_the_running_minimum_of_a_stream_that_is_no_probability_is_its_negative() -> None:

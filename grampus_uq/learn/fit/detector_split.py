@@ -15,7 +15,7 @@ import numpy as np
 
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, IntArray
 from grampus_uq.stats.arrays import BoolArray
-from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
+from grampus_uq.stats.eprocess_thresholds import successes_needed
 from grampus_uq.stats.ranks import binomial_log_sf, conformal_rank, pac_rank
 
 _LEAST_TO_LEARN = 20
@@ -80,7 +80,7 @@ def threshold_size(
         rates = {n: rates[n] for n, risk in risks.items() if risk <= allowed}
     best = max(rates.values(), default=0.0)
     if best == 0.0:
-        size = successes_needed(Mode.CONFORMAL if delta is None else Mode.PAC, alpha, delta)
+        size = successes_needed(alpha, delta)
     else:
         size = next(n for n, rate in rates.items() if rate >= _NEAR_BEST * best)
     return size if successes - size >= least else successes

@@ -325,7 +325,7 @@ def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions, share: 
     mode = Mode.CONFORMAL if options.delta is None else Mode.PAC
     wanting = {t.alpha for t in found.detector.thresholds if t.mode is mode and t.shortage}
     successes = len({task for task, good in zip(runs.tasks, runs.success, strict=True) if good})
-    needed = {alpha: math.ceil(successes_needed(mode, alpha, options.delta) / share) - successes for alpha in wanting}
+    needed = {alpha: math.ceil(successes_needed(alpha, options.delta) / share) - successes for alpha in wanting}
     lacking = [f"{more} for {alpha:g}" for alpha, more in sorted(needed.items(), reverse=True) if more > 0]
     return f"more labelled successes, about, for a false-alarm rate: {', '.join(lacking)}" if lacking else ""
 
