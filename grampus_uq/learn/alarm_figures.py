@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.ranks import binomial_interval, binomial_log_sf
 
@@ -48,13 +47,8 @@ class AlarmFigures:
 def alarm_figures(alarm: npt.ArrayLike, lengths: npt.ArrayLike, success: npt.ArrayLike | None) -> AlarmFigures:
     """Summarise the first alarms of runs.
 
-    Args:
-        alarm: shape (runs,), step (from 1) of each run's first alarm, 0 for none.
-        lengths: shape (runs,), number of steps of each run.
-        success: shape (runs,), True where the run succeeded; None where outcomes are not known.
-
-    Raises:
-        ConfigurationError: shapes that differ, an alarm after the end of its run.
+    `alarm`: step (from 1) of each run's first alarm, 0 for none; `lengths`: steps of each run; `success`: True where
+    the run succeeded, None where outcomes are not known; all of shape (runs,).
 
     >>> seen = alarm_figures([0, 3, 1, 0], [4, 4, 2, 2], [True, True, False, False])
     >>> seen.false_alarms.estimate, seen.power.estimate, seen.precision.estimate, seen.position.estimate
@@ -62,11 +56,6 @@ def alarm_figures(alarm: npt.ArrayLike, lengths: npt.ArrayLike, success: npt.Arr
     """
     step, length = np.asarray(alarm), np.asarray(lengths)
     good = np.zeros(len(step), dtype=np.bool_) if success is None else np.asarray(success, dtype=np.bool_)
-    if step.ndim != 1 or step.shape != length.shape or step.shape != good.shape:
-        raise ConfigurationError.of("alarm", "alarm_figures", "as long as lengths and success", step.shape)
-    outside = (step < 0) | (step > length)
-    if outside.any():
-        raise ConfigurationError.of("alarm", "alarm_figures", "0 or a step of its run", step[outside])
     alarmed = step > 0
     used = np.where(alarmed, step, length) / length
     shares = {name: share(what, among) for name, (what, among) in alarm_shares(alarmed, good).items()}

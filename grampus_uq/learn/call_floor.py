@@ -37,17 +37,14 @@ def call_floor_for_share(
     It says how much is asked, and nothing of how many wrong calls go out: that takes labels. What breaks it: another
     model, prompt or tools, and runs that were chosen by how they looked.
 
-    Args:
-        recordings: files and folders of one model's runs, labelled or not. Of the trials of a task (`task_id`) one
-            counts, drawn before it is asked whether it has such a call; of the copies of a run one.
-        share: of all irreversible calls, in (0, 1): questions a day over irreversible calls a day.
-        policy: whose names say which calls are irreversible, beside their declared effects.
-        least: the floor is never below it, in [0, 1]: a call less likely than that is held, whatever that asks.
-        on_refused: takes what is wrong with a file or a run, which is left out.
+    `recordings`: files and folders of one model's runs, labelled or not. Of the trials of a task (`task_id`) one
+    counts, drawn before it is asked whether it has such a call; of the copies of a run one. `share`: of all
+    irreversible calls, in (0, 1): questions a day over irreversible calls a day. `policy`: whose names say which calls
+    are irreversible, beside their declared effects. `least`: the floor is never below it, in [0, 1]: a call less likely
+    than that is held, whatever that asks. `on_refused` takes what is wrong with a file or a run, which is left out.
 
-    Returns:
-        The floor, in [least, 1]; None where the calls whose own tokens were read are too few for the share (fewer than
-        1 / share - 1): keep the floor that you have. A call that was not read is held anyway, and does not count.
+    Returns the floor, in [least, 1]; None where the calls whose own tokens were read are too few for the share (fewer
+    than 1 / share - 1): keep the floor that you have. A call that was not read is held anyway, and does not count.
     """
     if not 0.0 < share < 1.0:
         raise ConfigurationError.of("share", "call_floor_for_share", "in (0, 1)", share)

@@ -97,14 +97,11 @@ def fit_chain(
     A tier is kept only where it pays: on the third that chooses, the chain without it costs more, the 95 % bootstrap
     interval of the difference above 0.
 
-    Args:
-        tiers: the agent's own calls first, then who may look again, in that order.
-        budget: allowed share of all cases that go out wrong, in (0, 1).
-        cost_of_question: of asking a human, > 0, in the unit of the tiers' costs.
-        delta: allowed probability of an unlucky calibration; None: a promise on average.
-        rng: deals the cases to the parts, and draws the bootstrap.
-
-    Raises ConfigurationError for tiers of other shapes or domains, or without right and wrong answers to learn on.
+    `tiers`: the agent's own calls first, then who may look again, in that order. `budget`: allowed share of all cases
+    that go out wrong, in (0, 1). `cost_of_question`: of asking a human, > 0, in the unit of the tiers' costs. `delta`:
+    allowed probability of an unlucky calibration; None: a promise on average. `rng` deals the cases to the parts, and
+    draws the bootstrap. Raises ConfigurationError for tiers of other shapes or domains, or without right and wrong
+    answers to learn on.
     """
     n = _checked(tiers, cost_of_question)
     order = rng.permutation(n)

@@ -145,16 +145,11 @@ def read_columns(
 ) -> Columns:
     """Read recordings part by part; the result does not depend on `workers` (`parallel.in_order`).
 
-    Args:
-        paths: files and folders, packed ones too; a run that lies in two files counts once.
-        read_run: as `_ReadRun`; a function of a module or a partial of one, since it is sent to other processes.
-        task_key: the metadata that names a run's task.
-        workers: processes that read.
-        on_runs: called with the number of runs of each part.
-        on_refused: takes what is wrong with a file, whose rest is left out, or with a run; else it is raised.
-
-    Raises:
-        DataError: a damaged recording, a second copy of a run, or what `read_run` raises, unless `on_refused` takes it.
+    `paths`: files and folders, packed ones too; a run that lies in two files counts once. `read_run`: as `_ReadRun`; a
+    function of a module or a partial of one, since it is sent to other processes. `task_key`: the metadata that names a
+    run's task. `on_runs` is called with the number of runs of each part, `on_refused` with what is wrong with a file,
+    whose rest is left out, or with a run; without it a damaged recording, a second copy of a run, or what `read_run`
+    raises is raised (DataError).
     """
     found = Columns()
     work = partial(_columns_of_part, read_run, task_key)

@@ -107,12 +107,8 @@ def read_labelled_calls(
 def simulate_permit(target: Target, scores: FloatArray, wrong: BoolArray, rng: np.random.Generator) -> Simulated:
     """Let the calls pass one by one, as if nothing had been earned before the first of them.
 
-    Args:
-        target: the promise.
-        scores: shape (n,), in the order of time; a call without one (NaN) is asked about and teaches nothing: a stream
-            that is missing at first must not earn what it may do later.
-        wrong: shape (n,).
-        rng: draws the audits.
+    `scores`: shape (n,), in the order of time; a call without one (NaN) is asked about and teaches nothing: a stream
+    that is missing at first must not earn what it may do later. `wrong`: shape (n,). `rng` draws the audits.
     """
     earned = nothing_earned(target)
     asked, audits, wrong_out, withdrawn = 0, 0, 0, 0

@@ -38,17 +38,10 @@ def part_labelled(labelled: Sequence[LabelledTrajectory], level: float, *, seed:
 
     Trials of one task stay together, and sizes count tasks.
 
-    Args:
-        labelled: at least two failures with unique ids, of two tasks.
-        level: wanted coverage; the calibration part is shrunk to a size at which the rank is whole
-            (`whole_rank_size`), and what is left over goes to the fit.
-        seed: of the order.
-
-    Returns:
-        The parts, each with at least one failure.
-
-    Raises:
-        ConfigurationError: fewer than two failures, a repeated id, level outside (0, 1).
+    `labelled`: at least two failures with unique ids, of two tasks. `level`: wanted coverage; the calibration part is
+    shrunk to a size at which the rank is whole (`whole_rank_size`), and what is left over goes to the fit. `seed`: of
+    the order. Each part has at least one failure. Raises ConfigurationError for fewer failures or tasks than two, a
+    repeated id, and a level outside (0, 1).
     """
     if len(labelled) < 2:
         hint = 'One fits, one calibrates. `grampus-uq runs label` names an error: --note "error at STEP".'
@@ -68,15 +61,8 @@ def part_labelled(labelled: Sequence[LabelledTrajectory], level: float, *, seed:
 def fit_and_calibrate(labelled: Sequence[LabelledTrajectory], plan: Plan | None = None) -> CalibratedAttribution:
     """Fit the conditional logit on one part of the labelled failures (`part_labelled`) and calibrate on the other.
 
-    Args:
-        labelled: at least two failures with unique ids.
-        plan: method, level and so on; default: VCP at 80 %.
-
-    Returns:
-        Input of `locate`; its scorer is a `ConditionalLogitScorer`.
-
-    Raises:
-        ConfigurationError: as `part_labelled`, `fit_step_scorer` and `calibrate`.
+    `plan`: default VCP at 80 %. Returns the input of `locate`, with a `ConditionalLogitScorer`. Raises
+    ConfigurationError as `part_labelled`, `fit_step_scorer` and `calibrate`.
     """
     plan = plan or Plan()
     parts = part_labelled(labelled, plan.level, seed=plan.seed)
@@ -95,18 +81,10 @@ def attribute(
     Guarantee: with probability at least `plan.level` over failures and calibration sets, the set holds the decisive
     error, provided that the failed run is exchangeable with the labelled ones (`grampus_uq.stats.conformal`).
 
-    Args:
-        failed: a run that failed; not among the labelled ones.
-        labelled: failures whose errors are known. With a scorer of your own all of them calibrate; without, part of
-            them fits the conditional logit.
-        scorer: a scorer fitted on none of them; None fits one.
-        plan: method, level and so on; default: VCP at 80 %.
-
-    Returns:
-        The set, why, and the sentence of the guarantee. For many runs call `calibrate` once and `locate` for each.
-
-    Raises:
-        ConfigurationError: as `calibrate`, `locate` and `part_labelled`.
+    `failed` is not among the `labelled` failures, whose errors are known. With a `scorer` of your own, fitted on none
+    of them, all of these calibrate; without, part of them fits the conditional logit. `plan`: default VCP at 80 %. For
+    many runs call `calibrate` once and `locate` for each. Raises ConfigurationError as `calibrate`, `locate` and
+    `part_labelled`.
     """
     calibrated = fit_and_calibrate(labelled, plan) if scorer is None else calibrate(labelled, scorer, plan)
     return locate(failed, calibrated)

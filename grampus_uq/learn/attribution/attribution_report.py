@@ -11,14 +11,9 @@ _AXIS_NUMBERS = 30
 
 
 def attribution_html(attribution: Attribution, *, positions: ErrorPositions | None = None) -> str:
-    """Draw a result as a self-contained HTML page.
+    """Draw a result as a self-contained HTML page, which can be encoded as UTF-8, loads nothing and runs no script.
 
-    Args:
-        attribution: from `locate` or `attribute`.
-        positions: of the errors in the calibration failures; drawn below when given.
-
-    Returns:
-        The page; it can be encoded as UTF-8, loads nothing and runs no script.
+    `positions`: of the errors in the calibration failures; drawn below when given.
     """
     steps = attribution.steps
     return render_page(

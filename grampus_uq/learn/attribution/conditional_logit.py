@@ -190,25 +190,14 @@ def fit_conditional_logit(
 ) -> ConditionalLogit:
     """Fit the weights: maximise `sum_i mean_{j in errors_i} log p_ij - (ridge/2) |w|^2`.
 
-    Args:
-        features: n >= 1 arrays of shape (L_i, F), finite.
-        error_steps: n sequences of indices; several errors in one trajectory share its weight.
-        names: F feature names.
-        ridge: penalty on standardised weights, > 0 (which also makes the maximum unique).
-        fitted_on: ids to remember, so that calibration can refuse them.
-
-    Features are standardised by mean and deviation over all steps of the fitting part; a constant one gets the weight
-    0.
+    `features`: n >= 1 arrays of shape (L_i, F), finite; `error_steps`: n sequences of indices, at least one each;
+    several errors in one trajectory share its weight. `names`: F feature names. `ridge`: penalty on standardised
+    weights, > 0 (which also makes the maximum unique). `fitted_on`: ids to remember, so that calibration can refuse
+    them. Features are standardised by mean and deviation over all steps of the fitting part; a constant one gets the
+    weight 0.
     """
     if not 0.0 < ridge < math.inf:
         raise ConfigurationError.of("ridge", "fit_conditional_logit", "positive and finite", ridge)
-    if not features or len(features) != len(error_steps):
-        rule = "at least one trajectory, each with its errors"
-        raise ConfigurationError.of("features", "fit_conditional_logit", rule, (len(features), len(error_steps)))
-    for i, values in enumerate(features):
-        if values.ndim != 2 or values.shape[1] != len(names) or not np.isfinite(values).all():
-            rule = f"finite, of shape (L, {len(names)})"
-            raise ConfigurationError.of("features", "fit_conditional_logit", rule, f"row {i}: {values.shape}")
     stacked = np.concatenate(list(features))
     mean, spread = stacked.mean(axis=0), stacked.std(axis=0)
     scale = np.where(spread < _SCALE_FLOOR, 1.0, spread)
@@ -257,10 +246,8 @@ class ConditionalLogitScorer:
 
 
 def fit_step_scorer(labelled: Sequence[LabelledTrajectory]) -> ConditionalLogitScorer:
-    """Fit a `ConditionalLogitScorer` on labelled trajectories; they must serve nothing else (calibration refuses them).
-
-    Raises:
-        ConfigurationError: no trajectory.
+    """Fit a `ConditionalLogitScorer` on labelled trajectories, at least one; they must serve nothing else (calibration
+    refuses them).
     """
     rows = [cheap_features(item.trajectory)[1] for item in labelled]
     model = fit_conditional_logit(
@@ -304,9 +291,6 @@ def _newton(z: FloatArray, targets: FloatArray, lengths: npt.NDArray[np.int64], 
 
 def _shares(length: int, errors: Sequence[int]) -> FloatArray:
     shares = np.zeros(length)
-    if not errors or not all(0 <= step < length for step in errors):
-        rule = f"indices in 0..{length - 1}, at least one"
-        raise ConfigurationError.of("error_steps", "fit_conditional_logit", rule, list(errors))
     shares[list(errors)] = 1.0 / len(set(errors))
     return shares
 

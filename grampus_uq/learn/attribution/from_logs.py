@@ -25,15 +25,9 @@ def trajectory_from_run(run: ImportedRun, *, task: str = "") -> Trajectory:
     a terminal, an executor or an interpreter (logs of several agents have no role for that). A tool failed when its
     exit code is not 0 or its text says so (`grampus_uq.signals.tool_outcome`).
 
-    Args:
-        run: from an importer; what it keeps apart (outcome, label) is not read.
-        task: what the run was asked to do, when the format says it elsewhere than in the messages.
-
-    Returns:
-        The trajectory. A step's id is the number of its message, from 0.
-
-    Raises:
-        ConfigurationError: a run without messages.
+    `task`: what the run was asked to do, when the format says it elsewhere than in the messages. What the importer
+    keeps apart (outcome, label) is not read. A step's id is the number of its message, from 0. Raises
+    ConfigurationError for a run without messages.
     """
     log = run.shape == "log"
     steps = tuple(_step(m, str(i)) for i, m in enumerate(run.messages) if log or m.role is not Role.SYSTEM)
@@ -45,16 +39,10 @@ def read_labelled_failures(
 ) -> list[LabelledTrajectory]:
     """Read a file of labelled failure logs (`grampus_uq.importers.read_failure_logs`) for calibration.
 
-    Args:
-        path: JSON lines, one JSON array or a single object; plain or gzip.
-        on_left_out: receives the reason for every log that cannot calibrate: no label, a label beyond the end, a
-            repeated id, a run that did not fail. None raises at the first.
-
-    Returns:
-        The labelled failures in file order.
-
-    Raises:
-        DataError: a file that is not JSON; without `on_left_out` any log that cannot calibrate.
+    The file holds JSON lines, one JSON array or a single object; plain or gzip. `on_left_out` receives the reason for
+    every log that cannot calibrate: no label, a label beyond the end, a repeated id, a run that did not fail. Returns
+    the others in file order. Raises DataError for a file that is not JSON; without `on_left_out` for any log that
+    cannot calibrate.
     """
     labelled = []
     for log in read_failure_logs(path, on_refused=on_left_out):

@@ -27,15 +27,8 @@ def trajectory_from_events(events: Iterable[Event], *, task: str = "") -> Trajec
     Steps keep their `step_id` (repeated ones get a counter); the k-th observation after a step is called
     `<step_id>/observation-k`. A tool error counts on its observation.
 
-    Args:
-        events: of one session, in commit order.
-        task: what the run was asked to do (a recording does not say).
-
-    Returns:
-        The trajectory, whose id is the session's.
-
-    Raises:
-        ConfigurationError: no step, or events of several sessions.
+    `events` are of one session, in commit order; `task`: what the run was asked to do (a recording does not say). The
+    trajectory's id is the session's. Raises ConfigurationError for no step, or events of several sessions.
     """
     kept = [event for event in events if isinstance(event, StepEvent | ObservationEvent)]
     sessions = sorted({event.session_id for event in kept})

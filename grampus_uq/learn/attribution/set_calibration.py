@@ -71,18 +71,12 @@ def calibrate(
 ) -> CalibratedAttribution:
     """Find the threshold at which the plan's sets hold the labelled errors of enough failures.
 
-    Args:
-        labelled: failures with their errors, n >= 1; the scorer was fitted on none of them. Of the trials of a task
-            one counts, drawn by the plan's seed.
-        scorer: scores the steps.
-        plan: method, level and so on; default: VCP, the fewest steps, at 80 %.
+    `labelled`: n >= 1 failures with their errors; the scorer was fitted on none of them. Of the trials of a task one
+    counts, drawn by the plan's seed. `plan`: default VCP, the fewest steps, at 80 %. With fewer failures than the level
+    needs the threshold is +inf: every set is the whole run.
 
-    Returns:
-        Input of `locate`. With fewer failures than the level needs the threshold is +inf: every set is the whole run.
-
-    Raises:
-        ConfigurationError: no failure, a repeated id, an id that the scorer was fitted on, or a scorer that does not
-            return one score a step.
+    Raises ConfigurationError for no failure, a repeated id, an id that the scorer was fitted on, or a scorer that does
+    not return one score a step.
     """
     plan = plan or Plan()
     if not labelled:
@@ -103,19 +97,11 @@ def calibrate(
 
 
 def locate(failed: Trajectory, calibrated: CalibratedAttribution) -> Attribution:
-    """Find the set of a failed run.
+    """Find the set of a failed run; it may be empty (one of the failures that the level gives up) or the whole run.
 
     Guarantee: see `grampus_uq.stats.conformal`; the result's `coverage` says it in words.
 
-    Args:
-        failed: a run that failed, not among the calibration failures.
-        calibrated: from `calibrate`.
-
-    Returns:
-        The result; its set may be empty (one of the failures that the level gives up) or the whole run.
-
-    Raises:
-        ConfigurationError: the run served calibration, or the scorer does not return one score a step.
+    Raises ConfigurationError when the run served calibration, or the scorer does not return one score a step.
     """
     plan = calibrated.plan
     if failed.trajectory_id in calibrated.calibrated_on:

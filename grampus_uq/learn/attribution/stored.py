@@ -61,8 +61,7 @@ class _Calibration(BaseModel):
 def calibration_to_json(calibrated: CalibratedAttribution) -> dict[str, Any]:
     """Return a calibration as JSON values; `calibration_from_json` reads them back to one that finds the same sets.
 
-    Raises:
-        ConfigurationError: a scorer other than the conditional logit, or a method that is not in `METHODS`.
+    Raises ConfigurationError for a scorer other than the conditional logit, or a method that is not in `METHODS`.
     """
     scorer, plan = calibrated.scorer, calibrated.plan
     if not isinstance(scorer, ConditionalLogitScorer):

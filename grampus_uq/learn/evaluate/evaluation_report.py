@@ -24,12 +24,7 @@ SIGNAL_COLUMNS = ("signal", "runs", "skipped", "auroc", "auroc_at_the_call", "ga
 
 
 def evaluation_html(evaluation: Evaluation, *, title: str) -> str:
-    """Return the page.
-
-    Args:
-        evaluation: the results.
-        title: heading, for example the name of the folder.
-    """
+    """Return the page; `title` is its heading, for example the name of the folder."""
     streams = [stream for stream in evaluation.streams if len(stream.raw)]
     by_name = {stream.name: stream for stream in streams}
     best = [by_name[row.name] for row in evaluation.verdict.rows if row.name in by_name][:_SHOWN_LINES]

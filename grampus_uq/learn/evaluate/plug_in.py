@@ -41,11 +41,7 @@ def plug_in(runs: ForecastRuns) -> PlugIn:
     Assumes that runs which reached the budget are like runs with the same facts which were still going at that step
     and ended later. What breaks it: a budget below the length of nearly all runs, facts that miss what matters.
 
-    Args:
-        runs: with both censored runs and runs of known outcome.
-
-    Raises:
-        DataError: no run of known outcome.
+    `runs`: both censored ones and runs of known outcome. Raises DataError where there is none of the latter.
 
     Source: Trajectory Proper Score paper, App. H (plug-in estimation with cross-fitting).
     """

@@ -85,15 +85,12 @@ def fit_detector(
     other trial of these tasks teaches anything. What breaks it: trials of one task without a common name, runs selected
     by a monitor, and any change after the fit.
 
-    Args:
-        runs: from `detector_runs`, with outcomes; with weights, only conformal thresholds are set, and weighted.
-        rng: draws the split, the folds and the detector's salt; the same state gives the same detector.
-        alpha: allowed probability that a run that would have succeeded ever alarms, in (0, 1).
-        delta: allowed probability of an unlucky calibration, in (0, 1); None deploys the conformal threshold.
-        levels: further levels to list.
-        members: names of the statistics to choose from (`detector_bank.bank`); all of them by default. Without the
-            boosted ones a live step takes a few microseconds whatever is chosen.
-        held_out: ids of the runs that may set the threshold; None: as `detector_split.split` draws them.
+    `runs`: from `detector_runs`, with outcomes; with weights, only conformal thresholds are set, and weighted. `rng`
+    draws the split, the folds and the salt; the same state gives the same detector. `alpha`: allowed probability that
+    a run that would have succeeded ever alarms; `delta`: that of an unlucky calibration, None deploys the conformal
+    threshold; both in (0, 1). `levels`: further levels to list. `members`: names of the statistics to choose from
+    (`detector_bank.bank`), by default all; without the boosted ones a live step takes a few microseconds whatever is
+    chosen. `held_out`: ids of the runs that may set the threshold; None: as `detector_split.split` draws them.
 
     With too few successes the threshold is +inf, and says how many are needed. Raises MissingDependencyError without
     scikit-learn.

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.errors import ConfigurationError, MissingDependencyError
+from grampus_uq.errors import MissingDependencyError
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.eprocess_scorers import MINIMA_OF, FeatureScorer, LinearScore, running_minimum
@@ -142,9 +142,7 @@ def average(scorers: list[FeatureScorer]) -> FeatureScorer:
         return scorers[0]
     share = 1.0 / len(scorers)
     linear = [scorer.linear for scorer in scorers if scorer.linear is not None]
-    trees = [scorer for scorer in scorers if scorer.trees is not None]
-    if len(trees) > 1:
-        raise ConfigurationError.of("scorers", "average", "with at most one sum of trees", len(trees))
+    trees = [scorer for scorer in scorers if scorer.trees is not None]  # at most one
     return replace(
         scorers[0],
         longest=max(scorer.longest for scorer in scorers),
@@ -177,7 +175,7 @@ def _logit_mean(x: FloatArray) -> float:
 
 
 def _training(runs: DetectorRuns, logits: bool) -> Training:
-    success = _outcomes(runs)
+    success = runs.labels
     blocks = runs.blocks
     frame = _frame(runs, logits=logits, longest=int(runs.lengths.max()))
     prior = float(success.mean())
@@ -193,12 +191,6 @@ def _training(runs: DetectorRuns, logits: bool) -> Training:
         weight=(1.0 / runs.lengths[owner])[seen],
         step=step_of_row(blocks)[seen],
     )
-
-
-def _outcomes(runs: DetectorRuns) -> BoolArray:
-    if runs.success is None or runs.success.all() or not runs.success.any():
-        raise ConfigurationError.of("runs", "fit_members", "successes and failures, labelled", runs.success)
-    return runs.success
 
 
 def _columns(training: Training, names: Iterable[str]) -> tuple[int, ...]:

@@ -105,27 +105,19 @@ def detector_runs(
 ) -> DetectorRuns:
     """Check runs and bring them into order.
 
-    Args:
-        ids: one a run, different.
-        lengths: shape (runs,), rows of each run, at least 1.
-        scores: shape (rows, streams), the runs one after the other, each in order of its steps; higher means success
-            is likelier, in [0, 1]; NaN is missing.
-        outcomes: shape (runs,), True for success. Leave it out for an interruption budget, which needs no label.
-        streams: a name for each column of `scores`.
-        weights: shape (runs,), one over the chance that a run's outcome was seen, >= 1.
-        tasks: one a run.
+    `ids`: one a run, different; `lengths`: rows of each run, at least 1; `outcomes`: True for success, left out for an
+    interruption budget, which needs no label; `weights`: one over the chance that a run's outcome was seen, >= 1;
+    `tasks`: one a run; all of shape (runs,). `scores`: shape (rows, streams), the runs one after the other, each in
+    order of its steps; higher means success is likelier; NaN is missing. `streams`: a name for each column of it.
 
-    Raises:
-        ConfigurationError: what breaks a rule above, with the value and the way out.
+    Raises ConfigurationError for names that repeat, none at all, and a score outside [0, 1].
 
     >>> runs = detector_runs(ids=["b", "a"], lengths=[1, 2], scores=[0.5, 0.9, 0.2], outcomes=[False, True])
     >>> runs.ids, runs.values[:, 0].tolist(), runs.success.tolist()
     (('a', 'b'), [0.9, 0.2, 0.5], [True, False])
     """
     names, counts = list(ids), np.asarray(lengths, dtype=np.intp)
-    if len(set(names)) < len(names) or counts.shape != (len(names),) or (counts < 1).any():
-        raise ConfigurationError.of("ids", "detector_runs", "different, each with at least one row", names[:3])
-    values = _scores(scores, int(counts.sum()), tuple(streams))
+    values = _scores(scores, tuple(streams))
     order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
     places = order.tolist()
     starts = np.cumsum(counts) - counts
@@ -143,16 +135,11 @@ def detector_runs(
     )
 
 
-def _scores(scores: npt.ArrayLike, rows: int, streams: tuple[str, ...]) -> FloatArray:
+def _scores(scores: npt.ArrayLike, streams: tuple[str, ...]) -> FloatArray:
     if not streams or len(set(streams)) != len(streams):
         raise ConfigurationError.of("streams", "detector_runs", "different names, at least one", streams)
-    try:
-        values = np.array(scores, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError.of("scores", "detector_runs", "numbers, NaN for missing", scores) from error
+    values = np.array(scores, dtype=np.float64)
     values = values.reshape(-1, 1) if values.ndim == 1 else values
-    if values.shape != (rows, len(streams)):
-        raise ConfigurationError.of("scores", "detector_runs", f"of shape ({rows}, {len(streams)})", values.shape)
     outside = values[(values < 0.0) | (values > 1.0)]
     if len(outside):
         raise ConfigurationError.of("scores", "detector_runs", "in [0, 1], or NaN for missing", float(outside[0]))

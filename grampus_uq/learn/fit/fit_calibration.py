@@ -98,17 +98,12 @@ def fit_success(
 ) -> FittedSuccess:
     """Fit the fusion, and judge it by cross-fitting.
 
-    Args:
-        streams: by name, n complete runs with the same lengths; NaN is a missing reading. The names are those that a
-            live step has: a source, `fused`, `propagated`, `semantic_entropy`.
-        outcomes: shape (n,), 0 or 1; censored runs and informative stops have no place here.
-        ids: n distinct, stable names.
-        run_weights: shape (n,), > 0, one over the chance that a run's outcome was seen; None: 1 for all. They enter the
-            fit; the score reported is that of the runs as they are.
-
-    Raises:
-        ConfigurationError: streams of different runs, no stream, a half without any reading, an outcome other than 0
-            or 1, repeated ids.
+    `streams`: by name, n complete runs with the same lengths; NaN is a missing reading. The names are those that a live
+    step has: a source, `fused`, `propagated`, `semantic_entropy`. `outcomes`: shape (n,), 0 or 1; censored runs and
+    informative stops have no place here. `ids`: n distinct, stable names. `run_weights`: shape (n,), > 0, one over the
+    chance that a run's outcome was seen; None: 1 for all. They enter the fit; the score reported is that of the runs as
+    they are. Raises ConfigurationError for streams of different runs, no stream, a half without any reading, an
+    outcome other than 0 or 1, and repeated ids.
     """
     crossed = cross_fit(streams, outcomes, ids, run_weights=run_weights)
     traces, second, y = crossed.traces, crossed.second_half, np.asarray(outcomes, dtype=np.float64)
@@ -138,10 +133,7 @@ def fit_fusion(
     missing beside others, has offset 0: its presence says nothing. Steps without any reading are not fitted on. With
     one stream that is never missing, and no count, this is Platt scaling.
 
-    Args, raises: as `fit_success`.
-
-    Returns:
-        The fitted fusion; flat at the success rate when nothing usable was found or all outcomes agree.
+    Args, raises: as `fit_success`. Flat at the success rate when nothing usable was found or all outcomes agree.
     """
     first = _same_runs(streams)
     y = np.asarray(outcomes, dtype=np.float64)
@@ -176,8 +168,6 @@ def fit_fusion(
 def apply_fusion(fusion: LogisticFusion, values: Mapping[str, FloatArray]) -> FloatArray:
     """Fuse many steps at once, as `LogisticFusion` does one; arrays of one shape, NaN = missing, NaN where all are."""
     found = [values[name] for name in fusion.readings if name in values]
-    if not found:
-        raise ConfigurationError.of("values", "apply_fusion", f"some of {list(fusion.readings)}", list(values))
     z = np.full(found[0].shape, fusion.intercept)
     seen = np.zeros(found[0].shape, dtype=np.bool_)
     for name, reading in fusion.readings.items():

@@ -113,9 +113,8 @@ def finished_in_recordings(
     A run that a human or the monitor touched, or that did not end by itself, has no outcome of its own. A run whose
     session id was used again later is left out: two runs of one id cannot be told apart.
 
-    Raises:
-        ConfigurationError: the profile has no detector.
-        DataError: a damaged recording, unless `on_refused` takes it.
+    Raises ConfigurationError for a profile without a detector, DataError for a damaged recording, unless `on_refused`
+    takes it.
     """
     if profile.detector is None:
         raise ConfigurationError.of("profile", "finished_in_recordings", "with a detector", None)

@@ -40,11 +40,8 @@ def held_out_runs(tasks: Sequence[str], success: BoolArray, share: float, rng: n
     Whole tasks are dealt in random order, each to the part that lacks more of what it holds, successes and failures
     apart; so both parts hold about their share of either, and no task is in both.
 
-    Args:
-        tasks: shape (n,): runs with the same name stay together.
-        success: shape (n,).
-        share: of each outcome that is held out, in (0, 1).
-        rng: the same state gives the same parts.
+    `tasks`, `success`: shape (n,); runs with the same task stay together. `share`: of each outcome that is held out, in
+    (0, 1). The same state of `rng` gives the same parts.
     """
     names, group = np.unique(np.array(tasks, dtype=object), return_inverse=True)
     per_task = np.stack([np.bincount(group, weights=side, minlength=len(names)) for side in (success, ~success)], 1)

@@ -21,8 +21,7 @@ from grampus_uq.records.visible_text import visible, without_controls
 def render_page(template: str, **values: Any) -> str:
     """Fill a template of this package, with autoescaping and strict undefined names.
 
-    Returns:
-        The page, which can be encoded as UTF-8. It loads nothing and runs no script.
+    The page can be encoded as UTF-8, loads nothing and runs no script.
     """
     return _environment().get_template(template).render(**values)
 

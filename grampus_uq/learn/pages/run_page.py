@@ -49,18 +49,15 @@ class Drawing:
     points: Sequence[Point]
     limits: Sequence[tuple[str, Sequence[tuple[float, float]]]]
     ticks: Sequence[tuple[float, str]]
-    every: int
+
+    @property
+    def every(self) -> int:
+        """Every so many points one has its number on the x axis."""
+        return max(1, -(-len(self.points) // _AXIS_NUMBERS))
 
 
 def run_html(run: Run) -> str:
-    """Draw a run as a self-contained page.
-
-    Args:
-        run: from `find_run`.
-
-    Returns:
-        The page; it can be encoded as UTF-8, loads nothing and runs no script.
-    """
+    """Draw a run as a self-contained page, which can be encoded as UTF-8, loads nothing and runs no script."""
     summary = summarise(run)
     thresholds, lowest = thresholds_of(run), lowest_reading(run)
     return render_page(
@@ -142,15 +139,15 @@ def _chance(run: Run) -> Drawing:
     """The chance of success after every step that has one: what a fitted profile holds calls by."""
     steps = [event for event in run.steps if event.assessment.p_success is not None]
     values = [min(1.0, max(0.0, value)) for value in _chances(run)]
-    points = list(_points(steps, values, [f"chance of success {value:.2f}" for value in values], 0.0, 1.0))
-    return Drawing(label="Chance of success", points=points, limits=[], ticks=_SHARES, every=_every(len(points)))
+    points = list(_points(steps, values, "chance of success", 0.0, 1.0))
+    return Drawing(label="Chance of success", points=points, limits=[], ticks=_SHARES)
 
 
 def _confidence(run: Run) -> Drawing:
     """The belief after every step, between 0 and 1, against the thresholds that were in force at it."""
     steps = [event for event in run.steps if event.assessment.believed is not None]
     values = [min(1.0, max(0.0, event.assessment.believed or 0.0)) for event in steps]
-    points = list(_points(steps, values, [f"confidence {value:.2f}" for value in values], 0.0, 1.0))
+    points = list(_points(steps, values, "confidence", 0.0, 1.0))
     at_step = _thresholds_by_step(run)
     limits = []
     for place, level in enumerate(("low", "medium", "high")):
@@ -158,7 +155,7 @@ def _confidence(run: Run) -> Drawing:
         if line:
             drawn = [(x, _y(limit, 0.0, 1.0)) for x, limit in line]
             limits.append((f"{level} from {line[-1][1]:.2f}", _to_the_edges(drawn)))
-    return Drawing(label="Confidence", points=points, limits=limits, ticks=_SHARES, every=_every(len(points)))
+    return Drawing(label="Confidence", points=points, limits=limits, ticks=_SHARES)
 
 
 def _evidence(run: Run) -> Drawing:
@@ -168,7 +165,7 @@ def _evidence(run: Run) -> Drawing:
     limits = [event.assessment.log_threshold for event in steps]
     known = [max(-_MOST_LOG, min(_MOST_LOG, limit)) for limit in limits if limit is not None]
     low, high = min([0.0, *values, *known]), max([1.0, *values, *known])
-    points = list(_points(steps, values, [f"log evidence {value:.2f}" for value in values], low, high))
+    points = list(_points(steps, values, "log evidence", low, high))
     line = [(_LEFT, _y(known[-1], low, high)), (_RIGHT, _y(known[-1], low, high))] if known else []
     ticks = [(_y(value, low, high), f"{value:.1f}") for value in dict.fromkeys((low, 0.0, high))]
     return Drawing(
@@ -176,21 +173,20 @@ def _evidence(run: Run) -> Drawing:
         points=points,
         limits=[(f"alarm above {known[-1]:.2f}", line)] if line else [],
         ticks=ticks,
-        every=_every(len(points)),
     )
 
 
 def _points(
-    steps: Sequence[StepEvent], values: Sequence[float], said: Sequence[str], low: float, high: float
+    steps: Sequence[StepEvent], values: Sequence[float], words: str, low: float, high: float
 ) -> Iterator[Point]:
-    for place, (event, value, words) in enumerate(zip(steps, values, said, strict=True)):
+    for place, (event, value) in enumerate(zip(steps, values, strict=True)):
         row = event_row(event)
         share = place / (len(steps) - 1) if len(steps) > 1 else 0.5
         yield Point(
             x=round(_LEFT + 8 + (_RIGHT - _LEFT - 16) * share, 1),
             y=_y(value, low, high),
             step=event.assessment.index,
-            title=f"Step {event.assessment.index}, {printable(row.event, 80)}: {words}, {row.action}",
+            title=f"Step {event.assessment.index}, {printable(row.event, 80)}: {words} {value:.2f}, {row.action}",
             held=_stops(event),
             call=event.step.kind == "tool_call",
         )
@@ -217,7 +213,3 @@ def _y(value: float, low: float, high: float) -> float:
 
 
 _SHARES: Final = [(_y(value, 0.0, 1.0), f"{value:g}") for value in (0.0, 0.25, 0.5, 0.75, 1.0)]
-
-
-def _every(count: int) -> int:
-    return max(1, -(-count // _AXIS_NUMBERS))

@@ -108,22 +108,18 @@ def fit_profile(
     on_runs: Callable[[int], None] | None = None,
     on_refused: Refused | None = None,
 ) -> ProfileFit:
-    """Fit everything that labelled recordings allow, in one go.
+    """Fit everything that labelled recordings allow; a part without enough labels is left out, and says so.
 
     Args:
-        paths: recordings, or folders of them.
-        base: policy, estimator and propagator that the profile is to have, TRACER's settings. Tools that the
-            recordings' monitors guarded are guarded too (`guarding_as_recorded`). What the base holds that is fitted
-            is replaced, but for its p_success where the labels are too few to learn one, or where the options say so.
-            Of an artifact the runs that served its fit then set no threshold; of a bare
-            profile nobody knows them. Default: the default tiers.
+        paths: recordings, or folders of them; files are read up to four times.
+        base: policy, estimator, propagator and TRACER's settings of the profile; tools that the recordings' monitors
+            guarded are guarded too (`guarding_as_recorded`). What is fitted is replaced, but its p_success stays where
+            the labels are too few to learn one, or the options say so. Runs that served the fit of an artifact set no
+            threshold; of a bare profile nobody knows them. Default: the default tiers.
         options: levels, targets, seed.
         workers: processes that read (`parallel.in_order`); the result does not depend on it.
-        on_runs: told how many runs were read, part by part, for a progress line; files are read up to four times.
+        on_runs: told how many runs were read, part by part, for a progress line.
         on_refused: told, each time, what is wrong with a file, whose rest is left out.
-
-    Returns:
-        The artifact and its account. Nothing is fitted by force: a part without enough labels is left out, and says so.
 
     Raises:
         ConfigurationError: a stream that no run has.
