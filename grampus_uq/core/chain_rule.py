@@ -71,15 +71,11 @@ class Chain(BaseModel):
     ) -> tuple[Literal["release", "next", "ask"], float | None]:
         """The next action after a tier has looked, and the chance that its answer is right.
 
-        Args:
-            tier: which, from 0 for the agent itself.
-            score: of its answer, as in the recordings; None where there is none. Where every recorded case had one,
-                an answer without it has no chance.
-            agrees: whether its answer equals the agent's, name and arguments; None for the agent.
-
-        Returns:
-            "release": this tier's answer may go out; "next": let the next tier look; "ask": ask a human. A changed call
-            is a new call: it goes through the gate like any other. Without a chance the next tier looks, or a human.
+        `tier` counts from 0 for the agent itself. `score` of its answer is as in the recordings, None where there is
+        none; where every recorded case had one, an answer without it has no chance. `agrees`: whether its answer equals
+        the agent's, name and arguments; None for the agent. "release": this tier's answer may go out; "next": let the
+        next tier look; "ask": ask a human. A changed call is a new call: it goes through the gate like any other.
+        Without a chance the next tier looks, or a human.
         """
         one = self.tiers[tier]
         unlearned = score is None and SCORE in one.chance.without_gaps

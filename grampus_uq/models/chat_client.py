@@ -61,21 +61,11 @@ class ChatClient(WarmModel):
     ) -> ModelResponse:
         """Answer the messages.
 
-        Parameters
-        ----------
-        messages
-            The transcript, oldest first.
-        model
-            Name of the model; "" takes the client's.
-        temperature, max_tokens, tools, response_format
-            As in the chat format. None is not sent. A tool may also be a bare function (name, description, parameters).
-        top_logprobs
-            Ask for the log-probability of every generated token and for this many alternatives; 0 asks for no
-            alternatives, None for nothing. The answer's `logprobs` is None when the model reports none.
-        timeout_s
-            Deadline in seconds, in place of the client's.
-        extra
-            Further parameters of the chat format (seed, stop, top_p), sent as they are.
+        `messages` is the transcript, oldest first; `model` and `timeout_s` take the place of the client's.
+        `temperature`, `max_tokens`, `tools`, `response_format` and `extra` (seed, stop, top_p) are as in the chat
+        format; None is not sent, and a tool may also be a bare function (name, description, parameters). With
+        `top_logprobs` the log-probability of every generated token is asked for and this many alternatives, 0 for none;
+        the answer's `logprobs` is None when the model reports none.
 
         Raises `ModelTimeoutError` when the deadline passed, `RateLimitedError` on status 429, `UnsupportedByModelError`
         when the model refuses a parameter that cannot be left out, `ModelError` on everything else that gave no usable

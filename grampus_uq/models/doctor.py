@@ -95,17 +95,9 @@ async def examine(
 ) -> Examination:
     """Try everything that the signals need on a model, with about 20 short calls.
 
-    Parameters
-    ----------
-    client, model
-        What to examine. The client is used and not closed.
-    timeout_s
-        Deadline of every single probe in seconds, above 0. A model that hangs is reported after one of them.
-    tell
-        Called with the name of each probe before it runs.
-
-    Returns what works, what does not and why; a model that fails is a result. Raises `ConfigurationError` when
-    `timeout_s` cannot be right or the client cannot be used as it was set up.
+    `client` is used and not closed; `tell` hears the name of each probe before it runs. `timeout_s`, above 0, is the
+    deadline of every single probe: a model that hangs is reported after one of them. A model that fails is a result.
+    Raises `ConfigurationError` when `timeout_s` cannot be right or the client cannot be used as it was set up.
     """
     limit_s = checked_timeout(timeout_s, "examine")
     meter = Meter(client, model)

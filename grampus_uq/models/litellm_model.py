@@ -30,20 +30,10 @@ class LiteLLMModel(ChatClient):
     Two settings are made when this is what imports litellm: it does not fetch its price list from the network
     (`LITELLM_LOCAL_MODEL_COST_MAP`, unless the user set it), and it does not print help texts.
 
-    Parameters
-    ----------
-    model
-        litellm's name of the model to ask when a call names none, such as "anthropic/claude-sonnet-4-5".
-    api_base
-        A server other than the provider's own.
-    api_key
-        By default litellm takes the provider's own environment variable. Appears in no message and no `repr`.
-    timeout_s
-        Deadline of a call in seconds when the call names none.
-    prices
-        US dollars for one input and for one output token. Without them the cost is litellm's for a model whose price it
-        knows (and no `api_base`), else None.
-
+    `model`, in litellm's spelling, such as "anthropic/claude-sonnet-4-5", and `timeout_s` hold for a call that names
+    none; `api_base` is a server other than the provider's own. Without `api_key` litellm takes the provider's own
+    environment variable; the key appears in no message and no `repr`. `prices` are US dollars for one input and for one
+    output token; without them the cost is litellm's for a model whose price it knows (and no `api_base`), else None.
     Raises `ConfigurationError` when `timeout_s` or `prices` cannot be right.
     """
 

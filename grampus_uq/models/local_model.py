@@ -24,6 +24,7 @@ from grampus_uq.models.child_process import Child
 from grampus_uq.models.model_file import BY_HAND, Progress, checked_gguf, find_model_file, name_of_file
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel
 from grampus_uq.models.refusals import Capabilities
+from grampus_uq.recording.parallel import cores
 from grampus_uq.records.values import Message, ModelResponse
 
 _NAME = "smollm2-135m-instruct"
@@ -47,20 +48,10 @@ class LocalModel(WarmModel):
     of this process, however that ends. The file of the default model (98 MB) is fetched once; `find_model_file` says
     from where. The model is small: good for trying things out and for tests, not for work.
 
-    Parameters
-    ----------
-    model_file
-        A GGUF file to run in place of the default model.
-    context_tokens
-        Tokens that one call may have, prompt and answer together.
-    timeout_s
-        Deadline of a call when the call names none. It counts from when the server runs; a deadline that the call
-        names itself counts from the call.
-    progress
-        Told how far fetching, checking and starting are: `progress(stage, done, total)`, on any thread. Nothing is
-        printed.
-
-    Raises `ConfigurationError` when a number cannot be right.
+    `model_file`, a GGUF file, is run in place of the default model; a call may have `context_tokens`, prompt and answer
+    together. `timeout_s` is the deadline of a call that names none, counted from when the server runs; one that the
+    call names counts from the call. `progress(stage, done, total)` is told, on any thread, how far fetching, checking
+    and starting are; nothing is printed. Raises `ConfigurationError` when a number cannot be right.
     """
 
     def __init__(
@@ -77,7 +68,7 @@ class LocalModel(WarmModel):
         self._model_file = None if model_file is None else Path(model_file).expanduser()
         # The threads wait for each other by spinning: with none to spare on a busy machine, more of them are far slower
         # than one (measured on two busy cores: 46 tokens a second with one, 2 with two).
-        threads = max(1, min(8, _cores() - 1))
+        threads = max(1, min(8, cores() - 1))
         self._settings = {"context_tokens": context_tokens, "parallel": _PARALLEL, "threads": threads, "name": _NAME}
         self._file_name: str | None = None
         self._timeout_s = checked_timeout(timeout_s, "LocalModel")
@@ -261,11 +252,6 @@ def _last_lines(child: Child) -> str:
     lines = [line.strip() for line in child.tail().splitlines() if line.strip()]
     errors = [line for line in lines if " E " in line]
     return " | ".join((errors or lines)[-3:])[:600] or "none"
-
-
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
-    return len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:

@@ -33,24 +33,12 @@ class OpenAICompatibleModel(ChatClient):
     call that was refused because of "logprobs", "temperature" or "max_tokens" is sent again without it, and once that
     has helped, the parameter is no longer sent to that model (`capabilities` says so).
 
-    Parameters
-    ----------
-    api_base
-        Where the server is, up to and including the version, such as "http://127.0.0.1:8000/v1". A query is kept.
-    api_key
-        Sent as a bearer token; appears in no message and no `repr`.
-    model
-        The model to ask when a call names none; "" leaves the choice to the server.
-    timeout_s
-        Deadline of a call in seconds, from connecting to the last byte, when the call names none.
-    prices
-        US dollars for one input and for one output token; without them `cost_usd` is None.
-    headers
-        Further headers, such as a tenant or another kind of key; treated as secrets.
-    max_response_bytes
-        An answer larger than this is refused while it is being read (after decompression).
-
-    Raises `ConfigurationError` when `api_base`, `api_key`, `timeout_s` or `prices` cannot be right.
+    `api_base` says where the server is, up to and including the version, such as "http://127.0.0.1:8000/v1"; a query is
+    kept. `api_key` is sent as a bearer token. It and `headers`, such as a tenant or another kind of key, appear in no
+    message and no `repr`. A call that names no `model` gets this one ("": the server chooses), one without a deadline
+    `timeout_s` seconds from connecting to the last byte. `prices` are US dollars for one input and for one output
+    token; without them `cost_usd` is None. An answer above `max_response_bytes` (after decompression) is refused while
+    it is being read. Raises `ConfigurationError` when `api_base`, `api_key`, `timeout_s` or `prices` cannot be right.
     """
 
     def __init__(

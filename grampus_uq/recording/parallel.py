@@ -41,15 +41,10 @@ def in_order(
 ) -> Iterator[Result]:
     """Yield `work(part)` for each part, in the order of the parts.
 
-    Args:
-        work: a function of a module (or a `functools.partial` of one): it is sent to other processes by name.
-        parts: small descriptions, such as names of files; drawn as workers become free.
-        workers: processes, at least 1; with 1 everything happens in this one. They are spawned: nothing is inherited
-            but the arguments.
-
-    Raises:
-        ConfigurationError: fewer workers than 1, or a worker that was killed.
-        GrampusError: what `work` raised, unchanged; the first in the order of parts.
+    `work`, a function of a module or a `functools.partial` of one, is sent to other processes by name. `parts` are
+    small descriptions, such as names of files, drawn as workers become free. With one worker everything happens in this
+    process; more are spawned: nothing is inherited but the arguments. Raises what `work` raised, the first in the order
+    of parts, and `ConfigurationError` for fewer workers than 1, or one that was killed.
     """
     if type(workers) is not int or workers < 1:
         raise ConfigurationError.of("workers", "in_order", "a whole number of at least 1", workers)

@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 import anyio
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StrictBool, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.monitor.session import Session
@@ -36,8 +36,6 @@ from grampus_uq.stats.calibration_watch import (
     start_watching,
     take_run,
     watch_statuses,
-    watching_from_json,
-    watching_to_json,
 )
 from grampus_uq.stats.eprocess import Detector
 
@@ -229,14 +227,10 @@ class _Known(BaseModel):
 class _Stored(BaseModel):
     """The document of one watch: its state, and the runs that its newest version counted, with their variants."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     v: Literal[1] = 1
-    state: Annotated[
-        CalibrationWatchState,
-        BeforeValidator(lambda state: state if isinstance(state, CalibrationWatchState) else watching_from_json(state)),
-        PlainSerializer(watching_to_json),
-    ]
+    state: CalibrationWatchState
     counted: dict[str, tuple[Variant, ...]] = Field(default_factory=dict)
 
 

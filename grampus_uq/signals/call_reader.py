@@ -65,19 +65,11 @@ class Reader:
     What it says is not a probability that the call is right: a small model is often surprised. It has no weight in the
     fusion until `fit` or `extra_weights` gives it one.
 
-    Parameters
-    ----------
-    client, model
-        The model that reads: `LocalModel(model_file=...)`, or any client of a server that reports the log-probabilities
-        of what it was made to write.
-    timeout_s
-        Seconds that an irreversible step waits for the reader; then the reading is missing, as `timeout`.
-    max_characters
-        Of the transcript that is shown, at least 1,000. Of a longer one the rules, the request and the latest messages.
-    force
-        The options that make the server write a text: `by_grammar` (llama.cpp, the embedded model) or `by_choice`.
-
-    Raises `ConfigurationError` for a number outside its domain.
+    `client` and `model` read: `LocalModel(model_file=...)`, or any server that reports the log-probabilities of what it
+    was made to write, by the options of `force`: `by_grammar` (llama.cpp, the embedded model) or `by_choice`. An
+    irreversible step waits `timeout_s`; then the reading is missing, as `timeout`. At least 1,000 `max_characters` of
+    the transcript are shown: of a longer one the rules, the request and the latest messages. Raises
+    `ConfigurationError` for a number outside its domain.
     """
 
     __slots__ = ("client", "force", "max_characters", "model", "timeout_s")

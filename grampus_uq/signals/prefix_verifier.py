@@ -134,12 +134,8 @@ class PrefixVerifier:
     the fusion unless you give it one (`extra_weights`); a detector may be fitted on it by its name, `prefix_verifier`.
     The driver bounds its time, calls and tokens, and what it spends is counted apart from the agent's usage.
 
-    Args:
-        client, model: the model to ask; without them the step's own client and model.
-        max_tokens: bound on the reply; None for models that think before they answer.
-
-    Raises:
-        ConfigurationError: an argument outside its domain, a client without a model.
+    Without `client` and `model` it asks the step's own. `max_tokens` bounds the reply; None for models that think
+    before they answer. Raises `ConfigurationError` for an argument outside its domain, and a model without a client.
     """
 
     __slots__ = ("client", "max_tokens", "model")

@@ -11,11 +11,8 @@ from grampus_uq.stats.arrays import FloatArray
 def assignment(cost: FloatArray) -> npt.NDArray[np.intp]:
     """The permutation p with the least `sum(cost[i, p[i]])`, by shortest augmenting paths: O(n^3).
 
-    Args:
-        cost: finite, shape (n, n). An impossible pair costs more than n times the dearest possible one.
-
-    Returns:
-        For each row its column, shape (n,); with several best permutations one of them.
+    `cost`: finite, shape (n, n); an impossible pair costs more than n times the dearest possible one. Returns for each
+    row its column, shape (n,); with several best permutations one of them.
 
     Source: Jonker and Volgenant (1987), without their initialisation; `scipy.optimize.linear_sum_assignment` is the
     same method, and its extra need not be installed where drills are made.

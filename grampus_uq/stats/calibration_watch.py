@@ -17,15 +17,15 @@ import json
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.conformal_martingale import MartingaleState, capped, martingale_start, martingale_update
 from grampus_uq.stats.eprocess import Detector, detector_to_json
 from grampus_uq.stats.eprocess_thresholds import Mode, Threshold, exceeds, tie_uniform
-from grampus_uq.stats.stored_values import STORED, Extended, from_json, to_json
+from grampus_uq.stats.stored_values import STORED, Extended
 
 REFERENCE_RUNS = 60
 """Runs to compare with before a variant bets; where calibration left fewer, the first finished runs are added."""
@@ -107,7 +107,7 @@ class CalibrationWatchState:
     level: float
     bets: dict[Variant, _Bets]
 
-    __pydantic_config__ = STORED
+    __pydantic_config__ = ConfigDict(**STORED, strict=True)
 
     def __post_init__(self) -> None:
         if set(self.bets) != set(Variant):
@@ -130,10 +130,8 @@ def start_watching(detector: Detector, *, level: float = 0.01, acting: bool = Tr
     went. With `acting`, runs that alarmed are therefore left out of the labelled variant on both sides; they count in
     the other one with their evidence cut at the threshold, where the intervention has not changed it yet.
 
-    Args:
-        detector: fitted; its `null_peaks` are the first runs of the variant that they belong to.
-        level: in (0, 1).
-        acting: False only for an advisory profile, which pauses no run: the labelled variant then sees alarms too.
+    The detector's `null_peaks` are the first runs of the variant that they belong to. `level` is in (0, 1). `acting` is
+    False only for an advisory profile, which pauses no run: the labelled variant then sees alarms too.
     """
     threshold = detector.threshold
     of_all = threshold.mode is Mode.BUDGET
@@ -208,13 +206,3 @@ def _begun(state: CalibrationWatchState, variant: Variant, bets: _Bets) -> _Bets
     seed = hashlib.sha256(f"{state.salt}/{variant.value}".encode()).digest()
     rng = np.random.default_rng(int.from_bytes(seed[:16], "big"))
     return _Bets(martingale=martingale_start(bets.gathered, rng))
-
-
-def watching_to_json(state: CalibrationWatchState) -> dict[str, Any]:
-    """Return a JSON-able mapping, about 4 kB; `watching_from_json` gives back an equal state."""
-    return to_json(state)
-
-
-def watching_from_json(data: Any) -> CalibrationWatchState:
-    """Read what `watching_to_json` wrote, with every check of the constructors; raises ConfigurationError."""
-    return from_json(CalibrationWatchState, data, "watch")

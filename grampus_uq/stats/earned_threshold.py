@@ -295,12 +295,8 @@ def update(
     stated, thresholds or scores chosen with the answers that are counted here, calls that count though they have no
     score, a risk that moves faster than audits see.
 
-    Args:
-        at: `place` of its score.
-        draw: a number in [0, 1) that is independent of all else.
-        wrong: the answer; read only where it was asked about.
-        in_force: `level` when it was proposed.
-        audit: `audit_probability` when it was proposed, or 1.
+    `at`: `place` of its score. `draw`: a number in [0, 1) that is independent of all else. `wrong`: the answer; read
+    only where it was asked about. `in_force` and `audit`: `level` and `audit_probability` (or 1) when it was proposed.
     """
     spot, drawn = np.asarray(at)[..., None], np.asarray(draw, dtype=np.float64)[..., None]
     q, m = np.asarray(audit, dtype=np.float64)[..., None], np.asarray(in_force)[..., None]

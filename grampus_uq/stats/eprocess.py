@@ -186,8 +186,7 @@ def detector_to_json(detector: Detector) -> dict[str, Any]:
 def detector_from_json(data: Any) -> Detector:
     """Read what `detector_to_json` wrote, with every check of the constructors.
 
-    Raises:
-        ConfigurationError: another format, a key missing or unknown, a value of the wrong kind, a broken rule.
+    Raises `ConfigurationError` for another format, a key missing or unknown, a value of the wrong kind, a broken rule.
     """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         way_out = "a newer version wrote it? upgrade; otherwise fit again"

@@ -201,13 +201,11 @@ def running_minimum(
     highest evidence so far, which is what makes a running minimum out of `of`. A stream that is not a probability
     enters as it is: `log M_t = -min`, evidence on the stream's own scale.
 
-    Args:
-        bounded: True for each stream whose scores are probabilities.
-        neutral: one raw score per stream, which stands in while only other streams have given one.
-        stream: which one counts.
-        prior_log_odds: log(pi1 / (1 - pi1)) where the success rate is known; moves the scale, never an alarm.
-        of: "low" for the scores themselves, or "ewma_50", "ewma_20", "ewma_10": exponentially weighted means of their
-            log odds with weight .5, .2, .1 on the newest, half-lives of 1, 3 and 7 steps.
+    `bounded`: True for each stream whose scores are probabilities. `neutral`: one raw score per stream, which stands in
+    while only other streams have given one. `stream`: which one counts. `prior_log_odds`: log(pi1 / (1 - pi1)) where
+    the success rate is known; moves the scale, never an alarm. `of`: "low" for the scores themselves, or "ewma_50",
+    "ewma_20", "ewma_10": exponentially weighted means of their log odds with weight .5, .2, .1 on the newest,
+    half-lives of 1, 3 and 7 steps.
     """
     column = len(STREAM_FEATURES) * stream + STREAM_FEATURES.index(of)
     return FeatureScorer(

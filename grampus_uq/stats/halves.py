@@ -14,12 +14,8 @@ from grampus_uq.stats.arrays import BoolArray
 def split_halves(outcomes: npt.ArrayLike, ids: Sequence[str]) -> BoolArray:
     """Split trajectories into two halves, stratified by outcome, ordered by id and alternated.
 
-    Args:
-        outcomes: shape (n,), 0 or 1.
-        ids: n distinct, stable names; their order as text decides, not the order of rows.
-
-    Returns:
-        Shape (n,), True for the second half. Within each outcome the halves differ by at most one.
+    `outcomes`: shape (n,), 0 or 1. `ids`: n distinct, stable names; their order as text decides, not the order of rows.
+    True marks the second half; within each outcome the halves differ by at most one.
     """
     y, names = np.asarray(outcomes, dtype=np.float64), [str(name) for name in ids]
     if y.shape != (len(names),) or not np.isin(y, (0.0, 1.0)).all():

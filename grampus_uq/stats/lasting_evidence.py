@@ -44,9 +44,7 @@ LOG_SPENT: Final = math.log(100.0)
 def log_begun(exposed: FloatArray, log_values: FloatArray) -> FloatArray:
     """log(R + w) for each ratio: the bets that begin with the next exposed call join those of before.
 
-    Args:
-        exposed: exposed calls so far, shape (..., 1).
-        log_values: log R, shape (..., K).
+    `exposed`: exposed calls so far, shape (..., 1). `log_values`: log R, shape (..., K).
     """
     t = exposed + 1.0
     joined: FloatArray = np.logaddexp(log_values, np.log(1.0 / (1.0 + np.log(t)) - 1.0 / (1.0 + np.log(t + 1.0))))

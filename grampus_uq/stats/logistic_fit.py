@@ -19,16 +19,9 @@ def fit_logistic(
     Newton's method with halved steps; equal to scikit-learn's `LogisticRegression`, which takes no fractional
     outcomes and no penalty for each coefficient.
 
-    Args:
-        design: shape (n, k). Arguments are validated by the caller.
-        outcomes: shape (n,), in [0, 1].
-        weights: shape (n,), not negative, not all 0.
-        l2: shape (k,), penalty of each coefficient; with 0, separable data have no finite optimum.
-        start: shape (k,), where to begin.
-
-    Returns:
-        Coefficients, shape (k,), accurate to about 1e-10; on separable data without a penalty those reached after 200
-        steps, finite.
+    Shapes: `design` (n, k), `outcomes` (n,) in [0, 1], `weights` (n,) not negative, not all 0, `l2` and `start` (k,),
+    each coefficient's penalty and where it begins; the caller has checked them. Coefficients are accurate to about
+    1e-10; separable data without a penalty have no finite optimum: then those reached after 200 steps.
     """
 
     def value(beta: FloatArray) -> float:

@@ -53,9 +53,8 @@ _STATE_NAMES = (
 def stream_update(state: StreamState, x: float) -> StreamState:
     """Add one score to a stream's state; missing scores are not passed.
 
-    Args:
-        state: (n, first, last, previous, older, low, high, total, ewma 50, 20, 10, low of ewma 50, of ewma 20).
-        x: the score on the scale of the model, finite.
+    `state`: (n, first, last, previous, older, low, high, total, ewma 50, 20, 10, low of ewma 50, of ewma 20). `x`: the
+    score on the scale of the model, finite.
 
     >>> stream_update(stream_update(EMPTY_STREAM, 0.8), 0.4)[:8]
     (2.0, 0.8, 0.4, 0.8, 0.8, 0.4, 0.8, 1.2000000000000002)

@@ -24,15 +24,9 @@ def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float | None:
     `AUROC = P(s+ > s-) + P(s+ = s-) / 2` (Mann-Whitney), the area under the trapezoidal ROC curve; equal to
     scikit-learn's `roc_auc_score`.
 
-    Args:
-        scores: shape (n,), any real scale, infinities allowed; higher claims the positive class.
-        positive: shape (n,), booleans or 0/1. The reports of this package are failure-oriented: pass risk and
-            "failed".
-
-    Returns:
-        A number in [0, 1], 1 is best, .5 is chance or a constant score; None without either class.
-
-    Source: Hanley and McNeil (1982).
+    `scores`: shape (n,), any real scale, infinities allowed; higher claims the positive class. `positive`: shape (n,),
+    booleans or 0/1. The reports of this package are failure-oriented: pass risk and "failed". In [0, 1], 1 is best, .5
+    is chance or a constant score; None without either class. Source: Hanley and McNeil (1982).
 
     >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
     0.875
@@ -47,11 +41,8 @@ def auprc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float | None:
     `AP = sum_g (R_g - R_{g-1}) P_g` over distinct scores from the highest, without interpolation; equal to
     scikit-learn's `average_precision_score`. Tied trajectories enter together.
 
-    Args: as `auroc`.
-
-    Returns:
-        A number in (0, 1], 1 is best; a constant score gives the share of positives, and so does one class that is all
-        positive (1). None without a positive (scikit-learn warns there and returns 0).
+    Arguments are as in `auroc`. In (0, 1], 1 is best; a constant score gives the share of positives, and so does one
+    class that is all positive (1). None without a positive (scikit-learn warns there and returns 0).
 
     >>> round(auprc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 4)
     0.8333
@@ -72,13 +63,9 @@ def aurc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
     *expectation over all orders* is returned, in closed form, so the value depends neither on row order nor on a
     seed; a constant confidence gives the error rate.
 
-    Args:
-        confidence: shape (n,), any real scale, infinities allowed; higher is kept longer.
-        correct: shape (n,), booleans or 0/1; 1 = the trajectory succeeded.
-
-    Returns:
-        A number in [0, 1], *lower is better*; None for no trajectory. One trajectory gives its own error, one class 0
-        or 1. There are no fractional weights: "the k most confident" counts trajectories.
+    `confidence`: shape (n,), any real scale, infinities allowed; higher is kept longer. `correct`: shape (n,), booleans
+    or 0/1; 1 = the trajectory succeeded. In [0, 1], *lower is better*; None for no trajectory. One trajectory gives its
+    own error, one class 0 or 1. There are no fractional weights: "the k most confident" counts trajectories.
 
     Source: Geifman and El-Yaniv (2017), risk-coverage; the golden rows are the base-rate rows of the Trajectory
     Proper Score paper, App. F.
@@ -93,11 +80,8 @@ def aurc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
 def risk_coverage(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Draw the risk-coverage curve: coverage k/n and the expected error rate among the k most confident, k = 1..n.
 
-    Args: as `aurc`.
-
-    Returns:
-        Two arrays of shape (n,): coverage, ascending in (0, 1], and risk in [0, 1]. The mean of the risk is `aurc`.
-        Within ties the risk is its expectation over random order. Both are empty for no trajectory.
+    Arguments are as in `aurc`. Both arrays have shape (n,): coverage, ascending in (0, 1], and risk in [0, 1], whose
+    mean is `aurc`. Within ties the risk is its expectation over random order.
     """
     risk = _coverage_risk("risk_coverage", confidence, correct)
     return np.arange(1, len(risk) + 1) / max(len(risk), 1), risk

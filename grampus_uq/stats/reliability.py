@@ -124,16 +124,11 @@ def decompose(
 ) -> Decomposition | None:
     """Split a mean score over the distinct forecast values, or over quantile bins.
 
-    Args:
-        forecasts: shape (n,), in [0, 1].
-        outcomes: shape (n,), in [0, 1]: outcomes, or success probabilities of censored prefixes.
-        score: a strictly proper score.
-        bins: as `quantile_bins` (of the forecasts, each counted once); None groups equal forecasts. Where few are
-            equal, reliability and resolution are both near their largest without bins.
-        weights: shape (n,), non-negative, not all 0; None = alike. For the mean TPS give every step its forecast, its
-            trajectory's outcome and its weight w_t.
-
-    Returns None for no forecast.
+    `forecasts` and `outcomes`, shape (n,), are in [0, 1]: outcomes, or success probabilities of censored prefixes.
+    `score` is strictly proper. `bins` is as in `quantile_bins` (of the forecasts, each counted once); None groups equal
+    forecasts: where few are equal, reliability and resolution are then both near their largest. `weights`: shape (n,),
+    non-negative, not all 0; for the mean TPS give every step its forecast, its trajectory's outcome and its weight w_t.
+    None for no forecast.
 
     Source: Murphy (1973), Broecker (2009); bins: Stephenson, Coelho and Jolliffe (2008), for every proper score because
     a score is linear in the outcome.

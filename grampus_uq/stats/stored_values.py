@@ -50,9 +50,8 @@ def to_json(value: Any) -> dict[str, Any]:
 def from_json(kind: type[T], data: Any, name: str) -> T:
     """Read what `to_json` wrote.
 
-    Raises:
-        ConfigurationError: a key unknown, or missing without a default, a value of the wrong kind, a broken rule of a
-            constructor.
+    Raises `ConfigurationError` for a key unknown, or missing without a default, a value of the wrong kind, a broken
+    rule of a constructor.
     """
     if not isinstance(data, Mapping):
         raise ConfigurationError.of(name, "from_json", "a mapping", data)

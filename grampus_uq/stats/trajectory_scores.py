@@ -102,15 +102,10 @@ def step_weights(
 ) -> FloatArray:
     """Return w_t of every step under the evaluated length of its trajectory; shape (steps,).
 
-    Args:
-        traces: n trajectories.
-        schedule: how steps count.
-        full_lengths: shape (n,), the evaluated length T of each trajectory, at least its observed steps: weights are
-            then those of the full length, truncated and *not* renormalised (artificial censoring). None: the observed
-            length (complete trajectories, and those that stopped at an administrative budget).
-
-    Returns:
-        Positive weights; they sum to 1 over each trajectory observed in full, to less otherwise.
+    `full_lengths`, shape (n,), is the evaluated length T of each trajectory, at least its observed steps: weights are
+    then those of the full length, truncated and *not* renormalised (artificial censoring). None: the observed length
+    (complete trajectories, and those that stopped at an administrative budget). Weights are positive; they sum to 1
+    over each trajectory observed in full, to less otherwise.
     """
     full = traces.lengths if full_lengths is None else _whole_numbers("full_lengths", full_lengths, len(traces))
     if (full < traces.lengths).any():
@@ -132,14 +127,8 @@ def tps(
     is optimised against the score) and the weights are fixed beforehand. What breaks it: outcomes that were selected
     (runs stopped because they looked bad), forecasts that saw later steps.
 
-    Args:
-        traces: n trajectories.
-        outcomes: shape (n,), 1 or True = success, 0 = failure.
-        score: a strictly proper score.
-        schedule: how steps count.
-
-    Returns:
-        Shape (n,), at most 0, higher is better; NaN where a forecast is missing. Their mean is the reported number.
+    `outcomes`: shape (n,), 1 or True = success, 0 = failure. `score` is strictly proper. Returns shape (n,), at most 0,
+    higher is better; NaN where a forecast is missing. Their mean is the reported number.
 
     >>> tps(ForecastTraces.of([[0.5, 0.5], [0.9, 1.0]]), [1, 1]).round(4).tolist()
     [-0.6931, -0.0702]
@@ -169,15 +158,8 @@ def tps_exact(
     1) and given the stopped prefix (assumption 2), and q is the true P(Y = 1 | stopped prefix). What breaks it: stops
     that the monitor, a parser or a tool error caused; a q estimated from the forecasts that are being scored.
 
-    Args:
-        traces: n observed prefixes.
-        outcomes: shape (n,), 1, 0, or NaN where the trajectory was censored.
-        continuation_success: shape (n,), q in [0, 1]; read only where the outcome is NaN.
-        score, schedule: as `tps`.
-        full_lengths: as `step_weights`.
-
-    Returns:
-        Shape (n,), at most 0, higher is better; NaN where a forecast is missing.
+    `outcomes`: shape (n,), 1, 0, or NaN where the trajectory was censored; only there `continuation_success`, shape
+    (n,), q in [0, 1], is read. `full_lengths` is as in `step_weights`, all else and the result as in `tps`.
     """
     observed = _outcomes("tps_exact", outcomes, len(traces))
     q = np.asarray(continuation_success, dtype=np.float64)

@@ -125,33 +125,22 @@ def top_logprobs(probabilities: Mapping[str, float], *, chosen: str | None = Non
 class ScriptedModel:
     """A `ModelClient` that follows a script: for tests of agents, signals and monitors, on asyncio and on trio.
 
-    Parameters
-    ----------
-    replies
-        What to answer. A list or an iterator gives one reply a call, in the order in which the calls arrive; anything
-        else is the reply to every call. A reply is
+    `replies`, a list or an iterator, gives one reply a call, in the order in which the calls arrive; anything else is
+    the reply to every call. A reply is
 
-        - a string: the text of the answer (`answer(text)`);
-        - a `ModelResponse`: returned as it is;
-        - an exception (or a class of one): raised;
-        - `HANG`: the call waits until it is cancelled;
-        - a callable `(messages, options) -> reply`, which may be async;
-        - anything else: returned as it is, so that nonsense can be scripted too.
-    delay_s
-        Seconds that each call takes before it answers or raises, at least 0.
-    refuse
-        Parameters that the model does not take: any of "logprobs", "max_tokens", "response_format",
-        "temperature", "tools". A call that passes one (not None) raises `UnsupportedByModelError` and uses up no reply.
+    - a string: the text of the answer (`answer(text)`);
+    - a `ModelResponse`: returned as it is;
+    - an exception (or a class of one): raised;
+    - `HANG`: the call waits until it is cancelled;
+    - a callable `(messages, options) -> reply`, which may be async;
+    - anything else: returned as it is, so that nonsense can be scripted too.
 
-    Attributes
-    ----------
-    calls
-        Every call received, as `ScriptedCall(messages, model, options)`, refused ones too.
-    in_flight, most_in_flight
-        Calls that are being answered now, and the largest number of them at one time.
-    cancelled
-        Calls that were cancelled while they waited.
+    Each call takes `delay_s` seconds, at least 0, before it answers or raises. `refuse` names parameters that the model
+    does not take: any of "logprobs", "max_tokens", "response_format", "temperature", "tools". A call that passes one
+    (not None) raises `UnsupportedByModelError` and uses up no reply.
 
+    `calls` holds every call received as `ScriptedCall(messages, model, options)`, refused ones too; `in_flight` and
+    `most_in_flight` count those being answered now and the most at one time, `cancelled` those that were ended early.
     Safe to share between tasks and between threads. A script that runs out raises `ScriptExhaustedError`.
     """
 

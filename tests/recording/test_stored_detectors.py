@@ -16,14 +16,14 @@ import pytest
 from grampus_uq import UncertaintyMonitor
 from grampus_uq.core.state import Profile
 from grampus_uq.stats.calibration_watch import (
+    CalibrationWatchState,
     Variant,
     detector_id,
     take_run,
     watch_statuses,
-    watching_from_json,
-    watching_to_json,
 )
 from grampus_uq.stats.eprocess import detector_from_json, detector_to_json, start, update
+from grampus_uq.stats.stored_values import from_json, to_json
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden_detectors.json").read_text())
 SESSION = GOLDEN.pop("session")
@@ -56,8 +56,8 @@ def test_a_stored_detector_gives_every_step_the_evidence_that_it_gave(kind: str)
 
 @KINDS
 def test_a_stored_watch_goes_on_from_where_it_was(kind: str) -> None:
-    watch = watching_from_json(GOLDEN[kind]["watch"])
-    assert watching_from_json(watching_to_json(watch)) == watch
+    watch = from_json(CalibrationWatchState, GOLDEN[kind]["watch"], "watch")
+    assert from_json(CalibrationWatchState, to_json(watch), "watch") == watch
     assert [[s.log_martingale, s.log_peak] for s in watch_statuses(watch)] == GOLDEN[kind]["watch_before"]
     after = watch_statuses(take_run(watch, Variant.ALL_RUNS, "next", 0.25))
     found = {status.variant.value: (status.n_runs, status.gathering) for status in after}

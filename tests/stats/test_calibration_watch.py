@@ -19,12 +19,11 @@ from grampus_uq.stats.calibration_watch import (
     start_watching,
     take_run,
     watch_statuses,
-    watching_from_json,
-    watching_to_json,
 )
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import FeatureScorer
 from grampus_uq.stats.eprocess_thresholds import budget_threshold, conformal_threshold, exceeds, tie_uniform
+from grampus_uq.stats.stored_values import from_json, to_json
 from tests.binomial import binomial_ceiling
 from tests.detector_rows import detector_runs
 from tests.sampling import sampled
@@ -154,10 +153,10 @@ def test_the_state_is_bounded_goes_through_json_unchanged_and_continues_exactly(
         peak = -math.inf if i % 50 == 0 else float(rng.normal())
         state = take_run(state, Variant.ALL_RUNS, f"r{i}", peak)
         if i % 97 == 0:
-            stored = json.loads(json.dumps(watching_to_json(state), allow_nan=False))
-            assert watching_from_json(stored) == state
-            state = watching_from_json(stored)
-    assert len(json.dumps(watching_to_json(state))) < 8_000
+            stored = json.loads(json.dumps(to_json(state), allow_nan=False))
+            assert from_json(CalibrationWatchState, stored, "watch") == state
+            state = from_json(CalibrationWatchState, stored, "watch")
+    assert len(json.dumps(to_json(state))) < 8_000
 
 
 def test_the_sentence_says_how_it_stands() -> None:
@@ -175,7 +174,7 @@ def test_nonsense_is_refused() -> None:
     state = start_watching(detector(np.random.default_rng(0)))
     with pytest.raises(ConfigurationError):
         take_run(state, Variant.SUCCESSES, "r", math.nan)
-    stored = watching_to_json(state)
+    stored = to_json(state)
     for broken in (
         {**stored, "more": 1},
         {**stored, "acting": "yes"},
@@ -184,4 +183,4 @@ def test_nonsense_is_refused() -> None:
         {**stored, "bets": {**stored["bets"], "all_runs": {"gathered": [math.nan], "martingale": None}}},
     ):
         with pytest.raises(ConfigurationError):
-            watching_from_json(broken)
+            from_json(CalibrationWatchState, broken, "watch")

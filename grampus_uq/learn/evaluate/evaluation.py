@@ -279,13 +279,10 @@ def evaluate(
 ) -> Evaluation:
     """Judge every confidence stream of a set of runs, as `read_recordings` returns them.
 
-    Args:
-        rng: source of the bootstrap; the same state gives the same report.
-        censoring: how runs at their step budget are scored; None leaves them out.
-        draws: resamples of each paired bootstrap, at least 2.
-        watch: how the watch on a deployed calibration stands; an alarm of it becomes the first warning.
-
-    Raises DataError for no run that may be scored, or none with a forecast.
+    The same state of `rng`, source of the bootstrap, gives the same report. `censoring` scores runs at their step
+    budget; None leaves them out. `draws` are the resamples of each paired bootstrap, at least 2. An alarm of `watch`,
+    the watch on a deployed calibration, becomes the first warning. Raises `DataError` for no run that may be scored, or
+    none with a forecast.
     """
     how = censoring or Censoring()
     streams = scored_streams(runs, how)

@@ -73,8 +73,7 @@ def compare_profiles(
     not selected enter, those that were let through at random by their weight. Honest only on runs that neither was
     fitted on; trials of one task count as independent, so intervals are then too short.
 
-    Raises:
-        DataError: no run that may be used; a damaged recording, unless `on_refused` takes it.
+    Raises `DataError` for no run that may be used, and a damaged recording, unless `on_refused` takes it.
     """
     replayed: list[tuple[Counterfactual, Counterfactual]] = []
     weights: list[float] = []

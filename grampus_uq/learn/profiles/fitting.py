@@ -110,21 +110,16 @@ def fit_profile(
 ) -> ProfileFit:
     """Fit everything that labelled recordings allow; a part without enough labels is left out, and says so.
 
-    Args:
-        paths: recordings, or folders of them; files are read up to four times.
-        base: policy, estimator, propagator and TRACER's settings of the profile; tools that the recordings' monitors
-            guarded are guarded too (`guarding_as_recorded`). What is fitted is replaced, but its p_success stays where
-            the labels are too few to learn one, or the options say so. Runs that served the fit of an artifact set no
-            threshold; of a bare profile nobody knows them. Default: the default tiers.
-        options: levels, targets, seed.
-        workers: processes that read (`parallel.in_order`); the result does not depend on it.
-        on_runs: told how many runs were read, part by part, for a progress line.
-        on_refused: told, each time, what is wrong with a file, whose rest is left out.
+    `paths` are recordings, or folders of them; files are read up to four times, by `workers` processes
+    (`parallel.in_order`), on which the result does not depend. `base` gives policy, estimator, propagator and TRACER's
+    settings (default: the default tiers); tools that the recordings' monitors guarded are guarded too
+    (`guarding_as_recorded`). What is fitted is replaced, but its p_success stays where the labels are too few to learn
+    one, or the options say so. Runs that served the fit of an artifact set no threshold; of a bare profile nobody knows
+    them. `on_runs` is told how many runs were read, part by part; `on_refused` what is wrong with a file, whose rest is
+    left out.
 
-    Raises:
-        ConfigurationError: a stream that no run has.
-        DataError: no run with a step of the model; a damaged recording, unless `on_refused` takes it.
-        MissingDependencyError: scikit-learn is not installed (extra `fit`).
+    Raises `ConfigurationError` for a stream that no run has, `DataError` for no run with a step of the model and for a
+    damaged recording, unless `on_refused` takes it, `MissingDependencyError` without scikit-learn (extra `fit`).
     """
     options = options or FitOptions()
     rng = np.random.default_rng(options.seed)
