@@ -65,9 +65,8 @@ async def _list(visit: Visit) -> Response:
     if visit.person.role.covers(Role.DEPUTY):
         cards = [row.card for row in rows if not row.stands and not is_own(visit, row.card)]
         alike = await alike_among(cards)
-    return visit.page(
-        "requests.html", rows=rows, following=following, now_s=visit.now_s, first=after is None, alike=alike
-    )
+    mark = mark_of(rows, following) if after is None else None
+    return visit.page("requests.html", rows=rows, following=following, now_s=visit.now_s, mark=mark, alike=alike)
 
 
 async def listed(inbox: Inbox, after: str | None = None) -> tuple[list[ListedRow], str | None]:
@@ -208,9 +207,9 @@ def _argument(shown: Card, name: str, value: Any) -> Argument:
     return Argument(name=name, kind=kinds.get(type(value), "nothing"), text=text, block=block, doubted=doubted)
 
 
-def mark_of(rows: Sequence[ListedRow], count: int) -> str:
-    """A short text that changes whenever the list does."""
-    told = [count, *([row.card.id, len(row.stands)] for row in rows)]
+def mark_of(rows: Sequence[ListedRow], following: str | None) -> str:
+    """A short text that changes whenever the first page of the list does, which carries it."""
+    told = [following is None, *([row.card.id, len(row.stands)] for row in rows)]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 

@@ -444,6 +444,25 @@ def test_a_call_that_changes_while_it_is_open_is_refused(house: House, open_page
     page.get_by_text("Approved. The agent's program takes it up.").wait_for()
 
 
+def test_a_decision_whose_answer_is_late_or_lost_is_neither_left_nor_called_refused(
+    house: House, open_page: Callable[..., Any]
+) -> None:
+    page, kept = open_page(), list[Any]()
+    enter(page, house)
+    page.goto(f"{house.origin}/requests/{house.pause()}")
+    page.route("**/prepare", lambda route: kept.append(route))
+    page.route("**/decide", lambda route: (route.fetch(), route.fulfill(status=504, body="<html>")))
+    choose(page, "Approve")
+    choose(page, "Sign: approve")
+    playwright.expect(page.get_by_role("button", name="Cancel")).to_be_disabled()
+    page.keyboard.press("Escape")
+    kept[0].continue_()
+    page.get_by_text("may have been stored all the same: look again first").wait_for()
+    choose(page, "Cancel")
+    page.reload()
+    page.get_by_text("Approved by ann").wait_for()
+
+
 def test_what_a_change_marks_is_what_differs_and_no_text_is_lost(house: House, open_page: Callable[..., Any]) -> None:
     page = open_page()
     page.goto(f"{house.origin}/sign-in")
@@ -467,6 +486,30 @@ def test_what_is_left_is_minutes_and_seconds_and_from_an_hour_on_hours(
     page.goto(f"{house.origin}/sign-in")
     left = {9: "0:09", 3_599: "59:59", 3_600: "1:00:00", 30_007: "8:20:07", 86_399: "23:59:59", 180_000: "2 d 2 h"}
     assert page.evaluate("(all) => all.map(clock)", [*left]) == [*left.values()]
+
+
+def test_a_list_is_soon_the_latest_however_late_or_seldom_its_server_answers(
+    house: House, open_page: Callable[..., Any]
+) -> None:
+    page, kept = open_page(), list[Any]()
+    enter(page, house)
+    page.route("**/requests/news", lambda route: kept.append(route))
+    page.goto(f"{house.origin}/requests")
+    house.pause(session="s1")  # after the list was made, and before its first news
+    page.wait_for_timeout(100)
+    lost = iter([True])
+    page.route("**/requests", lambda route: route.fulfill(status=503) if next(lost, False) else route.continue_())
+    page.unroute("**/requests/news")
+    for route in kept:
+        route.continue_()
+    page.locator("[data-row]").wait_for()
+    first = page.context.new_page()
+    for _ in range(7):  # a browser has six connections for one host
+        page.context.new_page().goto(f"{house.origin}/requests")
+    first.goto(f"{house.origin}/requests")
+    playwright.expect(first).to_have_title("(?) Requests")  # it has no news, and fetches the list again and again
+    house.pause(mail("c", "eve"), session="s2")
+    first.get_by_role("link", name="eve").wait_for()
 
 
 def test_of_two_reviewers_the_second_reads_who_was_first(house: House, open_page: Callable[..., Any]) -> None:

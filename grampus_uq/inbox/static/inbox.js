@@ -18,14 +18,15 @@ function tell(text) {
 async function post(path, body) {
   const headers = { "Content-Type": "application/json" };
   if (document.body.dataset.csrf) headers["X-CSRF"] = document.body.dataset.csrf;
-  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
-  const said = await answer.json().catch(() => ({ error: `The server refused this (status ${answer.status}).` }));
+  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }).catch(() => null);
+  const said = await answer?.json().catch(() => null); // null: from something between, or cut off
+  if (!said) throw new Error("No answer of the inbox arrived. What you sent may have been stored all the same: look again first.");
   if (!answer.ok) throw new Error(said.error);
   return said;
 }
 
-async function trying(button, work) {
-  button.disabled = true;
+async function trying(button, work, cancel = {}) {
+  button.disabled = cancel.disabled = true; // what was sent is not taken back
   tell("");
   try {
     await work();
@@ -33,6 +34,7 @@ async function trying(button, work) {
     tell(error.name === "NotAllowedError" ? "The passkey was not used: cancelled, or it took too long." : error.message);
     button.disabled = false;
   }
+  cancel.disabled = false;
 }
 
 // The browser hashes the text itself: the passkey signs what was checked here, not a number that came along.
@@ -159,28 +161,45 @@ function showCount(count) {
   badge.hidden = count === "0";
 }
 
-async function showList() {
-  const place = one("#list");
+async function fetchList() {
+  const place = one("#list[data-mark]");
+  if (!place) return true;
   const kept = document.activeElement.closest("[data-row]")?.getAttribute("href");
   const answer = await fetch(location.href);
-  if (!answer.ok || answer.redirected) return;
-  const fresh = one("#list", new DOMParser().parseFromString(await answer.text(), "text/html"));
-  if (!fresh) return;
+  if (answer.redirected) return true; // signed out
+  const fresh = answer.ok && one("#list", new DOMParser().parseFromString(await answer.text(), "text/html"));
+  if (!fresh) return false;
   place.replaceWith(fresh);
   showTimes();
   if (kept) one(`[data-row][href="${CSS.escape(kept)}"]`)?.focus();
+  return fresh.dataset.mark === wanted;
 }
 
-if (one("[data-badge]")) {
-  let mark = "";
+// One answer at a time, until it is the list that the news name: a list may be older than they, late, or not come at all.
+let wanted = "", fetching = false;
+async function showList() {
+  if (fetching) return;
+  fetching = true;
+  while (one("#list[data-mark]") && one("#list").dataset.mark !== wanted && !(await fetchList().catch(() => false)))
+    await new Promise((done) => setTimeout(done, 1000));
+  fetching = false;
+}
+
+function listen() {
   const news = new EventSource("/requests/news");
   news.addEventListener("message", (event) => {
     const told = JSON.parse(event.data);
     showCount(told.count);
-    if (mark && mark !== told.mark && one("#list")?.dataset.news) showList();
-    mark = told.mark;
+    wanted = told.mark;
+    showList();
+  });
+  news.addEventListener("error", () => {
+    if (news.readyState !== EventSource.CLOSED) return; // the browser asks again by itself
+    showCount("?");
+    setTimeout(() => fetchList().catch(() => false).then(listen), 10_000);
   });
 }
+if (one("[data-badge]")) listen();
 
 if (one("#list")) {
   const move = (by) => {
@@ -353,13 +372,13 @@ function deciding(panel) {
   });
   for (const button of choices) button.addEventListener("click", () => choose(button.dataset.do));
   cancel.addEventListener("click", () => choose(""));
-  send.addEventListener("click", () => trying(send, sign));
+  send.addEventListener("click", () => trying(send, sign, cancel));
   parts.edit.addEventListener("input", (event) => {
     prepared = null;
     if (event.target.matches("[data-field]") && without(event.target)) without(event.target).checked = false;
   });
   const press = (name) => () => (seen || !["approve", "edit"].includes(name)) && !kind && one(`[data-do=${name}]`, panel)?.click();
-  onKeys({ a: press("approve"), e: press("edit"), r: press("reject"), escape: () => (kind ? choose("") : location.assign("/requests")) });
+  onKeys({ a: press("approve"), e: press("edit"), r: press("reject"), escape: () => (kind ? cancel.click() : location.assign("/requests")) });
 }
 
 if (one("[data-decide]")) deciding(one("[data-decide]"));
@@ -424,7 +443,7 @@ function batch(panel) {
   for (const box of boxes) box.addEventListener("change", count);
   for (const button of choices) button.addEventListener("click", () => choose(button.dataset.do));
   cancel.addEventListener("click", () => choose(""));
-  send.addEventListener("click", () => trying(send, sign));
+  send.addEventListener("click", () => trying(send, sign, cancel));
 }
 
 if (one("[data-batch]")) batch(one("[data-batch]"));
