@@ -247,11 +247,11 @@ class UncertaintyGuard:
         if not result.interruptions:
             return None
         run = run or self.watched(result)
-        open_calls = [interrupted_call(item) for item in result.interruptions]
+        waiting = [(item, interrupted_call(item)) for item in result.interruptions]
+        open_calls = [call for _, call in waiting]
         run.hear_rejections(result.to_input_list(), open_calls)  # no model was asked since, and what is refused is over
         await run.calls.tell()
-        for call in open_calls:
-            await run.calls.judge(call, framework_asks=True)
+        await run.ask(waiting, result.last_agent)
         envelope = {
             "v": VERSION,
             "session_id": run.calls.session.session_id,
@@ -336,18 +336,21 @@ class UncertaintyGuard:
         if self._gate.approvals.signer is not None and state._context is not None:
             state._context._approvals.clear()  # the SDK's own approvals are signed by nobody
         waiting = [(item, interrupted_call(item)) for item in state.get_interruptions()]
-        for item, call in waiting:
+        for item, _ in waiting:
             if isinstance(item.agent, Agent):
                 self._reach.put_into(item.agent)
-            # A call whose arguments are no longer those that were shown is another call: it is asked anew.
-            await run.calls.judge(call, framework_asks=True)
+        # A call whose arguments are no longer those that were shown is another call: it is asked anew.
+        await run.ask(waiting, state._current_agent)
         await run.calls.tell_first(decisions)
         for decision in decisions:
             run.calls.decide(decision)
         await run.calls.tell()
+        for held in await run.ready(waiting, state._current_agent):
+            await run.calls.void(held)
+        ready = await run.ready(waiting, state._current_agent)  # what a precondition holds may hold others with it
         for item, call in waiting:
             held = await run.calls.judge(call)
-            if held.phase is CallPhase.CLEARED and held.decisions and not await run.calls.void(held):
+            if held in ready:
                 state.approve(item)
             elif held.phase is CallPhase.SETTLED and held.text is not None:
                 state.reject(item, rejection_message=held.text)

@@ -10,6 +10,7 @@ from typing import Any
 from agents import AgentsException
 
 from grampus_uq import AgentBeliefState, ApprovalRequest, DataError, ToolCall, UncertaintyError
+from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.integrations.carried_calls import write_snapshot
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.model_turn import ModelTurn
@@ -67,6 +68,25 @@ class WatchedRun:
                 for call in waiting:
                     if call.id == call_id and written in (None, call):
                         self.calls.reject_foreign(call, principal=PRINCIPAL)
+
+    async def ready(self, waiting: Collection[tuple[Any, ToolCall]], current: Any) -> list[CallRecord]:
+        """The approved calls that may run now, among those that the SDK holds.
+
+        Sub-agents go on once all of their calls are decided. Until then nothing is approved to the SDK and no start is
+        taken: another process may be the one that runs them.
+        """
+        held = [(await self.calls.judge(call), item.agent is not current) for item, call in waiting]
+        undecided = any(record.waiting for record, inside in held if inside)
+        ready = [record for record, inside in held if not (inside and undecided)]
+        return [record for record in ready if record.phase is CallPhase.CLEARED and record.decisions]
+
+    async def ask(self, waiting: Collection[tuple[Any, ToolCall]], current: Any) -> None:
+        """Ask a human about all that the SDK holds, but for what was approved and is not to run yet."""
+        ready = await self.ready(waiting, current)
+        for _, call in waiting:
+            held = await self.calls.judge(call)
+            if not held.decisions or held in ready:
+                await self.calls.judge(call, framework_asks=True)
 
     def proposed(self, call_id: str, name: str, arguments: Any) -> ToolCall:
         """The call with this id, name and arguments: the model's own object where its answer held just these.

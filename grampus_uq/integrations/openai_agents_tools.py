@@ -25,6 +25,7 @@ from agents import (
     ShellTool,
     UserError,
 )
+from agents.agent_tool_state import get_agent_tool_state_scope, peek_agent_tool_run_result
 from agents.tool_context import ToolContext
 
 from grampus_uq import ConfigurationError, ToolCall
@@ -192,7 +193,7 @@ def _gate_function(tool: FunctionTool, current: Gate, acts: bool) -> FunctionToo
         return await run.calls.execute(
             release,
             lambda: invoke(given(context), text),
-            suspends=lambda result: delegates and result is None,  # while an agent's own calls wait
+            suspends=lambda result: delegates and _waits_inside(context),
             plain=plain,
         )
 
@@ -200,6 +201,12 @@ def _gate_function(tool: FunctionTool, current: Gate, acts: bool) -> FunctionToo
     gated.needs_approval = needs_approval if acts or callable(own) else own
     gated.on_invoke_tool = on_invoke_tool
     return gated
+
+
+def _waits_inside(context: Any) -> bool:
+    """Return True while the SDK will bring this call again: its agent's own calls wait, or it failed to go on."""
+    inner = peek_agent_tool_run_result(context.tool_call, scope_id=get_agent_tool_state_scope(context))
+    return bool(getattr(inner, "interruptions", None))
 
 
 def _as_written(invoke: Any, arguments: Mapping[str, Any], name: str) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import InvalidUpdateError
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
@@ -66,7 +66,7 @@ class Thread:
         """Write into the thread, or into an old checkpoint of it; the name of the error that this raised."""
         held = self.app.get_state(config).values.get("messages", [])
         values = {"messages": list(self._written(what, held))}
-        if not held and not values["messages"]:
+        if not add_messages(held, values["messages"]):
             return "an empty thread"  # `tools_condition` reads none
         try:
             if self._awaited:

@@ -33,6 +33,7 @@ from grampus_uq import ApprovalError, ApprovalPolicy, DataError, SessionError, U
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.openai_agents import PausedRun, UncertaintyGuard
+from grampus_uq.runtime import MemoryStore, StoredStarts
 from tests.integrations.test_openai_agents import MailServer
 
 set_tracing_disabled(True)
@@ -342,8 +343,13 @@ async def test_a_sub_agents_call_with_an_approved_ones_id_and_arguments_is_asked
     assert bank.paid == [["bob", 5]] * 2
 
 
-async def test_no_request_stays_open_on_a_call_that_the_sdk_is_past_asking_about() -> None:
-    """The SDK keeps a sub-agent's approved call until its siblings are decided; then it cannot wait any more."""
+def delegating(bank: Bank, *payments: Any) -> Agent[Any]:
+    """An agent whose sub-agent makes these payments in one answer."""
+    inner: Agent[Any] = Agent(name="inner", model=Scripted((0.7, [*payments]), (0.9, [])), tools=[bank.tool()])
+    return Agent(name="outer", model=bank.model, tools=[bank.tool(), inner.as_tool("delegate", "Delegate.")])
+
+
+async def test_a_sub_agents_approved_call_that_a_precondition_holds_back_by_then_is_asked_about() -> None:
     why: list[str] = []
 
     async def hindered(call: Any) -> str | None:
@@ -352,20 +358,52 @@ async def test_no_request_stays_open_on_a_call_that_the_sdk_is_past_asking_about
     bank = Bank(
         (0.7, [("d", "delegate", {"input": "Pay."}), pay("carol", call_id="c3")]), (0.9, []), precondition=hindered
     )
-    inner: Agent[Any] = Agent(
-        name="inner", model=Scripted((0.7, [pay("bob"), pay("eve", call_id="c2")]), (0.9, [])), tools=[bank.tool()]
-    )
-    outer = Agent(name="outer", model=bank.model, tools=[bank.tool(), inner.as_tool("delegate", "Delegate.")])
+    outer = delegating(bank, pay("bob"), pay("eve", call_id="c2"))
     paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
-    for to in ("bob", "eve"):
+    asked = []
+    for to, kind in (("bob", "approve"), ("eve", "approve"), ("bob", "reject")):
         assert paused is not None
         (request,) = (one for one in paused.requests if one.call is not None and one.call.arguments["to"] == to)
-        result = await bank.guard.resume(outer, paused.text, [sign(request)])
+        result = await bank.guard.resume(outer, paused.text, [sign(request, kind)])
         paused = await bank.guard.pause(result)
+        assert paused is not None
+        asked.append({one.call.arguments["to"] for one in paused.requests if one.call})
         why.append("bob was paid already")
-    assert paused is not None
+    assert asked == [{"eve", "carol"}, {"bob", "carol"}, {"carol"}]
     assert bank.paid == [["eve", 5]]
-    assert [request.call.arguments["to"] for request in paused.requests if request.call] == ["carol"]
+
+
+async def test_a_sub_agents_calls_may_be_decided_one_after_another_in_a_process_each() -> None:
+    starts = StoredStarts(MemoryStore())
+    turns: Any = (0.7, [("d", "delegate", {"input": "Pay."})]), (0.9, [])
+    payments = [pay("bob"), pay("eve", call_id="c2"), pay("carol", call_id="c3")]
+    bank = Bank(*turns, starts=starts)
+    paused = await bank.guard.pause(await bank.guard.run(delegating(bank, *payments), "Pay.", session_id="s"))
+    paid = bank.paid
+    for to, kind in (("carol", "approve"), ("eve", "reject"), ("bob", "approve")):
+        assert paused is not None
+        (request,) = (one for one in paused.requests if one.call is not None and one.call.arguments["to"] == to)
+        bank = Bank(*turns, starts=starts)
+        bank.paid = paid
+        result = await bank.guard.resume(delegating(bank, *payments), paused.text, [sign(request, kind)])
+        paused = await bank.guard.pause(result)
+    assert paused is None
+    assert sorted(paid) == [["bob", 5], ["carol", 5]]
+
+
+async def test_a_sub_agent_that_could_not_go_on_does_so_later() -> None:
+    """Its tool was gone for a while: the SDK tells the agent around it, and brings the call again nevertheless."""
+    bank = Bank((0.7, [("d", "delegate", {"input": "Pay."})]), (0.9, []))
+    outer = delegating(bank, pay())
+    paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
+    for agent in (delegating(bank, pay()), outer):
+        assert paused is not None
+        if agent is not outer:
+            agent.tools[1]._agent_instance.tools.clear()  # type: ignore[union-attr]  # an agent as a tool
+        yes = [sign(request) for request in paused.requests]
+        paused = await bank.guard.pause(await bank.guard.resume(agent, paused.text, yes))
+    assert paused is None
+    assert bank.paid == [["bob", 5]]
 
 
 async def test_no_guardrail_of_ours_is_in_the_users_results() -> None:
