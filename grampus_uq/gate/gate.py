@@ -579,6 +579,16 @@ class Gate:
             why = f"it could not be stored that the call starts: {error}"[:300]
         return None if why is None else self.not_begun(record, terms, why)
 
+    async def held_before(self, record: CallRecord, terms: Terms) -> CallRecord | None:
+        """`held_again` for a host that starts the call later, if it may run: not where it started here before."""
+        by = let_by(record, terms.run_id)
+        if by is not None and not self._spend(by):
+            return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
+        try:
+            return await self.held_again(record, terms, shared=True)
+        finally:
+            self.give_back(record, terms.run_id)
+
     def not_begun(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a call that was to start and did not: if its start was taken, the new request has it."""
         return self.handed_on(record, self.void(record, terms, why), terms.run_id)

@@ -333,7 +333,7 @@ class HeldCalls:
         For frameworks that cannot make a call wait any more once it is on its way: `release` asks once more.
         """
         slot = next((s for s, r in self.records.items() if r is record), None)
-        again = None if slot is None or not self.acts else await self.gate.held_again(record, self.terms, shared=True)
+        again = None if slot is None or not self.acts else await self.gate.held_before(record, self.terms)
         if slot is None or again is None or record.phase is not CallPhase.CLEARED:
             return False
         self.records.keep(slot, again)

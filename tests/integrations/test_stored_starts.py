@@ -94,13 +94,15 @@ class _Held:
 
     def __init__(self, **settings: Any) -> None:
         self.store, self.ran, self.approved = _Down(), 0, set[str]()
+        self.asks_first, self.shut = False, False
         self._settings = settings
         self.gates = [self.chosen().gate(lambda name: None) for _ in range(3)]
         self.states: list[Any] = []
 
     def chosen(self) -> AdapterSettings:
         monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-        return AdapterSettings(monitor=monitor, starts=StoredStarts(self.store), **self._settings)
+        shut: dict[str, Any] = {"precondition": lambda call: "the shop is shut" if self.shut else None}
+        return AdapterSettings(monitor=monitor, starts=StoredStarts(self.store), **{**shut, **self._settings})
 
     async def propose(self) -> None:
         held = take_up(self.chosen(), self.gates[0], "s", "clerk")
@@ -112,8 +114,10 @@ class _Held:
         """Approve what waits in a state and run it there; the rule under which it waits then."""
         held = take_up(self.chosen(), gate, "s", "clerk", state)
         for request in held.requests():
-            held.decide(request.decide("approve", principal="ann"))
+            record = held.decide(request.decide("approve", principal="ann"))
             self.approved.add(request.id)
+            if self.asks_first:  # as a host does whose framework cannot make a call wait once it is on its way
+                await held.void(record)
         release = await held.release(pay(1))
         if release.run:
             told = any(request.unknown_outcome for request in release.record.requests)
@@ -134,6 +138,7 @@ def test_a_held_call_runs_once_for_each_approval_whatever_becomes_of_processes_a
         for _ in range(8):
             held.store.down = rng.random() < 0.3
             held.store.slow = rng.random() < 0.3
+            held.asks_first, held.shut = rng.random() < 0.5, rng.random() < 0.3
             went = [
                 asyncio.create_task(held.go(rng.choice(held.gates), rng.choice(held.states)))
                 for _ in range(rng.choice([1, 1, 2]))
@@ -188,7 +193,7 @@ def test_whoever_finds_a_call_started_elsewhere_is_not_told_that_it_was_started_
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("because", ["expired", "other rules"])
+@pytest.mark.parametrize("because", ["expired", "other rules", "its precondition fails"])
 @pytest.mark.parametrize("process", [0, 1])
 def test_an_old_state_that_asks_anew_does_not_run_the_call_again(process: int, because: str) -> None:
     async def run() -> None:
@@ -197,10 +202,15 @@ def test_an_old_state_that_asks_anew_does_not_run_the_call_again(process: int, b
         await held.go(held.gates[0], held.states[0])
         if because == "expired":
             await asyncio.sleep(0.06)
-        else:
+        elif because == "other rules":
             held.gates[process].approvals = ApprovalPolicy(approvers=["ann", "ben"])
-        assert await held.go(held.gates[process], held.states[0]) == "unknown_outcome"
-        assert held.ran == 1
+        else:
+            held.asks_first = held.shut = True
+        rule = await held.go(held.gates[process], held.states[0])
+        if held.shut and process == 1:  # it fails before the start is asked for
+            held.shut = False
+            rule = await held.go(held.gates[process], held.states[-1])
+        assert (rule, held.ran) == ("unknown_outcome", 1)
 
     asyncio.run(run())
 
