@@ -113,7 +113,7 @@ async def live(seed: int, steps: int) -> None:
                 await anyio.sleep(0.05)
         await one.guard.rest()
         late = set(spans.ended())
-        assert late <= {"", "cancelled", "tool_error", "1", "-32600", "-32602"}
+        assert late <= {"", "cancelled", "tool_error", "no_answer", "1", "-32600", "-32602"}
         await one.call(len(world.sent) + 1, "read_note", last=True)  # a call that runs when the connection ends
         await one.asked(len(one.ran()) + 1)
     assert spans.ended()[-1] == "no_answer"

@@ -311,7 +311,7 @@ async def test_a_client_is_told_at_once_that_the_answer_to_its_call_ended_withou
     ],
     ids=["broken", "too long", "an event that is too long", "a page"],
 )
-async def test_an_answer_that_is_none_is_an_error_and_settles_the_call(
+async def test_an_answer_that_nobody_reads_is_an_error_and_asks_what_became_of_the_call_and_a_refusal_settles_it(
     status: int, headers: dict[str, str], body: bytes
 ) -> None:
     async with web() as one:
@@ -327,8 +327,11 @@ async def test_an_answer_that_is_none_is_an_error_and_settles_the_call(
             came.append(await one.post(id=1, method="tools/call", params=params))
 
         await approved(one, run)
-        assert json.loads(came[0].text.removeprefix("data: "))["error"]["code"] == -32600
-        assert await one.bench.ledger.pending() == []
+        error = json.loads(came[0].text.removeprefix("data: "))["error"]
+        assert error["code"] == -32600
+        assert ("whether the call took effect is not known" in error["message"]) == (status == 200)
+        asked = [request for session in await one.bench.ledger.pending() for request in session.requests]
+        assert [request.unknown_outcome for request in asked] == [True] * (status == 200)
 
 
 async def test_a_stream_that_goes_on_in_another_one_brings_its_result_there() -> None:

@@ -263,6 +263,16 @@ def test_the_id_of_a_message_is_not_one_that_is_nested_in_it(more: Any, identity
     assert id_in(b"", json.dumps({**dict(items), "id": 5, "jsonrpc": "2.0"}).encode()) in (5, None)
 
 
+async def test_what_became_of_a_call_is_asked_where_half_an_answer_came() -> None:
+    async with bench() as one:
+        await one.call(1, path="a")
+        await one.decide()
+        await one.asked()
+        await one.guard.from_server(b'{"jsonrpc":"2.0","id":1,"resu')
+        assert "whether the call took effect is not known" in (await one.answered(1))["error"]["message"]
+        assert (await one.waiting()).unknown_outcome
+
+
 @pytest.mark.parametrize("id_first", [True, False])
 async def test_a_result_that_is_too_long_is_the_answer_to_its_own_call(id_first: bool) -> None:
     """And not to the call whose id is in a row of it."""

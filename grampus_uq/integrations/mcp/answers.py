@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from grampus_uq.gate.call import CallRecord
+from grampus_uq.integrations.mcp.call_outcomes import unknown
 from grampus_uq.integrations.mcp.guarded_calls import GuardedCalls
 from grampus_uq.integrations.mcp.json_rpc import INVALID_REQUEST, LIST, Id, Message, error_line, id_in, is_id
 from grampus_uq.integrations.mcp.message_lines import TooLong
@@ -26,10 +27,14 @@ _MOST_SAID: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A message for the client; with the `record` of the call whose answer it is, which has to be stored before."""
+    """A message for the client; with the `record` of the call whose answer it is, which has to be stored before.
+
+    `lost`: nobody read what the server answered.
+    """
 
     line: bytes
     record: CallRecord | None = None
+    lost: bool = False
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,20 +85,20 @@ class Answers:
             return None
         return self._answer(identity, message.line, values)
 
-    def fail(self, why: str) -> Taken | None:
+    def fail(self, why: str, *, lost: bool = False) -> Taken | None:
         """Say that the one request which is open will not be answered; None where none is."""
         identity = next(iter((*self.running, *self._open)), None)
-        return None if identity is None else self._failed(identity, why)
+        return None if identity is None else self._failed(identity, why, lost=lost)
 
     def _unread(self, identity: Id | None, why: str) -> Taken | None:
         self._tell(f"a message of the server {why}: it is dropped")
-        return (
-            None if identity is None or identity not in self else self._failed(identity, f"the server's answer {why}")
-        )
+        if identity is None or identity not in self:
+            return None
+        return self._failed(identity, f"the server's answer {why}", lost=True)
 
-    def _failed(self, identity: Id, why: str) -> Taken:
-        line = error_line(identity, INVALID_REQUEST, why)
-        return self._answer(identity, line, json.loads(line))
+    def _failed(self, identity: Id, why: str, *, lost: bool) -> Taken:
+        line = error_line(identity, INVALID_REQUEST, unknown(why, self.running.get(identity)) if lost else why)
+        return replace(self._answer(identity, line, json.loads(line)), lost=lost)
 
     def _tell(self, text: str) -> None:
         self._said += 1

@@ -21,6 +21,7 @@ import anyio
 from grampus_uq.errors import GrampusError, StoreError
 from grampus_uq.gate.call import CallRecord, edit_note
 from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.integrations.mcp.answers import Taken
 from grampus_uq.integrations.mcp.call_outcomes import Answer, Run, Wait
 from grampus_uq.integrations.mcp.connection_session import RefusedError
 from grampus_uq.integrations.mcp.elicitation import CREATE, QUESTION, Elicitation, elicits_here
@@ -256,8 +257,15 @@ class CallExchange:
         text = f"Not {'sent again' if before else 'executed'}: {why}.{before}"
         return Answered(line=refusal_line(message, text))
 
-    async def returned(self, record: CallRecord, line: bytes, values: Mapping[str, Any]) -> bytes:
-        """Store the server's answer to a call: the line for the client, with a note where a human changed the call."""
+    async def returned(self, record: CallRecord, taken: Taken) -> bytes:
+        """Store the server's answer to a call: the line for the client, with a note where a human changed the call.
+
+        Of one that could not be read a human is asked what became of the call.
+        """
+        line, values = taken.line, taken.values
+        if taken.lost:
+            await self.lost(record)
+            return line
         if self._spans is not None:
             self._spans.returned(record.proposed.id, values)
         result, error = values.get("result"), values.get("error")

@@ -25,6 +25,12 @@ def matters(record: CallRecord) -> bool:
     return bool(record.decisions) or record.effect is Effect.IRREVERSIBLE
 
 
+def unknown(why: str, record: CallRecord | None) -> str:
+    """The words for a client whose request had this instead of an answer, after it was sent; `record` of its call."""
+    matter = record is not None and matters(record)
+    return f"{why}: whether the call took effect is not known" if matter else why
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """This call is to run now, once, by whoever was told so."""

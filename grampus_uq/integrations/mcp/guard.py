@@ -260,7 +260,7 @@ class Guard(Relay):
 
     async def _store(self, taken: Taken, record: CallRecord) -> None:
         try:
-            stored = self._exchange.returned(record, taken.line, taken.values)
+            stored = self._exchange.returned(record, taken)
             await self._hand(taken.values["id"], record.proposed.id, stored)
         finally:
             self._results.give(len(taken.line))

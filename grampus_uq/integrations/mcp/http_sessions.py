@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.integrations.mcp.answers import Answers
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
-from grampus_uq.integrations.mcp.call_outcomes import matters
+from grampus_uq.integrations.mcp.call_outcomes import matters, unknown
 from grampus_uq.integrations.mcp.json_rpc import Id, Message, UnclearError, meta_in
 
 _SESSION = "grampus_uq/session"
@@ -48,7 +48,7 @@ class Owed:
 
     def unknown(self, why: str) -> str:
         """The words for a client whose request had this instead of an answer, after it was sent."""
-        return f"{why}: whether the call took effect is not known" if self.matters else why
+        return unknown(why, self.record)
 
 
 @dataclass(slots=True)

@@ -218,7 +218,7 @@ class UpstreamAnswer:
                     raise EventTooLongError("is longer than a message may be")
         except EventTooLongError as error:
             self._say(f"a message of the server {error}: its answer is ended")
-            failed = await self._stored(self._owed.answers.fail(f"the server's answer {error}"))
+            failed = await self._stored(self._owed.answers.fail(f"the server's answer {error}", lost=True))
             yield (written_event(b"", failed) if kind in EVENTS else failed) if failed else b""
             if self._as_it_comes:
                 async for _ in chunks:
@@ -268,7 +268,7 @@ class UpstreamAnswer:
         self._settled = taken.record.proposed.id
         kept: list[bytes] = []
         with anyio.CancelScope(shield=True):  # a result that came is kept, though nobody reads it any more
-            kept.append(await self._session.exchange.returned(taken.record, taken.line, taken.values))
+            kept.append(await self._session.exchange.returned(taken.record, taken))
         return kept[0]
 
     async def _without_result(self) -> bytes | None:
