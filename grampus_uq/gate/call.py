@@ -84,9 +84,9 @@ REPEATED = Doubt(
 UNKNOWN_OUTCOME = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="unknown_outcome",
-    reason="This call was started, and whether it took effect is unknown: its process died, no readable answer came, or "
-    "another process has it, as it was decided there. Approving runs it again with the same idempotency key; respond "
-    "says what became of it.",
+    reason="This call was started, and whether it took effect is unknown: its process died, no readable answer came, "
+    "or another process has it, as it was decided there. Approving runs it again with the same idempotency key; "
+    "respond says what became of it.",
 )
 UNVOUCHED = Doubt(
     level=UncertaintyLevel.HIGH,
