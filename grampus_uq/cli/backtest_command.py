@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-from grampus_uq.cli.calibration_command import read_statuses, status_json
-from grampus_uq.cli.many_runs import chosen_workers, n_files_of_fits, workers_option
+from grampus_uq.cli.calibration_command import read_statuses
+from grampus_uq.cli.many_runs import n_files_of_fits, workers_option
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
@@ -32,7 +32,7 @@ def command(
     unlabelled: bool,
     everything: bool,
     store: str | None,
-    workers: int | None,
+    workers: int,
     as_json: bool,
 ) -> None:
     """Apply every threshold in PROFILE to PATHS: recordings or folders of them."""
@@ -40,7 +40,6 @@ def command(
     detector = artifact.profile.detector
     if detector is None:
         raise ConfigurationError.of("PROFILE", "backtest", "a profile with a detector", profile, "Run grampus-uq fit.")
-    workers = chosen_workers(paths, workers)
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
             judge = _judge_of(artifact.profile)
@@ -68,7 +67,7 @@ def command(
                 "profile": artifact.fingerprint,
                 "files_used_in_the_fit": overlap,
                 "rows": [row.to_json() for row in rows],
-                "watch": [status_json(status) for status in watched],
+                "watch": [status.to_json() for status in watched],
             }
             print_json(shown)
             return

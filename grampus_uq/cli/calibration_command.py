@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -104,13 +103,8 @@ def read_statuses(url: str) -> list[WatchStatus]:
     return list(with_store(url, stored_statuses))
 
 
-def status_json(status: WatchStatus) -> dict[str, Any]:
-    """A status as JSON values, with its sentence."""
-    return {**asdict(status), "variant": status.variant.value, "sentence": status.sentence}
-
-
 def _report(statuses: Sequence[WatchStatus], as_json: bool, check: bool) -> None:
-    print_result(as_json, [*map(status_json, statuses)], _lines(statuses))
+    print_result(as_json, [status.to_json() for status in statuses], _lines(statuses))
     if check and (not statuses or any(status.alarmed for status in statuses)):
         raise SystemExit(1)
 

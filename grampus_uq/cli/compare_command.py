@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import numpy as np
 
-from grampus_uq.cli.many_runs import chosen_workers, n_files_of_fits, workers_option
+from grampus_uq.cli.many_runs import n_files_of_fits, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     counts_line,
@@ -28,7 +28,7 @@ from grampus_uq.recording.artifacts import load
 @workers_option
 @as_json_option
 def command(
-    first: str, second: str, paths: tuple[str, ...], draws: int, seed: int, workers: int | None, as_json: bool
+    first: str, second: str, paths: tuple[str, ...], draws: int, seed: int, workers: int, as_json: bool
 ) -> None:
     """Compare the decisions of two profiles on the same labelled RUNS.
 
@@ -46,7 +46,7 @@ def command(
                 draws=draws,
                 on_runs=advance,
                 on_refused=refuse,
-                workers=chosen_workers(paths, workers),
+                workers=workers,
             )
         served = n_files_of_fits(paths, artifacts)
         if as_json:

@@ -11,7 +11,7 @@ import numpy as np
 
 from grampus_uq.cli.argument_types import OutputFile
 from grampus_uq.cli.calibration_command import read_statuses
-from grampus_uq.cli.many_runs import chosen_workers, workers_option
+from grampus_uq.cli.many_runs import workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -21,7 +21,6 @@ from grampus_uq.cli.printing import (
     progress,
     say_beside,
 )
-from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns, evaluate, read_recordings
 from grampus_uq.learn.evaluate.evaluation_report import SHOWN_SIGNALS, SIGNAL_COLUMNS, signal_rows
@@ -66,7 +65,7 @@ def command(
     seed: int,
     store: str | None,
     every_row: bool,
-    workers: int | None,
+    workers: int,
     as_json: bool,
     output: str | None,
 ) -> None:
@@ -96,16 +95,10 @@ def command(
             say_beside(f"Report written to {output}.")
 
 
-def _read(paths: Sequence[str], profile: str | None, workers: int | None, refuse: Refused) -> ForecastRuns:
-    workers = chosen_workers(paths, workers)
+def _read(paths: Sequence[str], profile: str | None, workers: int, refuse: Refused) -> ForecastRuns:
+    judge = None if profile is None else load(profile).profile
     with progress("Reading runs") as advance:
-        return read_recordings(paths, profile=_profile(profile), on_runs=advance, on_refused=refuse, workers=workers)
-
-
-def _profile(path: str | None) -> Profile | None:
-    if path is None:
-        return None
-    return load(path).profile
+        return read_recordings(paths, profile=judge, on_runs=advance, on_refused=refuse, workers=workers)
 
 
 def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:

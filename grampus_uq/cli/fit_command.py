@@ -12,7 +12,7 @@ import numpy as np
 
 from grampus_uq.cli.argument_types import FiniteRange, OutputFile
 from grampus_uq.cli.fit_account import base_of, fit_and_print
-from grampus_uq.cli.many_runs import chosen_workers, workers_option
+from grampus_uq.cli.many_runs import workers_option
 from grampus_uq.cli.printing import as_json_option
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.risk import TrajectoryRiskSettings
@@ -104,7 +104,7 @@ def command(
     labels: Literal["random", "by-score"] | None,
     streams: tuple[str, ...],
     force: bool,
-    workers: int | None,
+    workers: int,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -126,7 +126,6 @@ def command(
         raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", chosen["assurance"], "0.9 leaves a 10 % chance")
     how = "by_score" if labels == "by-score" else labels
     options = FitOptions(labels=how, streams=streams or None, **chosen)
-    workers = chosen_workers(paths, workers)
     if budget is None:
         work = partial(fit_profile, list(paths), base=base_of(base, irreversible), options=options, workers=workers)
         fit_and_print(work, output, force=force, as_json=as_json)

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 import click
 
 from grampus_uq.cli.argument_types import OutputFolder
-from grampus_uq.cli.many_runs import chosen_workers, workers_option
+from grampus_uq.cli.many_runs import workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -83,7 +83,9 @@ class _Imported:
 @click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that states success.")
 @click.option("--agent", "agent_id", default="", show_default=False, help="Name of the agent, if the files have none.")
 @click.option("--embedder", type=click.Choice(["hash", "minilm"]), help="Also compute TRACER's text comparisons.")
-@workers_option
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Reading processes.  [default: all cores; 1 for little data]"
+)
 @as_json_option
 def import_(
     paths: tuple[str, ...],
@@ -182,12 +184,11 @@ def _sensor(embedder: str) -> TrajectorySensor:
 @click.option("--profile", required=True, metavar="FILE", help="The fitted profile to apply.")
 @workers_option
 @as_json_option
-def replay_(paths: tuple[str, ...], profile: str, workers: int | None, as_json: bool) -> None:
+def replay_(paths: tuple[str, ...], profile: str, workers: int, as_json: bool) -> None:
     """Apply another profile to recorded readings, and count the differences."""
     judge = load(profile).profile
     with naming_refused() as refuse:
         with progress("Replaying runs") as advance:
-            workers = chosen_workers(paths, workers)
             found = replay_all(
                 paths, judge, on_part=lambda part: advance(part.runs), on_refused=refuse, workers=workers
             )
@@ -216,11 +217,10 @@ def _shown(found: ReplayCounts) -> Iterator[str]:
 )
 @workers_option
 @as_json_option
-def pack_(paths: tuple[str, ...], output: str, workers: int | None, as_json: bool) -> None:
+def pack_(paths: tuple[str, ...], output: str, workers: int, as_json: bool) -> None:
     """Pack recordings into a few Parquet files without loss; every command reads them like recordings."""
     refuse_none(next(recording_files(paths), None), paths, "recording")
     with progress("Packing sessions") as advance:
-        workers = chosen_workers(paths, workers)
         files = pack(paths, output, on_file=lambda file: advance(file.sessions), workers=workers)
     if as_json:
         print_json([asdict(file) for file in files])

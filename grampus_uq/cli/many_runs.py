@@ -14,16 +14,20 @@ from grampus_uq.recording.runs import recording_files
 
 _WORTH_IT: Final = 32 * 2**20  # a process takes about a second to start, and reads this much in three
 
-workers_option = click.option(
-    "--workers", type=click.IntRange(min=1), help="Reading processes.  [default: all cores; 1 for little data]"
-)
 
-
-def chosen_workers(paths: Sequence[str], workers: int | None) -> int:
-    """The number that was asked for, else one a core, and one for little data."""
+def _chosen(context: click.Context, _: click.Parameter, workers: int | None) -> int:
+    """The number that was asked for, else one a core, and one for little data; an option not given is read last."""
     if workers is not None:
         return workers
-    return cores() if cores() > 1 and total_bytes(paths) > _WORTH_IT else 1
+    return cores() if cores() > 1 and total_bytes(context.params["paths"]) > _WORTH_IT else 1
+
+
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    callback=_chosen,
+    help="Reading processes.  [default: all cores; 1 for little data]",
+)
 
 
 def n_files_of_fits(paths: Sequence[str], artifacts: Iterable[ProfileArtifact]) -> int:

@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup, options
-from grampus_uq.cli.many_runs import chosen_workers, workers_option
+from grampus_uq.cli.many_runs import workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -348,7 +348,7 @@ def simulate(
     stream: str,
     profile: str | None,
     seed: int,
-    workers: int | None,
+    workers: int,
     as_json: bool,
 ) -> None:
     """Simulate a permit on labelled RUNS: calls asked about, executed, and executed wrongly.
@@ -363,7 +363,6 @@ def simulate(
     judge = None if profile is None else load(profile).profile
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
-            workers = chosen_workers(paths, workers)
             column = _RECORDED_AS if stream == _RUN else stream
             calls = read_labelled_calls(
                 paths, column, profile=judge, on_refused=refuse, on_runs=advance, workers=workers

@@ -16,7 +16,6 @@ import os
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -53,6 +52,7 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Arrived, 
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.events import PERMIT, InForce
+from grampus_uq.records.latest import Latest
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.wire.calls import read_arguments
@@ -166,7 +166,7 @@ class Gate:
     ) -> None:
         self._started_by = started_by
         self._starts = starts
-        self._owned: OrderedDict[str, str] = OrderedDict()  # known no longer than what is spent
+        self._owned: Latest[str, str] = Latest(_MAX_SPENT)  # known no longer than what is spent
         self.delegations = delegations
         self.permits = permits
         self.approvals = approvals or ApprovalPolicy()
@@ -175,7 +175,7 @@ class Gate:
         self._schema_of = schema_of
         self._clock = clock
         self._rules: tuple[UncertaintyPolicy | None, str] | None = None
-        self._spent: OrderedDict[str, bool] = OrderedDict()  # True: cut off
+        self._spent: Latest[str, bool] = Latest(_MAX_SPENT)  # True: cut off
         self._lock = threading.Lock()
 
     def terms(
@@ -455,8 +455,6 @@ class Gate:
             if request_id in self._spent and request_id not in _RUNNING.get():
                 return False
             self._spent[request_id] = False
-            while len(self._spent) > _MAX_SPENT:
-                self._spent.popitem(last=False)
         return True
 
     def give_back(self, record: CallRecord, run_id: str) -> None:
@@ -492,8 +490,6 @@ class Gate:
             return True
         with self._lock:
             owner = self._owned.setdefault(by, uuid.uuid4().hex)
-            while len(self._owned) > _MAX_SPENT:
-                self._owned.popitem(last=False)
         known = any(request.unknown_outcome for request in record.requests)
         call = record.step_id, record.proposed.id, record.proposed.canonical()
         start = by if known else canonical_json([terms.agent_id, terms.session_id, terms.run_id, *call])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from typing import Any
 
 from grampus_uq.errors import ModelError, ModelTimeoutError, RateLimitedError, UnsupportedByModelError
 from grampus_uq.models.chat_format import CallOptions
+from grampus_uq.records.latest import Latest
 from grampus_uq.records.values import ModelResponse
 from grampus_uq.records.visible_text import without_controls
 
@@ -80,7 +80,7 @@ class RefusalMemory:
     """The refusals of each model, for the models used last; shared by tasks and threads."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Capabilities] = OrderedDict()
+        self._known: Latest[str, Capabilities] = Latest(_REMEMBERED_MODELS)
         self._lock = threading.Lock()
 
     def of(self, model: str) -> Capabilities:
@@ -95,9 +95,6 @@ class RefusalMemory:
             limits = [limit for limit in (known.most_logprobs, capabilities.most_logprobs) if limit is not None]
             merged = MappingProxyType({**known.refused, **capabilities.refused})
             self._known[model] = Capabilities(refused=merged, most_logprobs=min(limits, default=None))
-            self._known.move_to_end(model)
-            while len(self._known) > _REMEMBERED_MODELS:
-                self._known.popitem(last=False)
 
 
 async def send_without_refused(

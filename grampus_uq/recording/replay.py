@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -77,11 +76,7 @@ def replay_file(
     """
     resumed = {start.session_id for start in beginnings(path) if start.resumed}
     runs = _Runs(profile, histories=resumed, profiles=profiles)
-    for number, event in read_numbered(path):
-        with _located(os.fspath(path), number):
-            step = runs.take(event)
-        if step is not None:
-            yield step
+    yield from runs.steps(os.fspath(path), read_numbered(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,21 +167,8 @@ def _counted(run: Run, profile: Profile) -> ReplayCounts:
 def replay_run(run: Run, profile: Profile) -> Iterator[ReplayedStep]:
     """Like `replay`, of one run; a DataError names its file and line. Keeps all states only of a resumed session."""
     again = any(isinstance(event, SessionStarted) and event.resumed for event in run.events)
-    replayed = _Runs(profile, histories={run.session_id} if again else ())
-    for event in run.events:
-        with _located(run.path, run.line):
-            step = replayed.take(event)
-        if step is not None:
-            yield step
-
-
-@contextmanager
-def _located(path: str, line: int) -> Iterator[None]:
-    """Name the place in a DataError."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(error.reason, path=path, line=line, field=error.field) from error
+    runs = _Runs(profile, histories={run.session_id} if again else ())
+    yield from runs.steps(run.path, ((run.line, event) for event in run.events))
 
 
 def would_stop(assessment: StepUncertainty) -> bool:
@@ -216,6 +198,16 @@ class _Runs:
         self._branches: dict[str, str] = {}
         self._rolled_back: dict[str, bool] = {}
 
+    def steps(self, path: str, numbered: Iterable[tuple[int, Event]]) -> Iterator[ReplayedStep]:
+        """The steps of events with their lines; a DataError names the place."""
+        for line, event in numbered:
+            try:
+                step = self.take(event)
+            except DataError as error:
+                raise DataError(error.reason, path=path, line=line, field=error.field) from error
+            if step is not None:
+                yield step
+
     def take(self, event: Event) -> ReplayedStep | None:
         if isinstance(event, SessionStarted):
             self._start(event)
@@ -242,11 +234,16 @@ class _Runs:
         self._under[event.session_id] = profile
         self._changed.add(event.session_id)
 
-    def _answered(self, state: SessionState, event: DecisionEvent) -> SessionState:
-        profile = self._under.get(event.session_id, self._profile)
-        if event.session_id in self._changed:
-            self._changed.discard(event.session_id)
+    def _judged_by(self, state: SessionState) -> tuple[Profile, SessionState]:
+        """The profile that a session is under, and its state under that one."""
+        profile = self._under.get(state.session_id, self._profile)
+        if state.session_id in self._changed:
+            self._changed.discard(state.session_id)
             state = change_profile(profile, state)
+        return profile, state
+
+    def _answered(self, state: SessionState, event: DecisionEvent) -> SessionState:
+        profile, state = self._judged_by(state)
         if event.alarm_answered:
             state = answer_alarm(profile, state)
         if event.alarm_rearmed:
@@ -283,10 +280,7 @@ class _Runs:
         if index != states[-1].n_steps:
             self._go_back(event, states)
         self._resumed.discard(event.session_id)
-        profile = self._under.get(event.session_id, self._profile)
-        if event.session_id in self._changed:
-            self._changed.discard(event.session_id)
-            states[-1] = change_profile(profile, states[-1])
+        profile, states[-1] = self._judged_by(states[-1])
         state, assessment = advance(profile, states[-1], event.step, event.readings, event.trajectory)
         if self._histories is None or event.session_id in self._histories:
             states.append(state)

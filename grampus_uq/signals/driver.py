@@ -143,10 +143,7 @@ def cancelled_from_outside() -> bool:
     On asyncio anything may raise CancelledError: a client whose own inner task was cancelled (a closed connection pool,
     a lost leader) does. Passing that on would end an agent that nobody cancelled, and a task group would swallow it.
     """
-    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
-        return False  # on another loop asyncio's exception cancels nobody
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+    return cancel_requests() > 0  # on another loop asyncio's exception cancels nobody
 
 
 def cancel_requests() -> int:
@@ -205,55 +202,55 @@ async def sense_one(
     source: str, sense: Callable[[MeteredContext], Awaitable[Reading]], context: MeteredContext
 ) -> Reading:
     """Await one signal within its deadline; a failure, a timeout or nonsense becomes a missing reading."""
-    try:
-        with anyio.move_on_after(context.budget.timeout_s + _GRACE_S):
-            reading = await sense(context)
-            return context.metered(reading if reading.source == source else replace(reading, source=source))
-    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-        reason = _reason(error)
-        if reason is MissingReason.SIGNAL_ERROR:
-            _log_failure(source, error)
-        return context.metered(Reading(source=source, value=None, reason=reason, detail=type(error).__name__))
-    except asyncio.CancelledError as error:
-        if cancelled_from_outside():
-            raise
-        return context.metered(
-            Reading(source=source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
-        )
-    return context.metered(Reading(source=source, value=None, reason=MissingReason.TIMEOUT))
+
+    async def sensed() -> Reading:
+        reading = await sense(context)
+        return context.metered(reading if reading.source == source else replace(reading, source=source))
+
+    reading, reason, error = await _attempt(sensed, context.budget.timeout_s + _GRACE_S)
+    if reading is not None:
+        return reading
+    if error is not None and reason is MissingReason.SIGNAL_ERROR:
+        _log_failure(source, error)
+    detail = None if error is None else type(error).__name__
+    return context.metered(Reading(source=source, value=None, reason=reason, detail=detail))
 
 
 async def within(
     source: str, work: Callable[[], Awaitable[T]], timeout_s: float
 ) -> tuple[T | None, MissingReason | None]:
     """Await work that asks no model within its deadline: what it gives, or why it gave nothing."""
+    found, reason, error = await _attempt(work, timeout_s)
+    if error is not None:
+        _log_failure(source, error)
+    return found, reason
+
+
+async def _attempt(
+    work: Callable[[], Awaitable[T]], timeout_s: float
+) -> tuple[T | None, MissingReason | None, BaseException | None]:
+    """What the work gives within its deadline, or why it gave nothing, and what it raised."""
     try:
         with anyio.move_on_after(timeout_s):
-            return await work(), None
+            return await work(), None, None
     except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-        reason = _reason(error)
-        _log_failure(source, error)
-        return None, reason
+        return None, next(reason for kind, reason in _REASONS if isinstance(error, kind)), error
     except asyncio.CancelledError as error:
         if cancelled_from_outside():
             raise
-        _log_failure(source, error)
-        return None, MissingReason.SIGNAL_ERROR
-    return None, MissingReason.TIMEOUT
+        return None, MissingReason.SIGNAL_ERROR, error
+    return None, MissingReason.TIMEOUT, None
 
 
-def _reason(error: Exception) -> MissingReason:
-    if isinstance(error, _NoModelError):
-        return MissingReason.NO_MODEL
-    if isinstance(error, BudgetExceededError):
-        return MissingReason.BUDGET_EXCEEDED
-    if isinstance(error, ModelTimeoutError):
-        return MissingReason.TIMEOUT
-    if isinstance(error, RateLimitedError):
-        return MissingReason.RATE_LIMITED
-    if isinstance(error, UnsupportedByModelError):
-        return MissingReason.UNSUPPORTED_BY_MODEL
-    return MissingReason.MODEL_ERROR if isinstance(error, ModelError) else MissingReason.SIGNAL_ERROR
+_REASONS = (  # the first that fits
+    (_NoModelError, MissingReason.NO_MODEL),
+    (BudgetExceededError, MissingReason.BUDGET_EXCEEDED),
+    (ModelTimeoutError, MissingReason.TIMEOUT),
+    (RateLimitedError, MissingReason.RATE_LIMITED),
+    (UnsupportedByModelError, MissingReason.UNSUPPORTED_BY_MODEL),
+    (ModelError, MissingReason.MODEL_ERROR),
+    (Exception, MissingReason.SIGNAL_ERROR),
+)
 
 
 async def sense_all(

@@ -6,7 +6,6 @@ import hashlib
 import math
 import threading
 import unicodedata
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.records.latest import Latest
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.turn_events import READ_CHARACTERS
 
@@ -136,7 +136,7 @@ class CachedEmbedder:
     miss the same text at once both compute it. A failure is not remembered.
     """
 
-    __slots__ = ("_batch", "_capacity", "_embedder", "_lock", "_vectors")
+    __slots__ = ("_batch", "_embedder", "_lock", "_vectors")
 
     def __init__(self, embedder: Embedder, *, capacity: int = 1024, batch: int = 64) -> None:
         if capacity < 1:
@@ -144,9 +144,8 @@ class CachedEmbedder:
         if batch < 1:
             raise ConfigurationError.of("batch", "CachedEmbedder", "at least 1", batch)
         self._embedder = embedder
-        self._capacity = capacity
         self._batch = batch
-        self._vectors: OrderedDict[bytes, Vectors] = OrderedDict()
+        self._vectors: Latest[bytes, Vectors] = Latest(capacity)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -168,8 +167,6 @@ class CachedEmbedder:
             found.update(zip(batch, self._computed([missing[key] for key in batch]), strict=True))
         with self._lock:
             self._vectors.update((key, found[key]) for key in waiting)
-            while len(self._vectors) > self._capacity:
-                self._vectors.popitem(last=False)
         if len({vector.shape for vector in found.values()}) > 1:
             rule = "an embedder whose vectors all have one length"
             raise ConfigurationError.of("embedder", "CachedEmbedder", rule, {len(vector) for vector in found.values()})

@@ -15,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict
@@ -77,6 +78,10 @@ class WatchStatus:
         if self.gathering:
             return f"Not watching yet: {self.gathering} more {what} are needed to compare with."
         return f"No evidence of a change in {self.n_runs} {what}."
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values, with the sentence."""
+        return {**asdict(self), "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

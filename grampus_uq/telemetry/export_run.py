@@ -6,7 +6,6 @@ whole run, `invoke_agent <agent>`; between the release of a call and its result 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +25,7 @@ from grampus_uq.records.events import (
     SessionStarted,
     StepEvent,
 )
+from grampus_uq.records.latest import Latest
 from grampus_uq.telemetry.conventions import DECISION, RESUMED, RUN, TOOL
 from grampus_uq.telemetry.export_sending import RecordedIds
 from grampus_uq.telemetry.span_content import Redact, plain_name
@@ -65,7 +65,7 @@ class RunAsSpans:
         self._tracer = provider.get_tracer("grampus_uq")
         self._emitter = SpanEmitter(self._tracer, content=content, redact=redact)
         self._counts: dict[str, int] = {}
-        self._open: OrderedDict[str, _OpenCall] = OrderedDict()
+        self._open: Latest[str, _OpenCall] = Latest(_MOST_OPEN_CALLS)
         self.latest_ns = began_ns
         ids.begin_run(first.agent_id, first.session_id, began_ns)
         name = f"{RUN} {first.agent_id}" if first.agent_id else RUN
@@ -115,9 +115,6 @@ class RunAsSpans:
             since_ns = None if event.assessment.action.stops else ended_ns
             for call in event.step.tool_calls:
                 self._open[call.id] = _OpenCall(call.name, since_ns, key)
-                self._open.move_to_end(call.id)
-            while len(self._open) > _MOST_OPEN_CALLS:
-                self._open.popitem(last=False)
 
     def _observation(self, event: ObservationEvent, time_ns: int) -> None:
         call = self._open.pop(event.call_id, None) if event.call_id is not None else None

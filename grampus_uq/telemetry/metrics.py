@@ -7,7 +7,6 @@ that comes from outside is bounded.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -15,6 +14,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records.latest import Latest
 from grampus_uq.records.values import StepUncertainty
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.stats.eprocess_thresholds import Mode
@@ -99,7 +99,7 @@ class MetricsProcessor:
         self._reason = BoundedLabel(MissingReason)
         self._mode = BoundedLabel(Mode, limit=len(Mode) + _ROOM)
         self._variant = BoundedLabel(limit=_ROOM)
-        self._ringing: OrderedDict[str, None] = OrderedDict()
+        self._ringing: Latest[str, None] = Latest(_MOST_RINGING)
         self._lock = threading.Lock()
         self._begin_at_zero(agent_ids)
         self._pending, self._watch, self._dropping = pending_approvals, calibration_watch, tuple(dropping)
@@ -169,9 +169,6 @@ class MetricsProcessor:
         with self._lock:
             began = session_id not in self._ringing
             self._ringing[session_id] = None
-            self._ringing.move_to_end(session_id)
-            while len(self._ringing) > _MOST_RINGING:
-                self._ringing.popitem(last=False)
         if began:
             self._made["uncertainty.alarms"].add(1, {**common, "mode": self._mode(step.alarm_mode or "unknown")})
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -17,6 +16,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from grampus_uq.records.latest import Latest
 
 OverPause = Literal["continue", "link"]
 _MOST_SESSIONS: Final = 4096
@@ -47,7 +48,7 @@ class SessionTraces:
 
     def __init__(self, over_pause: OverPause) -> None:
         self._over_pause = over_pause
-        self._places: OrderedDict[str, _Place] = OrderedDict()
+        self._places: Latest[str, _Place] = Latest(_MOST_SESSIONS)
         self._lock = threading.Lock()
 
     def begin(self, session_id: str, carrier: Mapping[str, Any] | None) -> None:
@@ -56,8 +57,6 @@ class SessionTraces:
         anchor = earlier if self._over_pause == "continue" else None
         with self._lock:
             self._places[session_id] = _Place(anchor=anchor, earlier=earlier, paused=_paused(carrier))
-            self._places.move_to_end(session_id)
-            self._shorten()
 
     def parent(
         self, session_id: str, current: Context, around: SpanContext | None
@@ -68,7 +67,6 @@ class SessionTraces:
             place = self._places.get(session_id)
             if place is None:
                 place = self._places[session_id] = _Place()
-                self._shorten()
             else:
                 self._places.move_to_end(session_id)
             if place.within is current and place.made is not None and not has_parent and place.earlier is None:
@@ -127,10 +125,6 @@ class SessionTraces:
         with self._lock:
             place = self._places.get(session_id)
         return None if place is None else place.paused
-
-    def _shorten(self) -> None:
-        while len(self._places) > _MOST_SESSIONS:
-            self._places.popitem(last=False)
 
 
 def surroundings() -> tuple[Context, Span]:

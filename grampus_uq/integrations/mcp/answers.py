@@ -7,7 +7,6 @@ changes what later calls are judged by, and the result of a call are never shown
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -19,6 +18,7 @@ from grampus_uq.integrations.mcp.json_rpc import INVALID_REQUEST, LIST, Id, Mess
 from grampus_uq.integrations.mcp.message_lines import TooLong
 from grampus_uq.integrations.mcp.server_messages import read_server_message
 from grampus_uq.integrations.mcp.shown_names import list_line, with_prefix
+from grampus_uq.records.latest import Latest
 
 _MAX_OPEN: Final = 10_000
 _ENDS: Final = 1_024
@@ -43,7 +43,7 @@ class Answers:
 
     def __init__(self, calls: GuardedCalls, say: Callable[[str], None], *, prefix: str = "") -> None:
         self._calls, self._say, self._said, self._prefix = calls, say, 0, prefix
-        self._open: OrderedDict[Id, bool | None] = OrderedDict()
+        self._open: Latest[Id, bool | None] = Latest(_MAX_OPEN)
         self.running: dict[Id, CallRecord] = {}
         """The calls that the server works on."""
 
@@ -57,8 +57,6 @@ class Answers:
 
     def _expect(self, identity: Id, begins_list: bool | None) -> None:
         self._open[identity] = begins_list
-        while len(self._open) > _MAX_OPEN:
-            self._open.popitem(last=False)
 
     def give_up(self, identity: Id, record: CallRecord) -> bool:
         """Wait for the answer to a call no longer; False where it came. Its id stays taken."""

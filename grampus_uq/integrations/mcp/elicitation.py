@@ -17,6 +17,7 @@ from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.integrations.mcp.json_rpc import Message, meta_in, written
 from grampus_uq.integrations.mcp.pins import quoted
 from grampus_uq.integrations.mcp.tool_pins import UNSHOWN
+from grampus_uq.records.latest import Latest
 from grampus_uq.records.visible_text import short, visible
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
@@ -50,7 +51,7 @@ class Elicitation:
         self._ledger, self._mode = ledger, mode
         self._asked: OrderedDict[str, str] = OrderedDict()
         self._open: dict[str, ApprovalRequest] = {}
-        self._forms: OrderedDict[str, None] = OrderedDict()
+        self._forms: Latest[str, None] = Latest(_MOST_QUESTIONS)
 
     def question(self, request: ApprovalRequest) -> dict[str, Any]:
         """The `params` of an `elicitation/create` about a request."""
@@ -65,8 +66,6 @@ class Elicitation:
     def form(self, request: ApprovalRequest) -> dict[str, Any]:
         """The same, for the answer to a call that waits; from now on it was shown."""
         self._forms[request.id] = None
-        if len(self._forms) > _MOST_QUESTIONS:
-            self._forms.popitem(last=False)
         return self.question(request)
 
     def was_shown(self, request: ApprovalRequest) -> bool:

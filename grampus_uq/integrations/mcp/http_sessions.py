@@ -15,6 +15,7 @@ from grampus_uq.integrations.mcp.answers import Answers
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
 from grampus_uq.integrations.mcp.call_outcomes import matters, unknown
 from grampus_uq.integrations.mcp.json_rpc import Id, Message, UnclearError, meta_in
+from grampus_uq.records.latest import Latest
 
 _SESSION = "grampus_uq/session"
 """The key of a request's `_meta` that names its session, as the header `Grampus-Session` does."""
@@ -61,7 +62,7 @@ class HttpSession:
     running: deque[tuple[Id, str]] = field(default_factory=lambda: deque(maxlen=_MAX_RUNNING))
     busy: int = 0
     """Requests at work, answers that are read, and answers that are sent."""
-    _streams: OrderedDict[bytes, Owed] = field(default_factory=OrderedDict)
+    _streams: Latest[bytes, Owed] = field(default_factory=lambda: Latest(_MAX_EVENTS))
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -91,8 +92,6 @@ class HttpSession:
             return
         owed.resumable = True
         self._streams[event_id] = owed
-        while len(self._streams) > _MAX_EVENTS:
-            self._streams.popitem(last=False)
 
     def after(self, event_id: bytes) -> Owed | None:
         """The messages owed in a stream that goes on after this event."""

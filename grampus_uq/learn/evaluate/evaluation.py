@@ -261,10 +261,7 @@ class Evaluation:
             "draws": self.draws,
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
-            "watch": [
-                {**dataclasses.asdict(status), "variant": status.variant.value, "sentence": status.sentence}
-                for status in self.watch
-            ],
+            "watch": [status.to_json() for status in self.watch],
             **rows,
         }
 
