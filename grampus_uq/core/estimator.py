@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.call_parts import Unit
 from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, Reading, Step
@@ -20,7 +21,6 @@ from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.stated_confidence import parse_confidence
 from grampus_uq.stats.stored_values import FROZEN
 
-Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]  # relative: the bound only keeps their sums finite
 
 

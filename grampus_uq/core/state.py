@@ -33,6 +33,7 @@ from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.risk import RiskField, TrajectoryRiskSettings
 from grampus_uq.core.turn_evidence import TurnEvidence, without_chances
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.call_parts import Unit
 from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.strict_json import snapshot_fault
 from grampus_uq.records.vocabulary import UncertaintyLevel
@@ -41,7 +42,6 @@ from grampus_uq.stats.stored_values import FROZEN
 
 _MAX_WHY = 300
 Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not when `advance` builds one
-Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Profile(Configuration):

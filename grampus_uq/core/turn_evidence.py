@@ -18,12 +18,11 @@ import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from grampus_uq.records.building import builder, drafter
-from grampus_uq.records.call_parts import NEW_WORD, UNREAD_CALL, WHOLE_CALL, CallDoubt, doubt_of
+from grampus_uq.records.call_parts import NEW_WORD, UNREAD_CALL, WHOLE_CALL, CallDoubt, Unit, doubt_of
 from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json, sha256_of
 from grampus_uq.records.vocabulary import NOT_DUE, UncertaintySource
@@ -36,7 +35,6 @@ _MADE = " made"
 _LONGEST = 64
 _LONGEST_NAME = 256
 _LONGEST_WRITTEN = 1_000
-Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 Scores = tuple[Unit | None, ...]
 
 

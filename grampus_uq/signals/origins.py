@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
-from grampus_uq.records.call_parts import TOOL_NAME, CallPart
+from grampus_uq.records.call_parts import TOOL_NAME, CallPart, Unit
 from grampus_uq.records.events import ObservationEvent
 from grampus_uq.records.strict_json import snapshot_part
 from grampus_uq.records.values import Message, Reading, Step, ToolCall
@@ -32,7 +32,6 @@ MAX_CALLS: Final = 128
 _MOST_READ: Final = 256  # values of one text
 _LATEST: Final = 16  # messages of a prompt, beside its first two
 _OF_CALLS = UncertaintySource.CALL_PROBABILITY
-Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 @dataclass(slots=True)
