@@ -17,32 +17,33 @@ from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.errors import ConfigurationError, GrampusError
 from grampus_uq.records.visible_text import without_controls
 
-_COMMANDS: Final = (
-    "approvals",
-    "attribute",
-    "backtest",
-    "calibration",
-    "compare",
-    "dashboard",
-    "delegations",
-    "demo",
-    "doctor",
-    "drills",
-    "evaluate",
-    "evidence",
-    "fit",
-    "health",
-    "inbox",
-    "mcp",
-    "permits",
-    "prune",
-    "runs",
-    "send",
-    "stop",
-    "stuck",
-    "tenants",
-    "worker",
-)
+_COMMANDS: Final = {
+    "approvals": "List, show and decide pending approvals.",
+    "attribute": "Find the steps of a failed run that contain its decisive error, with a stated probability.",
+    "backtest": "Apply every threshold in PROFILE to PATHS: recordings or folders of them.",
+    "calibration": "Check whether a fitted detector's calibration still fits incoming runs.",
+    "compare": "Compare the decisions of two profiles on the same labelled RUNS.",
+    "dashboard": "Write a Grafana dashboard, Prometheus alerts, and a compose file with Jaeger and a collector.",
+    "delegations": "Grant, list and revoke delegations, which let a deputy decide in your place.",
+    "demo": "Run a small model, and see which of its calls are held.",
+    "doctor": "Test with about 20 short calls which signals work with MODEL.",
+    "drills": "Mix known-bad calls into the pending approvals, and measure how many reviewers miss.",
+    "evaluate": "Find the signal that best separates good runs from bad ones, and the gain of holding calls by it.",
+    "evidence": "Export what was shown, decided, signed and executed, and verify such a file offline.",
+    "fit": "Fit a profile on PATHS: labelled recordings, or folders of them.",
+    "health": "Report the state of a store's agents and reviewers over the last days.",
+    "inbox": "Serve the inbox, the web pages for pending approvals; its commands manage people and keys.",
+    "mcp": "Run the MCP server COMMAND behind a proxy on standard input and output, or other servers with --http.",
+    "permits": "Manage permits: calls that proceed without asking, with a stated promise.",
+    "prune": "Delete ended sessions, with their transcripts and checkpoints.",
+    "runs": "List, show, label, check, import, pack and replay recorded runs, or write them as a table.",
+    "send": "Send recorded runs as traces, with the recorded times.",
+    "stop": "Stop the session SESSION_ID of AGENT_ID, or every session with --all, within a second.",
+    "stuck": "List, retry or drop sessions that workers set aside after too many errors.",
+    "tenants": "Separate tenants of one PostgreSQL store by row-level security; a tenant is a database role.",
+    "worker": "Resume decided, expired or orphaned sessions until SIGTERM or SIGINT.",
+}
+"""The commands, and the first sentence of each one's help."""
 _RENAMED: Final = {"export": "send", "watch": "calibration"}
 _FOUND, _USAGE, _INTERRUPTED = 1, 2, 130
 
@@ -52,6 +53,10 @@ class _LazyGroup(SummarisedGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([*_COMMANDS.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from grampus_uq.cli import _group, main
+from grampus_uq.cli import _COMMANDS, _group, main
 from grampus_uq.core.state import Profile
 from grampus_uq.recording.artifacts import ProfileArtifact, save
 from tests.learn.evaluate.recorded import events, write
@@ -330,6 +330,22 @@ def test_a_hostile_command_line_is_refused_in_words_and_changes_nothing(
 def test_the_table_is_long_enough_and_holds_every_command() -> None:
     assert len(ROWS) >= 100
     assert {row[1] for row in ROWS} >= set(_group.list_commands(None)) - {"demo"}  # type: ignore[attr-defined, arg-type]
+
+
+HELP = """
+import sys
+from grampus_uq.cli import main
+try:
+    main(["--help"])
+finally:
+    print(*(name for name in sys.modules if name.endswith("_command")), file=sys.stderr)
+"""
+
+
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    shown = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stderr == "\n"
+    assert all(f"  {name} " in shown.stdout for name in _COMMANDS)
 
 
 def test_a_name_that_is_nearly_right_or_was_right_once_is_answered_with_the_right_one() -> None:

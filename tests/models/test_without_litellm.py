@@ -54,9 +54,10 @@ assert "litellm" not in sys.modules
 COMMANDS = """
 from click.testing import CliRunner
 from grampus_uq.cli import _COMMANDS, _group
-for command in _COMMANDS:
+for command, sentence in _COMMANDS.items():
     done = CliRunner().invoke(_group, [command, "--help"])
     assert done.exit_code == 0, (command, done.exception)
+    assert _group.get_command(None, command).get_short_help_str(limit=400) == sentence
 done = CliRunner().invoke(_group, ["doctor", "gpt-4o-mini"])
 assert "litellm" in str(done.exception) and "pip install" in str(done.exception), done.exception
 """
