@@ -15,6 +15,7 @@ from grampus_uq.records.values import Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, in_words
 
 if TYPE_CHECKING:
+    from grampus_uq.core.chain_rule import Chain
     from grampus_uq.core.state import Profile, SessionState, WorstCase
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
@@ -76,9 +77,10 @@ def decide(now: Situation) -> Verdict:
     Where the profile only advises, or the run explores and the step can be undone, nothing stops: `advisory_action` is
     then the action that the rules ask for.
     """
-    action, rule, reason = _chained(now, _ruling(now))
-    wanted, guarantee = None, None if rule == "tier" else _guarantee(now, rule, action)
     profile, state = now.profile, now.state
+    ruling = _ruling(now)
+    action, rule, reason = ruling if profile.chain is None else _chained(now, profile.chain, ruling)
+    wanted, guarantee = None, None if rule == "tier" else _guarantee(now, rule, action)
     explores = state.let_through and may_be_explored(profile.policy, now.kind, now.tool_name, now.effect)
     if profile.advisory or (explores and action.stops):
         wanted = action
@@ -96,15 +98,15 @@ def decide(now: Situation) -> Verdict:
     )
 
 
-def _chained(now: Situation, ruling: _Ruling) -> _Ruling:
+def _chained(now: Situation, chain: Chain, ruling: _Ruling) -> _Ruling:
     """An irreversible call with a chain in the profile: held by `CHAIN` where a look may still let it go.
 
     The chain only adds: it holds what would go out and is not sure enough for it, and takes the place of the call's own
     doubt, and of a belief that is MEDIUM. Whatever else speaks against the call, and a reading of its own tokens that
     was due, says so as without a chain.
     """
-    chain, doubt = now.profile.chain, now.doubt
-    if chain is None or not now.irreversible:
+    doubt = now.doubt
+    if not now.irreversible:
         return ruling
     if doubt is not None and doubt.part == UNREAD_CALL:
         return ruling if ruling[0].stops else (_PAUSE, "call_evidence", f"irreversible call: {doubt_in_words(doubt)}")

@@ -51,6 +51,7 @@ from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Arrived, rules_digest
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.monitor.session import Session
+from grampus_uq.records.building import builder
 from grampus_uq.records.events import PERMIT, InForce
 from grampus_uq.records.latest import Latest
 from grampus_uq.records.values import ToolCall, canonical_json
@@ -62,6 +63,7 @@ CHAINED = f"{CHAIN} "
 PERMITTED = "permit "
 """Prefix of `cleared_by` for calls released by permits."""
 _MAX_SPENT = 65_536
+_new_terms = builder(Terms)
 _RUNNING: ContextVar[frozenset[str]] = ContextVar("grampus_uq_running", default=frozenset())
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
 
@@ -194,8 +196,14 @@ class Gate:
             digest = rules_digest(self.approvals, None if policy is None else policy.model_dump(mode="json"))
             self._rules = known = policy, digest
         starter = (started_by or self._started_by(session_id) or None) if self.approvals.others_decide else None
-        names: dict[str, Any] = {"agent_id": agent_id, "session_id": session_id, "run_id": run_id}
-        return Terms(**names, rules=known[1], vouched=vouched, started_by=starter)
+        return _new_terms(
+            agent_id=agent_id,
+            session_id=session_id,
+            run_id=run_id,
+            rules=known[1],
+            vouched=vouched,
+            started_by=starter,
+        )
 
     def effect(self, call: ToolCall, declared: Effect | None, policy: UncertaintyPolicy | None) -> Effect:
         """The effect of a call by the current declarations and policy."""

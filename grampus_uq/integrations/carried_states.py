@@ -159,7 +159,9 @@ class CarriedStates:
         if turn is not None and not settings.acts:
             turn |= {"stopped": None, "review": None}
         carried = Carried(session=session, belief=belief, terms=terms, turn=turn, records=(), place=place)
-        return replace(carried, records=self._records(carried, turn["calls"] if turn else (), believed=believed))
+        if turn is None:
+            return carried
+        return replace(carried, records=self._records(carried, turn["calls"], believed=believed))
 
     def _records(self, carried: Carried, entries: Iterable[Any], *, believed: bool) -> tuple[CallRecord, ...]:
         """Records out of JSON values, each worth what the seal, or its own decisions, make it worth."""

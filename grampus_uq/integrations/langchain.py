@@ -138,7 +138,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         if index is None:
             return response
         judge, before, config = self.judge, request.state["messages"], get_config()
-        message: Any = self._with_ids(result[index], config) if judge.acts else result[index]
+        reviews = self._reviews_of(config) if judge.acts else None
+        message: Any = result[index] if reviews is None else _with_ids(result[index], reviews)
         result[index] = message
         begun = any(one.type == "ai" for one in before)
         carried = read_state(judge, config, _state(request.state), to_judge=True, begun=begun)
@@ -154,8 +155,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         carried = await judge.judge(carried, answer)
         if carried.turn is not None:
             carried.turn["answer"] = message.id
-            if judge.acts:
-                reviews = self._reviews_of(config)
+            if reviews is not None:
                 reviews[message.id] = carried.turn["review"]
                 if len(reviews) > 1:
                     carried.turn["reviews"] = reviews.copy()
@@ -167,18 +167,6 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             update["jump_to"], structured = "end", None
         response = ModelResponse(result=result, structured_response=structured)
         return ExtendedModelResponse(response, command=Command(update=update))
-
-    def _with_ids(self, message: Any, config: Any) -> Any:
-        """The answer with an id of its own, and one for each call.
-
-        Middleware outside may have the model asked several times, and take any of the answers: by its id it is known
-        whether that is the one that the turn's records are of.
-        """
-        reviews = self._reviews_of(config)
-        if not message.id or message.id in reviews:
-            message = message.model_copy(update={"id": f"answer-{uuid.uuid4().hex}"})
-        reviews[message.id] = None
-        return with_ids(message)
 
     def _reviews_of(self, config: Any) -> dict[str, Any]:
         """The answers judged in this run of the model's node, by id: the request to review each, where it needs one."""
@@ -420,6 +408,18 @@ def _with_edits(request: ModelRequest[Any], decided: list[CallRecord]) -> tuple[
         return request, []
     message = with_arguments(request.messages[index], edited)
     return request.override(messages=[*request.messages[:index], message, *request.messages[index + 1 :]]), [message]
+
+
+def _with_ids(message: Any, reviews: dict[str, Any]) -> Any:
+    """The answer with an id of its own among those judged, and one for each call.
+
+    Middleware outside may have the model asked several times, and take any of the answers: by its id it is known
+    whether that is the one that the turn's records are of.
+    """
+    if not message.id or message.id in reviews:
+        message = message.model_copy(update={"id": f"answer-{uuid.uuid4().hex}"})
+    reviews[message.id] = None
+    return with_ids(message)
 
 
 def _binding(

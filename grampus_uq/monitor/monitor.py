@@ -28,6 +28,7 @@ from grampus_uq.monitor.snapshot import processor_entries, read_snapshot
 from grampus_uq.monitor.unread_turns import UnreadTurns
 from grampus_uq.monitor.wiring import ProfileSource, Wiring
 from grampus_uq.recording.artifacts import ProfileArtifact
+from grampus_uq.records.building import builder
 from grampus_uq.records.events import ALARMED, BRANCH, Event, SessionStarted
 from grampus_uq.records.protocols import ModelClient, Processor
 from grampus_uq.records.values import Message, StepUncertainty, ToolCall
@@ -58,6 +59,7 @@ class Exploration:
 
 
 log = logging.getLogger("grampus_uq.monitor.monitor")
+_new_state = builder(SessionState)
 
 REFLECTION = """Before you continue, assess your own uncertainty explicitly.
 List the specific things you are NOT confident about in your current reasoning.
@@ -226,7 +228,7 @@ class UncertaintyMonitor:
         session_id = self._named(session_id, "session_id", advisory)
         agent_id = self._named(agent_id, "agent_id", advisory)
         history = None
-        state = SessionState(session_id=session_id, agent_id=agent_id, let_through=self.exploration.draws(session_id))
+        state = _new_state(session_id=session_id, agent_id=agent_id, let_through=self.exploration.draws(session_id))
         if snapshot is not None:
             state, history = read_snapshot(snapshot)
             if state.session_id != session_id:
