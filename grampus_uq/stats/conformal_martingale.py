@@ -82,6 +82,8 @@ def martingale_start(peaks: Sequence[float], rng: np.random.Generator) -> Martin
     then detected. `rng` draws which of them become edges (at most 31, at most a third).
     """
     values = np.asarray(peaks, dtype=np.float64)
+    if values.ndim != 1 or np.isnan(values).any():
+        raise ConfigurationError.of("peaks", "martingale_start", "one-dimensional and free of NaN", peaks)
     order = rng.permutation(len(values))
     size = min(_EDGES, len(values) // 3)
     edges = tuple(sorted(values[order[:size]].tolist()))

@@ -16,7 +16,14 @@ def shannon_entropy(weights: Sequence[float]) -> float:
     >>> round(shannon_entropy([1, 1]), 6)
     0.693147
     """
-    total = math.fsum(weights)
+    try:
+        total = math.fsum(weights)
+    except (OverflowError, ValueError):  # the sum overflows, or holds both infinities
+        total = math.inf
+    if not math.isfinite(total) or total <= 0.0 or min(weights) < 0.0:
+        raise ConfigurationError.of(
+            "weights", "shannon_entropy", "non-negative, finite and not all zero", list(weights)[:8]
+        )
     shares = [weight / total for weight in weights]
     return max(0.0, -math.fsum(share * math.log(share) for share in shares if share > 0.0))
 

@@ -32,6 +32,14 @@ class EntryThresholds:
     lengths: IntArray
     fallback: IntArray | None = None
 
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2 or self.lengths.shape != self.values.shape[:1]:
+            raise ConfigurationError.of("values", "EntryThresholds", "of shape (n, longest)", self.values.shape)
+        if np.isnan(self.values).any():
+            raise ConfigurationError.of("values", "EntryThresholds", "free of NaN", "NaN")
+        if len(self.lengths) and not 1 <= self.lengths.min() <= self.lengths.max() <= self.values.shape[1]:
+            raise ConfigurationError.of("lengths", "EntryThresholds", "between 1 and the width", self.lengths)
+
     @property
     def valid(self) -> BoolArray:
         """Shape (n, longest), True where a step exists."""
@@ -99,6 +107,8 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresho
     gives the same tree for powers of two and nodes with gaps otherwise.
     """
     u = np.asarray(draws, dtype=np.float64)
+    if u.shape != batch.lengths.shape or not ((u >= 0.0) & (u <= 1.0)).all():
+        raise ConfigurationError.of("draws", "hierarchical_entry", "one number in [0, 1] a trajectory", u)
     leaf = np.argmax(np.where(batch.valid, batch.values, -np.inf), axis=1).astype(np.int64)
     nodes = _path_to_leaf(leaf, batch.lengths)
     g = _node_scores(batch, nodes)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray
 
 EPSILON = 1e-6
@@ -39,22 +40,29 @@ class ProperScore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogScore:
-    """The logarithmic score: `s(p, 1) = ln p`, `s(p, 0) = ln(1 - p)`, in nats, p clipped to [EPSILON, 1 - EPSILON].
+    """The logarithmic score: `s(p, 1) = ln p`, `s(p, 0) = ln(1 - p)`, in nats, p clipped to [epsilon, 1 - epsilon].
 
-    One certain and wrong forecast costs -ln(EPSILON), 13.8 nats: scores under another bound do not compare.
+    One certain and wrong forecast costs -ln(epsilon), 13.8 nats. epsilon is part of the score: results under
+    different ones do not compare.
 
     Source: Trajectory Proper Score paper, App. J.1 and J.2.
     """
+
+    epsilon: float = EPSILON
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.epsilon < 0.5:
+            raise ConfigurationError.of("epsilon", "LogScore", "in (0, 0.5)", self.epsilon)
 
     @property
     def name(self) -> str:
         return "log"
 
     def success(self, p: FloatArray) -> FloatArray:
-        return np.log(_clipped(p, EPSILON))
+        return np.log(_clipped(p, self.epsilon))
 
     def failure(self, p: FloatArray) -> FloatArray:
-        return np.log1p(-_clipped(p, EPSILON))
+        return np.log1p(-_clipped(p, self.epsilon))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +95,11 @@ class BetaScore:
     a: int
     b: int
 
+    def __post_init__(self) -> None:
+        for parameter, value in (("a", self.a), ("b", self.b)):
+            if value not in range(1, 31):
+                raise ConfigurationError.of(parameter, "BetaScore", "a whole number from 1 to 30", value)
+
     @property
     def name(self) -> str:
         return f"beta({self.a:g},{self.b:g})"
@@ -114,6 +127,11 @@ def expected_score(score: ProperScore, p: npt.ArrayLike, q: npt.ArrayLike) -> Fl
     [-0.5625, -0.25]
     """
     forecasts, chances = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
+    for parameter, values in (("p", forecasts), ("q", chances)):
+        outside = (values < 0.0) | (values > 1.0)
+        if outside.any():
+            first = float(values[outside].flat[0])
+            raise ConfigurationError.of(parameter, "expected_score", "in [0, 1]", first, "percentages? divide by 100")
     return chances * score.success(forecasts) + (1.0 - chances) * score.failure(forecasts)
 
 

@@ -108,7 +108,13 @@ def test_no_result_depends_on_the_order_of_rows() -> None:
     [
         ({"scores": [0.5, math.inf, 0.5]}, "in \\[0, 1\\], or NaN"),
         ({"scores": [0.5, -0.1, 0.5]}, "in \\[0, 1\\], or NaN"),
+        ({"lengths": [2]}, "at least one row"),
+        ({"lengths": [3, 0]}, "at least one row"),
+        ({"scores": [0.5, "high", 0.5]}, "numbers"),
+        ({"scores": [0.5, 0.5]}, "of shape"),
+        ({"streams": ("a", "b")}, "of shape"),
         ({"streams": ("a", "a")}, "different names"),
+        ({"ids": ["a", "a"]}, "different"),
         ({"streams": ()}, "streams"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.isotonic import isotonic_regression
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import ragged
+from grampus_uq.stats.arrays import RaggedBatch, ragged
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
     hierarchical_entry,
@@ -174,6 +174,12 @@ def test_a_g_beyond_floats_is_refused_and_not_turned_into_infinity() -> None:
         hierarchical_entry(ragged([[1e308, 1e308]]), [0.0])
 
 
+@pytest.mark.parametrize("rows", [[], [[]], [[0.1], []], [[math.nan]], [[0.1, math.inf]], [[[0.1]]]], ids=str)
+def test_rows_that_are_no_scores_are_refused(rows: list[list[float]]) -> None:
+    with pytest.raises(ConfigurationError):
+        ragged(rows)
+
+
 def test_the_stand_in_is_the_best_scored_step_and_the_kept_one_the_first_to_enter() -> None:
     batch = ragged([[0.5, 0.1, 0.2, 0.1], [0.1, 0.9]])
     two_way = two_way_entry(batch)
@@ -189,3 +195,11 @@ def test_reversing_twice_gives_the_batch_back() -> None:
     once = batch.reversed()
     assert once.values.tolist() == [[3.0, 2.0, 1.0], [4.0, 0.0, 0.0], [6.0, 5.0, 0.0]]
     assert once.reversed().values.tolist() == batch.values.tolist()
+
+
+def test_entry_thresholds_refuse_nan_and_lengths_that_do_not_fit() -> None:
+    with pytest.raises(ConfigurationError, match="NaN"):
+        EntryThresholds(values=np.array([[np.nan]]), lengths=np.array([1]))
+    with pytest.raises(ConfigurationError, match="lengths"):
+        EntryThresholds(values=np.array([[0.0]]), lengths=np.array([2]))
+    assert isinstance(ragged([[1.0]]), RaggedBatch)

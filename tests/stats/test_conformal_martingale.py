@@ -164,8 +164,10 @@ def test_a_stored_watch_that_breaks_a_rule_is_refused(change: dict[str, Any]) ->
         from_json(MartingaleState, {**stored, **change}, "watch")
 
 
-def test_wrong_statistics_and_draws_are_refused() -> None:
+def test_wrong_statistics_draws_and_levels_are_refused() -> None:
     state = martingale_start([], np.random.default_rng(0))
     for peak, draw in ((math.nan, 0.5), (0.0, 1.5)):
         with pytest.raises(ConfigurationError, match="martingale_update"):
             martingale_update(state, peak, draw)
+    with pytest.raises(ConfigurationError, match="NaN"):
+        martingale_start([math.nan], np.random.default_rng(0))

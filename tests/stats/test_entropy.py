@@ -31,6 +31,14 @@ def test_a_weight_that_vanishes_beside_another_is_no_error():
     assert shannon_entropy([5e-324, 1e308]) == 0.0
 
 
+@pytest.mark.parametrize(
+    "bad", [[], [0.0], [-1.0, 2.0], [math.nan, 1.0], [math.inf], [math.inf, -math.inf], [1e308] * 9]
+)
+def test_weights_that_are_no_distribution_are_refused(bad):
+    with pytest.raises(ConfigurationError, match="weights"):
+        shannon_entropy(bad)
+
+
 @given(sizes)
 def test_cluster_confidence_is_one_minus_the_normalised_entropy_and_in_the_unit_interval(counts):
     n = sum(counts)

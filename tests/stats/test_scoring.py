@@ -10,7 +10,8 @@ import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore, expected_score, log_odds
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore, LogScore, expected_score, log_odds
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 from tests.benchmarks.schedules import SCHEDULES
 from tests.sampling import examples
@@ -147,6 +148,7 @@ def test_beta24_punishes_the_confident_failure_more_than_the_doubted_success():
 
 def test_certain_and_wrong_is_finite_and_clipping_is_part_of_the_log_score():
     assert expected_score(LOG, [0.0, 1.0], [1, 0]) == pytest.approx([math.log(EPSILON)] * 2)
+    assert expected_score(LogScore(epsilon=0.01), 0.0, 1) == pytest.approx(math.log(0.01))
     assert expected_score(LOG, [1e-9, 1e-7], [1, 1]).tolist() == [math.log(EPSILON)] * 2
 
 
@@ -179,6 +181,25 @@ def test_the_schedules_are_those_of_the_paper():
     for name, expected in written.items():
         assert SCHEDULES[name].weights(step, length) == pytest.approx(expected)
     assert SCHEDULES["linear-front"] is LINEAR_FRONT
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: BetaScore(a=0, b=1), "'a'"),
+        (lambda: BetaScore(a=1, b=-2), "'b'"),
+        (lambda: BetaScore(a=math.inf, b=1), "'a'"),
+        (lambda: BetaScore(a=1, b=math.nan), "'b'"),
+        (lambda: BetaScore(a=1.5, b=1), "'a'"),
+        (lambda: LogScore(epsilon=0), "epsilon"),
+        (lambda: LogScore(epsilon=0.5), "epsilon"),
+        (lambda: expected_score(LOG, 85, 1), "divide by 100"),
+        (lambda: expected_score(LOG, 0.5, -0.1), "'q'"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(call, says):
+    with pytest.raises(ConfigurationError, match=says):
+        call()
 
 
 @settings(max_examples=examples(50))

@@ -117,7 +117,9 @@ def detector_runs(
     (('a', 'b'), [0.9, 0.2, 0.5], [True, False])
     """
     names, counts = list(ids), np.asarray(lengths, dtype=np.intp)
-    values = _scores(scores, tuple(streams))
+    if len(set(names)) < len(names) or counts.shape != (len(names),) or (counts < 1).any():
+        raise ConfigurationError.of("ids", "detector_runs", "different, each with at least one row", names[:3])
+    values = _scores(scores, int(counts.sum()), tuple(streams))
     order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
     places = order.tolist()
     starts = np.cumsum(counts) - counts
@@ -135,11 +137,16 @@ def detector_runs(
     )
 
 
-def _scores(scores: npt.ArrayLike, streams: tuple[str, ...]) -> FloatArray:
+def _scores(scores: npt.ArrayLike, rows: int, streams: tuple[str, ...]) -> FloatArray:
     if not streams or len(set(streams)) != len(streams):
         raise ConfigurationError.of("streams", "detector_runs", "different names, at least one", streams)
-    values = np.array(scores, dtype=np.float64)
+    try:
+        values = np.array(scores, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError.of("scores", "detector_runs", "numbers, NaN for missing", scores) from error
     values = values.reshape(-1, 1) if values.ndim == 1 else values
+    if values.shape != (rows, len(streams)):
+        raise ConfigurationError.of("scores", "detector_runs", f"of shape ({rows}, {len(streams)})", values.shape)
     outside = values[(values < 0.0) | (values > 1.0)]
     if len(outside):
         raise ConfigurationError.of("scores", "detector_runs", "in [0, 1], or NaN for missing", float(outside[0]))
