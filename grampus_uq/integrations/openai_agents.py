@@ -354,6 +354,16 @@ class UncertaintyGuard:
                 state.approve(item)
             elif held.phase is CallPhase.SETTLED and held.text is not None:
                 state.reject(item, rejection_message=held.text)
+            elif run.calls.acts:
+                _take_back(state, item, call.id)
+
+
+def _take_back(state: RunState[Any, Any], item: Any, call_id: str) -> None:
+    """Take the SDK's approval of a call back: of a sub-agent that failed to go on it remembers one that is over."""
+    owner, _ = state._find_nested_approval_state(item) or (state, item)
+    for record in () if owner._context is None else owner._context._approvals.values():
+        if isinstance(record.approved, list) and call_id in record.approved:
+            record.approved.remove(call_id)
 
 
 def _name(agent: Agent[Any]) -> str:

@@ -76,7 +76,7 @@ class WatchedRun:
         taken: another process may be the one that runs them.
         """
         held = [(await self.calls.judge(call), item.agent is not current) for item, call in waiting]
-        undecided = any(record.waiting for record, inside in held if inside)
+        undecided = self.calls.acts and any(record.waiting for record, inside in held if inside)
         ready = [record for record, inside in held if not (inside and undecided)]
         return [record for record in ready if record.phase is CallPhase.CLEARED and record.decisions]
 

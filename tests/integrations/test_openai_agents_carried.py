@@ -391,17 +391,20 @@ async def test_a_sub_agents_calls_may_be_decided_one_after_another_in_a_process_
     assert sorted(paid) == [["bob", 5], ["carol", 5]]
 
 
-async def test_a_sub_agent_that_could_not_go_on_does_so_later() -> None:
+@pytest.mark.parametrize("signed", [False, True])
+async def test_a_sub_agent_that_could_not_go_on_does_so_later_and_its_call_runs_on_a_new_decision(signed: bool) -> None:
     """Its tool was gone for a while: the SDK tells the agent around it, and brings the call again nevertheless."""
-    bank = Bank((0.7, [("d", "delegate", {"input": "Pay."})]), (0.9, []))
-    outer = delegating(bank, pay())
-    paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
-    for agent in (delegating(bank, pay()), outer):
+    bank = Bank((0.7, [("d", "delegate", {"input": "Pay."})]), (0.9, []), signed=signed)
+    paused = await bank.guard.pause(await bank.guard.run(delegating(bank, pay()), "Pay.", session_id="s"))
+    for kind, gone in (("edit", True), (None, False), ("approve", False)):
         assert paused is not None
-        if agent is not outer:
+        assert bank.paid == []
+        agent = delegating(bank, pay())
+        if gone:
             agent.tools[1]._agent_instance.tools.clear()  # type: ignore[union-attr]  # an agent as a tool
-        yes = [sign(request) for request in paused.requests]
-        paused = await bank.guard.pause(await bank.guard.resume(agent, paused.text, yes))
+        changed = {"arguments": {"to": "eve", "amount": 1}} if kind == "edit" else {}
+        said = [sign(request, kind, **changed) for request in paused.requests if kind]
+        paused = await bank.guard.pause(await bank.guard.resume(agent, paused.text, said))
     assert paused is None
     assert bank.paid == [["bob", 5]]
 
