@@ -402,7 +402,7 @@ async def test_a_sub_agent_that_could_not_go_on_does_so_later_and_its_call_runs_
         agent = delegating(bank, pay())
         if gone:
             agent.tools[1]._agent_instance.tools.clear()  # type: ignore[union-attr]  # an agent as a tool
-        changed = {"arguments": {"to": "eve", "amount": 1}} if kind == "edit" else {}
+        changed: dict[str, Any] = {"arguments": {"to": "eve", "amount": 1}} if kind == "edit" else {}
         said = [sign(request, kind, **changed) for request in paused.requests if kind]
         paused = await bank.guard.pause(await bank.guard.resume(agent, paused.text, said))
     assert paused is None
