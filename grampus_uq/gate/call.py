@@ -383,7 +383,9 @@ def answer_text(decision: ApprovalDecision, rejected: str = REJECTED) -> str:
     """The text for the model in place of a result, when a human rejected the call, or answered for it."""
     if decision.kind is ApprovalKind.RESPOND:
         return decision.message or ""
-    return rejected.format(message=f" They said: {decision.message}" if decision.message else "")
+    said = (decision.message or "").rstrip()
+    end = "" if said.endswith((".", "!", "?")) else "."
+    return rejected.format(message=f" They said: {said}{end}" if said else "")
 
 
 def edit_note(record: CallRecord) -> str | None:
