@@ -166,7 +166,7 @@ class SessionStarted:
     tools_hash: str | None = None
     profile_fingerprint: str | None = None
     advisory: bool = False
-    release_probability: float | None = None
+    release_probability: _Unit | None = None
     let_through: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     thresholds: Thresholds | None = None

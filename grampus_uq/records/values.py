@@ -15,13 +15,13 @@ import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, SupportsFloat
+from typing import Annotated, Any, Final, SupportsFloat
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.building import built_model
-from grampus_uq.records.call_parts import CallDoubt, CallPart, doubt_with_values
+from grampus_uq.records.call_parts import CallDoubt, CallPart, Unit, doubt_with_values
 from grampus_uq.records.vocabulary import (
     Effect,
     StopReason,
@@ -321,6 +321,12 @@ class Verdict:
         return not self.action.stops
 
 
+def _unit_or_not_run(value: float) -> float:
+    if value != -1.0 and not 0.0 <= value <= 1.0:
+        raise ValueError("must be in [0, 1], or -1 where it was not run")
+    return value
+
+
 class StepUncertainty(BaseModel):
     """The monitor's conclusion from one step.
 
@@ -333,16 +339,16 @@ class StepUncertainty(BaseModel):
 
     step_id: str
     step_type: str
-    index: int
-    verbalized_confidence: float = 0.5
-    p_true_confidence: float = -1.0
-    token_probability: float | None = None
-    token_entropy: float | None = None
-    semantic_confidence: float | None = None
-    fused_confidence: float = 0.5
-    propagated_confidence: float
-    p_success: float | None = None
-    trajectory_risk: float | None = None
+    index: Annotated[int, Field(ge=0)]
+    verbalized_confidence: Unit = 0.5
+    p_true_confidence: Annotated[float, AfterValidator(_unit_or_not_run)] = -1.0
+    token_probability: Unit | None = None
+    token_entropy: Unit | None = None
+    semantic_confidence: Unit | None = None
+    fused_confidence: Unit = 0.5
+    propagated_confidence: Unit
+    p_success: Unit | None = None
+    trajectory_risk: Annotated[float, Field(ge=0.0)] | None = None
     level: UncertaintyLevel
     sources: tuple[UncertaintySource, ...] = ()
     action: UncertaintyAction

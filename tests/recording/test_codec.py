@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording import decode, encode
 from grampus_uq.recording.codec import MAX_DEPTH
 from grampus_uq.records.events import Event, LookEvent, OutcomeEvent, StepEvent
-from grampus_uq.records.values import Outcome, TokenLogprob, ToolCall
+from grampus_uq.records.values import Outcome, StepUncertainty, TokenLogprob, ToolCall
 from tests.recording.events import events, session, started, step_event
 from tests.sampling import examples
 
@@ -119,6 +120,22 @@ def test_a_wrong_line_names_its_place_its_field_and_what_is_wrong(line: bytes, f
         decode(line, path="a.jsonl", number=3)
     assert (caught.value.path, caught.value.line, caught.value.field) == ("a.jsonl", 3, field)
     assert says in str(caught.value)
+
+
+CONFIDENCES = [
+    name for name in StepUncertainty.model_fields if re.search(r"_(confidence|probability|entropy)$|p_success", name)
+]
+
+
+@given(
+    st.sampled_from([*CONFIDENCES, "trajectory_risk", "index"]), st.sampled_from([-1e308, -2, -0.5, 1.5, 10**20, 1e308])
+)
+def test_a_confidence_out_of_range_is_refused_by_its_name(name: str, value: float) -> None:
+    if name not in CONFIDENCES and value > 0:
+        value = -value
+    with pytest.raises(DataError) as caught:
+        decode(changed(step_event(0), **{f"assessment__{name}": value}), path="a.jsonl", number=3)
+    assert (caught.value.path, caught.value.line, caught.value.field) == ("a.jsonl", 3, f"assessment.{name}")
 
 
 def test_an_error_shows_little_of_a_huge_value() -> None:
