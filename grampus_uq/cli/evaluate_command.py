@@ -17,6 +17,7 @@ from grampus_uq.cli.printing import (
     naming_refused,
     one_line,
     print_json,
+    print_lines,
     print_table,
     progress,
     say_beside,
@@ -147,8 +148,7 @@ def _print(found: Evaluation, every_row: bool) -> None:
         say_beside(f"{quantity(row.runs, 'run')}, {row.stop_reason}: {row.use} ({row.why})")
     for line in found.assumptions:
         say_beside(line)
-    for warning in found.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    print_lines((f"warning: {warning}" for warning in found.warnings), err=True)
     for status in found.watch:
         say_beside(f"calibration {status.detector[:12]}, {status.variant.value}: {status.sentence}")
     if every_row:

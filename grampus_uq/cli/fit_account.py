@@ -7,25 +7,27 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import click
-
-from grampus_uq.cli.printing import counts_line, naming_refused, print_json, progress
+from grampus_uq.cli.printing import counts_line, naming_refused, print_json, print_lines, progress
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.detector import DetectorFit
 from grampus_uq.learn.profiles import Part, ProfileFit
 from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, load, save
+from grampus_uq.recording.runs import beginnings
 
 _WIDTH = 100
 _INDENT = " " * 11
 _SHOWN = 10
+_DIFFERENT = 2
 _CHOSEN = (
     "Labelling the runs with the best scores gives a release rule soonest; a run without a label then counts as wrong "
     "(--labels by-score), and the promise holds."
 )
 
 
-def fit_and_print(fitting: Callable[..., ProfileFit], output: str, *, force: bool, as_json: bool) -> None:
+def fit_and_print(
+    fitting: Callable[..., ProfileFit], paths: Sequence[str], output: str, *, force: bool, as_json: bool
+) -> None:
     """Fit, save, print; where nothing could be fitted, save only by force, and exit with status 1."""
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
@@ -37,8 +39,8 @@ def fit_and_print(fitting: Callable[..., ProfileFit], output: str, *, force: boo
             print_json({"profile": written, **_detector_json(fit.detector), **fit.to_json()})
         else:
             rings = fit.detector is not None and not fit.detector.detector.threshold.shortage
-            for line in (*_account(fit), *_written_lines(written, fit.artifact.fingerprint, rings=rings)):
-                click.echo(line)
+            print_lines(_account(fit, paths))
+            print_lines(_written_lines(written, fit.artifact.fingerprint, rings=rings))
         if fit.empty:
             raise SystemExit(1)
 
@@ -79,13 +81,13 @@ def _detector_json(fit: DetectorFit | None) -> dict[str, Any]:
     }
 
 
-def _account(fit: ProfileFit) -> Iterator[str]:
+def _account(fit: ProfileFit, paths: Sequence[str]) -> Iterator[str]:
     yield counts_line(fit.counts)
     without_task = f"; {fit.without_task} runs name no task and count as one each" if fit.without_task else ""
     parts = f"{fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds"
     yield from _wrapped("split", f"{parts} of {fit.tasks} independent tasks{without_task}")
     yield from _guarded_lines(fit.artifact.profile.policy)
-    yield from _fitted_for_lines(fit.artifact.fitted_for)
+    yield from _fitted_for_lines(fit.artifact.fitted_for, paths)
     for part in fit.parts:
         yield from _part_lines(part)
     if not fit.empty:
@@ -103,15 +105,31 @@ def _guarded_lines(policy: UncertaintyPolicy) -> Iterator[str]:
         yield from _wrapped("always ask", _listed(policy.always_ask_tool_names))
 
 
-def _fitted_for_lines(facts: FittedFor) -> Iterator[str]:
-    """A warning where the profile could act in no session, since the recordings do not say what they were made with."""
-    unknown = [name for name, value in facts.model_dump().items() if value is None]
-    if unknown:
-        yield from _wrapped(
-            "acts",
-            f"NOWHERE as it is: the recordings share no known {', '.join(unknown)}. Where a profile does not fit, the "
-            f"default limits decide. Record with monitor.session(..., {', '.join(f'{name}=...' for name in unknown)}).",
-        )
+def _fitted_for_lines(facts: FittedFor, paths: Sequence[str]) -> Iterator[str]:
+    """A warning where the profile could act in no session, since the recordings do not say what they were made with.
+
+    For each unknown fact it names a run that lacks it, or two that differ.
+    """
+    runs: dict[str, dict[str | None, str]] = {name: {} for name, value in facts.model_dump().items() if value is None}
+    if not runs:
+        return
+    for start in beginnings(paths):
+        for name, found in runs.items():
+            value = getattr(start, name) or None
+            if value is None or len(found) < _DIFFERENT:
+                found.setdefault(value, start.session_id)
+    lacking = [f"run {found[None]!r:.80} has no {name}" for name, found in runs.items() if None in found]
+    lacking += [
+        " and ".join(f"run {run!r:.80} has {name} {value!r:.40}" for value, run in found.items())
+        for name, found in runs.items()
+        if found and None not in found
+    ]
+    yield from _wrapped(
+        "acts",
+        f"NOWHERE as it is: the recordings share no known {', '.join(runs)} ({'; '.join(lacking)}). Where a profile "
+        "does not fit, the default limits decide. "
+        f"Record with monitor.session(..., {', '.join(f'{name}=...' for name in runs)}).",
+    )
 
 
 def _part_lines(part: Part) -> Iterator[str]:

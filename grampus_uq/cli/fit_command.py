@@ -128,7 +128,7 @@ def command(
     options = FitOptions(labels=how, streams=streams or None, **chosen)
     if budget is None:
         work = partial(fit_profile, list(paths), base=base_of(base, irreversible), options=options, workers=workers)
-        fit_and_print(work, output, force=force, as_json=as_json)
+        fit_and_print(work, paths, output, force=force, as_json=as_json)
         return
     others: dict[str, Any] = {"--accuracy": options.accuracy, "--wrong-releases": options.wrong_releases}
     others |= {"--question": options.question, "--pause-share": options.pause_share}
@@ -140,7 +140,7 @@ def command(
     # Without the signals that the detector reads it would never alarm.
     policy = guarding_as_recorded(policy.model_copy(update=switches_of(streams)), paths)
     without_labels = partial(_fit_budget, paths, streams, budget, policy, options=options, workers=workers)
-    fit_and_print(without_labels, output, force=force, as_json=as_json)
+    fit_and_print(without_labels, paths, output, force=force, as_json=as_json)
 
 
 def _checked(names: tuple[str, ...]) -> tuple[str, ...]:

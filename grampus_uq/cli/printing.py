@@ -61,8 +61,13 @@ def print_result(as_json: bool, value: Any, lines: Iterable[str]) -> None:
     if as_json:
         print_json(value)
     else:
-        for line in lines:
-            click.echo(line)
+        print_lines(lines)
+
+
+def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
+    """Lines with names and texts from files among them: escapes stand for all that hides or imitates."""
+    for line in lines:
+        click.echo(visible(line), err=err)
 
 
 def print_json_array(items: Iterable[Any]) -> None:
@@ -76,7 +81,7 @@ def print_json_array(items: Iterable[Any]) -> None:
 
 def say_beside(text: str) -> None:
     """Print text that belongs to a table: above or below it on a terminal, else on standard error."""
-    click.echo(text, err=not sys.stdout.isatty())
+    print_lines([text], err=not sys.stdout.isatty())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 
 from grampus_uq.core.policy import UncertaintyPolicy
-from grampus_uq.errors import DataError
-from grampus_uq.recording.runs import Paths, beginnings, recording_files
+from grampus_uq.recording.runs import Paths, beginnings
 from grampus_uq.records.events import SessionStarted
 from grampus_uq.records.tool_names import refusal_of
 
@@ -19,10 +17,8 @@ def guarding_as_recorded(policy: UncertaintyPolicy, paths: Paths) -> Uncertainty
     Recordings from before the names were kept add none; a file that cannot be read adds what comes before the damage,
     and whoever reads its runs names it.
     """
-    for path in recording_files(paths):
-        with suppress(DataError):
-            for start in beginnings(path):
-                policy = guarding_also(policy, start)
+    for start in beginnings(paths):
+        policy = guarding_also(policy, start)
     return policy
 
 

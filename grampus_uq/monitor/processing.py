@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.events import Event
 from grampus_uq.records.protocols import Processor, ResumableProcessor
+from grampus_uq.records.values import canonical_json
 
 log = logging.getLogger("grampus_uq.monitor.monitor")
 
@@ -63,11 +64,12 @@ class Processing:
         for processor in reversed(self._resumable):  # of two with one key the first one's counts
             try:
                 entry = processor.snapshot(session_id)
+                if entry is not None:
+                    entry = dict(entry)
+                    canonical_json(entry)  # any other entry would cost the session its whole snapshot
+                    entries[processor.snapshot_key] = entry
             except Exception as error:  # noqa: BLE001 (a failing sink must not stop the agent)
                 self._count_failure(processor, error)
-            else:
-                if entry is not None:
-                    entries[processor.snapshot_key] = dict(entry)
         return entries
 
     def _count_failure(self, processor: Processor, error: Exception) -> None:

@@ -441,6 +441,11 @@ class Session:
         """
         decision = arguments.one_of(_ANSWERS, decision, "decision", "record_decision", self._reject)
         decided = None if call is None else arguments.call(call, "call", "record_decision", self._reject)
+        principal = arguments.name(principal, "principal", "record_decision", self._reject)
+        step_id, message = (
+            None if text is None else arguments.name(text, parameter, "record_decision", self._reject)
+            for parameter, text in (("step_id", step_id), ("message", message))
+        )
         acknowledges = acknowledges and decision in APPROVALS
         with self._lock:
             self._check_place()

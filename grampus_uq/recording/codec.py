@@ -115,13 +115,6 @@ def _open(line: bytes, path: str, number: int | None) -> tuple[str, bytes]:
 
 
 def _check_numbers(event: Event) -> None:
-    if isinstance(event, StepEvent):
-        # The sum of finite numbers is finite, or too large: then they are looked at one by one, as below.
-        total = event.step.time_s
-        for reading in event.readings:
-            total += reading.duration_s + (reading.cost_usd or 0.0)
-        if math.isfinite(total) and event.step.logprobs is None:
-            return
     for field, number in _unchecked_numbers(event):
         if number is not None and not math.isfinite(number):
             raise DataError(f"must be a finite number. Got {number!r}.", field=field)
@@ -131,9 +124,6 @@ def _unchecked_numbers(event: Event) -> Iterator[tuple[str, float | None]]:
     """The floats that no record checks when it is built."""
     if isinstance(event, StepEvent):
         yield "step.time_s", event.step.time_s
-        for index, reading in enumerate(event.readings):
-            yield f"readings.{index}.cost_usd", reading.cost_usd
-            yield f"readings.{index}.duration_s", reading.duration_s
         yield from _logprobs(event.step.logprobs or ())
     elif isinstance(event, OutcomeEvent):
         yield "outcome.time_s", event.outcome.time_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -222,18 +223,17 @@ def interleaved(session_id: str, path: Path, line: int) -> DataError:
 def beginnings(paths: Paths) -> Iterator[SessionStarted]:
     """Yield how each session under files and folders began; of the other lines nothing is read but their type.
 
-    Lines that do not decode are passed over; reading the runs reports them.
+    Lines that do not decode and files that cannot be read are passed over; reading the runs reports them.
     """
     for path in recording_files(paths):
-        for _, line in raw_lines(path):
-            # Only these lines have the field; in a text its quotes would be escaped.
-            if isinstance(line, bytes) and b'"resumed"' in line:
-                try:
-                    event = decode(line)
-                except DataError:
-                    continue
-                if isinstance(event, SessionStarted):
-                    yield event
+        with suppress(DataError):
+            for _, line in raw_lines(path):
+                # Only these lines have the field; in a text its quotes would be escaped.
+                if isinstance(line, bytes) and b'"resumed"' in line:
+                    with suppress(DataError):
+                        event = decode(line)
+                        if isinstance(event, SessionStarted):
+                            yield event
 
 
 def find_run(paths: Paths, session_id: str, *, on_refused: Refused | None = None) -> Run:

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from grampus_uq.records.values import Outcome, Reading, Step, StepUncertainty, ToolCall
+from grampus_uq.records.values import Nanoseconds, Outcome, Reading, Step, StepUncertainty, ToolCall
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.trajectory_risk import StepComponents
 
@@ -44,8 +44,8 @@ class StepEvent:
     step: Step
     readings: tuple[Reading, ...]
     assessment: StepUncertainty
-    started_ns: int
-    ended_ns: int
+    started_ns: Nanoseconds
+    ended_ns: Nanoseconds
     trajectory: TrajectoryReading | None = None
 
 

@@ -33,6 +33,14 @@ from grampus_uq.records.vocabulary import (
 from grampus_uq.records.vocabulary import Role as Role
 from grampus_uq.stats.stored_values import FROZEN
 
+_MOST: Final = 2**53
+_MOST_USD: Final = 1e12
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+"""A number of things; a sum of a thousand fits into 64 bits."""
+Nanoseconds = Annotated[int, Field(ge=0, le=2**62)]
+"""Since 1970 (UTC)."""
+Cost = Annotated[float, Field(ge=0.0, le=_MOST_USD)]
+"""US dollars; a sum of costs stays finite."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _SETTINGS: Final[Any] = (_CANONICAL.default, json.encoder.encode_basestring, None, ":", ",", True, False, False)
 _make: Final[Any] = getattr(json.encoder, "c_make_encoder", None)  # CPython's; None elsewhere
@@ -223,8 +231,8 @@ class Step:
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     effect: Effect | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
 
     def __post_init__(self) -> None:
         if self.effect is not None and type(self.effect) is not Effect:
@@ -249,7 +257,8 @@ class Reading:
 
     Calls, tokens and cost are the monitor's own, never the agent's. `samples` and `early_stopped` belong to sampling
     signals. Any kind of number (an int, numpy's) is kept as a float. Raises ValueError when the value is not a finite
-    number in [0, 1] (a boolean is none), or is missing without a reason.
+    number in [0, 1] (a boolean is none), or is missing without a reason, and on anything that no recording can hold: a
+    count that is not a whole number of at least 0, a cost or a time that is not finite, half a character.
 
     `parts` belong to a reading of proposed calls: their tools' names and arguments, one by one.
     """
@@ -258,14 +267,14 @@ class Reading:
     value: float | None
     reason: str | None = None
     detail: str | None = None
-    calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
-    samples: int = 0
+    calls: Count = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cost_usd: Cost | None = None
+    samples: Count = 0
     early_stopped: bool | None = None
-    started_ns: int = 0
-    duration_s: float = 0.0
+    started_ns: Nanoseconds = 0
+    duration_s: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     parts: tuple[CallPart, ...] = ()
 
     def __post_init__(self) -> None:
@@ -277,6 +286,32 @@ class Reading:
                 object.__setattr__(self, "value", _as_float(self.source, self.value))
             if not 0.0 <= self.value <= 1.0:  # also refuses NaN
                 raise ValueError(f"A reading of {self.source!r} must be in [0, 1] or None. Got {self.value!r}.")
+        counts = (self.calls, self.input_tokens, self.output_tokens, self.samples)
+        rest = (self.started_ns, self.cost_usd, self.duration_s, self.early_stopped, self.parts)
+        if (counts, rest) != _NOTHING_SPENT:
+            _check_rest(self, counts)
+        for text in (self.source, self.reason, self.detail):
+            if text is not None and not text.isascii():
+                text.encode()
+
+
+_NOTHING_SPENT: Final = ((0, 0, 0, 0), (0, None, 0.0, None, ()))
+
+
+def _check_rest(reading: Reading, counts: tuple[Any, ...]) -> None:
+    cost, early = reading.cost_usd, reading.early_stopped
+    if (
+        all(type(count) is int and 0 <= count <= _MOST for count in counts)
+        and type(reading.started_ns) is int
+        and 0 <= reading.started_ns <= 2**62
+        and (cost is None or 0.0 <= cost <= _MOST_USD)
+        and math.isfinite(reading.duration_s)
+        and (early is None or type(early) is bool)
+        and type(reading.parts) is tuple
+    ):
+        return
+    got = {name: getattr(reading, name) for name in ("calls", "input_tokens", "output_tokens", "samples", "cost_usd")}
+    raise ValueError(f"A reading of {reading.source!r} must say what it cost in finite numbers, at least 0. Got {got}.")
 
 
 def _as_float(source: str, value: object) -> float:
@@ -339,7 +374,7 @@ class StepUncertainty(BaseModel):
 
     step_id: str
     step_type: str
-    index: Annotated[int, Field(ge=0)]
+    index: Count
     verbalized_confidence: Unit = 0.5
     p_true_confidence: Annotated[float, AfterValidator(_unit_or_not_run)] = -1.0
     token_probability: Unit | None = None
@@ -356,7 +391,7 @@ class StepUncertainty(BaseModel):
     guarantee: str | None = None
     reflection_injected: bool = False
     reasoning: str = ""
-    samples_used: int = 0
+    samples_used: Count = 0
     missing_reason: str | None = None
     tool_name: str | None = None
     effect: Effect | None = None

@@ -12,6 +12,7 @@ from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.fields import kind_of
 from grampus_uq.wire.responses import ReadResponse, read_response
+from grampus_uq.wire.usage import read_usage
 
 
 async def ask_model(
@@ -85,7 +86,8 @@ def parse_response(reply: Any) -> ModelResponse:
     are missing or broken stay None, and broken ones say why.
     """
     if isinstance(reply, ModelResponse):
-        return reply
+        usage = read_usage(reply.token_usage)
+        return reply if usage is reply.token_usage else reply.model_copy(update={"token_usage": usage})
     read = read_response(reply) if not isinstance(reply, str | None) else ReadResponse(problem="is no answer")
     if read.problem is not None:
         raise ModelError(f"The model client returned {kind_of(reply)}, which {read.problem}.")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 from grampus_uq.records.values import TokenUsage
 from grampus_uq.wire.fields import field
 
-MOST_TOKENS: Final = 2**53
+MOST_TOKENS: Final = 2**43
 """A larger count is stated only by mistake; counts must stay addable and storable."""
+
+MOST_USD: Final = 1e9
+"""As above, of a cost."""
 
 _INPUT: Final = ("input_tokens", "prompt_tokens", "prompt_token_count")
 _OUTPUT: Final = ("output_tokens", "completion_tokens", "candidates_token_count")
@@ -32,11 +34,15 @@ def read_usage(usage: Any, *, model: str = "") -> TokenUsage:
     >>> read_usage({"prompt_tokens": 3, "completion_tokens": 4}).total_tokens
     7
     """
-    if isinstance(usage, TokenUsage) and max(usage.input_tokens, usage.output_tokens, usage.total_tokens) < MOST_TOKENS:
+    if (
+        isinstance(usage, TokenUsage)
+        and max(usage.input_tokens, usage.output_tokens, usage.total_tokens) < MOST_TOKENS
+        and 0.0 <= (usage.cost_usd or 0.0) < MOST_USD
+    ):
         return usage
     spent_in, spent_out, total = read_counts(usage)
     cost, named = field(usage, "cost_usd"), field(usage, "model")
-    known = isinstance(cost, int | float) and not isinstance(cost, bool) and math.isfinite(cost)
+    known = isinstance(cost, int | float) and not isinstance(cost, bool) and 0.0 <= cost < MOST_USD
     return TokenUsage(
         input_tokens=spent_in or 0,
         output_tokens=spent_out or 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,7 @@ COMMANDS = {
     "table": lambda folder: ["runs", "table", folder, "-o", "-", "--format", "csv"],
     "evaluate": lambda folder: ["evaluate", folder, "--draws", "20"],
     "fit": lambda folder: ["fit", folder, "-o", f"{folder}/../fitted.json", "--force", "--irreversible", "send"],
+    "fit --budget": lambda folder: ["fit", folder, "-o", f"{folder}/../fitted.json", "--budget", "0.3"],
     "replay": lambda folder: ["runs", "replay", folder, "--profile", profile(folder)],
     "compare": lambda folder: ["compare", profile(folder), profile(folder), folder, "--draws", "20"],
 }
@@ -176,3 +178,29 @@ def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "b.jsonl")
     done = called("runs", "list", str(tmp_path), "--json")
     assert [run["session_id"] for run in json.loads(done.stdout)] == ["a"]
+
+
+HOSTILE = "x\x07\x9b2J\u202e\u200b"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["fit", "--budget", "0.3", "--stream", HOSTILE, "-o", "p.json"],
+        pytest.param(["fit", "--force", "-o", "p.json"], marks=pytest.mark.slow),
+        pytest.param(["evaluate", "--draws", "2"], marks=pytest.mark.slow),
+    ],
+    ids=lambda command: command[0],
+)
+def test_names_from_recordings_reach_the_terminal_without_what_it_obeys(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(12):
+        steps = [{HOSTILE: 0.9 - 0.05 * number if number % 4 else None}] * 2
+        start, *rest = events(f"r{number}{HOSTILE}", steps, number % 2 == 0)
+        write(tmp_path / "runs" / f"r{number}.jsonl", [replace(start, model=HOSTILE * (number > 0)), *rest])
+    result = called(*command, "runs")
+    assert not {char for char in result.output if not char.isprintable()} - {"\n", "\t"}
+    if "p.json" in command:
+        assert "has no model" in " ".join(result.output.split())

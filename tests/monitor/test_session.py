@@ -396,6 +396,69 @@ async def test_what_the_monitor_spent_is_reported_apart_from_the_agents_usage():
 # -- hostile content --
 
 
+COSTS = {
+    "calls": st.sampled_from([1, -1, 10**400, "many", None, 1.5]),
+    "input_tokens": st.sampled_from([0, -5, 2**63, "x", 1.5, float("nan")]),
+    "samples": st.sampled_from([0, -1, None, 10**30]),
+    "cost_usd": st.sampled_from([None, 1e308, -1.0, float("nan"), float("inf"), "1"]),
+    "duration_s": st.sampled_from([0.0, float("nan"), float("inf")]),
+    "early_stopped": st.sampled_from([None, "no", 5]),
+    "parts": st.sampled_from([(), 5, [1]]),
+    "detail": st.sampled_from([None, "fine", "half an emoji: \ud83d"]),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=COSTS), st.sampled_from([1.0, 1e308, -1e308]), st.sampled_from([1, 10**300]))
+@some
+def test_whatever_a_signal_or_a_client_says_it_cost_the_run_goes_on_is_recorded_and_can_be_resumed(cost, usd, tokens):
+    """A cost of 1e308 dollars, twice, is infinite: the session could not be taken up again in another process."""
+
+    class Spender:
+        source = "spender"
+
+        def read(self, step):
+            return Reading(source="spender", value=0.5, **cost)
+
+    spent = TokenUsage(input_tokens=tokens, cost_usd=usd)
+    client = ScriptedModel(lambda _, options: answer("0.5").model_copy(update={"token_usage": spent}))
+    recorded = Captured()
+    monitor = UncertaintyMonitor(sensing=Sensing(signals=[Spender()]), processors=[recorded], advisory=True)
+    session = monitor.session("s")
+    for number in range(3):
+        observe = partial(session.observe_llm_response, prompt_messages=PROMPT, model_client=client)
+        anyio.run(observe, "Confidence: 90%", f"l{number}")
+    assert [decode(encode(event)) for event in recorded.events] == recorded.events
+    assert monitor.session("s", snapshot=through_json(session.snapshot())).state == session.state
+    assert monitor.session("s", snapshot=through_json(session.compact_snapshot())).state == session.state
+
+
+@given(st.sampled_from([[1, 2], 5, "text", {"a": float("nan")}, {"a": object()}, {"a": {1}}]))
+def test_an_entry_of_a_processor_that_is_no_json_object_costs_the_snapshot_nothing_else(entry):
+    class Careless:
+        snapshot_key = "careless"
+
+        def on_event(self, event): ...
+
+        def begin(self, session_id, kept): ...
+
+        def snapshot(self, session_id):
+            return entry
+
+    monitor = UncertaintyMonitor(processors=[Careless()], advisory=True)
+    snapshot = through_json(monitor.session("s").snapshot())
+    assert "careless" not in snapshot
+    assert monitor.session("s", snapshot=snapshot).session_id == "s"
+    assert monitor.processor_failures == {Careless.__qualname__: 1}
+
+
+@pytest.mark.parametrize("text", ["half an emoji: \ud83d", 5, None, object()])
+def test_a_decision_whose_texts_no_recording_holds_is_recorded_all_the_same_where_nothing_is_stopped(text) -> None:
+    recorded = Captured()
+    session = UncertaintyMonitor(processors=[recorded], advisory=True).session("s")
+    session.record_decision("reject", principal=text, step_id=text, message=text)
+    assert [decode(encode(event)) for event in recorded.events] == recorded.events
+
+
 @pytest.mark.anyio
 async def test_a_confidence_in_a_tools_output_or_a_users_text_is_not_read():
     session = UncertaintyMonitor().session("s")
