@@ -274,7 +274,7 @@ class Reading:
     samples: Count = 0
     early_stopped: bool | None = None
     started_ns: Nanoseconds = 0
-    duration_s: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    duration_s: float = 0.0
     parts: tuple[CallPart, ...] = ()
 
     def __post_init__(self) -> None:
