@@ -38,6 +38,7 @@ from grampus_uq.stats.calibration_watch import (
     watch_statuses,
 )
 from grampus_uq.stats.eprocess import Detector
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _WATCH, _RUN, _TASK = "watch", "watch-run", "watch-task"
 _TRIES = 100
@@ -65,6 +66,7 @@ class FinishedRun:
     task: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "run_id", replace_lone_surrogates(self.run_id))  # as a store gives it back
         if math.isnan(self.log_peak):
             raise ConfigurationError.of("log_peak", "FinishedRun", "a number", self.log_peak)
 
@@ -189,6 +191,7 @@ async def label_run(store: SessionStore, run_id: str, success: bool) -> list[Wat
 
     A label that was counted stays counted: a bet cannot be taken back.
     """
+    run_id = replace_lone_surrogates(run_id)
     found: list[WatchStatus] = []
     for document in await store.scan(_WATCH):
         state = _read(_Stored, document).state

@@ -169,6 +169,18 @@ async def test_a_store_where_the_last_writer_wins_would_count_twice() -> None:
     assert of(await CalibrationWatch(store, watched).statuses(), Variant.SUCCESSES).n_runs != 8
 
 
+async def test_a_run_named_with_half_a_character_leaves_the_watch_to_those_after_it() -> None:
+    """The watch looked for the document of another name, and took no run of anybody any more."""
+    store = MemoryStore()
+    watch = CalibrationWatch(store, detector())
+    for name in ("r\ud83d", "r2", "r\ud83d"):
+        await watch.finished(FinishedRun(run_id=name, log_peak=0.0))
+    await label_run(store, "r\ud83d", True)
+    statuses = await watch.statuses()
+    assert of(statuses, Variant.ALL_RUNS).gathering == REFERENCE_RUNS - 2
+    assert of(statuses, Variant.SUCCESSES).n_runs == 1
+
+
 async def test_touched_failed_and_unlabelled_runs_count_in_the_variant_without_labels_only() -> None:
     watch = CalibrationWatch(MemoryStore(), detector())
     for run in (
