@@ -8,8 +8,9 @@ import pytest
 
 from grampus_uq.errors import StoreError
 from grampus_uq.gate import gate as module
-from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallPhase, CallRecord, Terms, asked, settled
+from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallPhase, CallRecord, Terms, asked, granted, settled
 from grampus_uq.gate.gate import Gate, let_by
+from grampus_uq.gate.grants import Grant
 from tests.gate.test_gate import DOUBT, NEW, NOW, OPEN, PAY, TERMS
 
 pytestmark = pytest.mark.anyio
@@ -220,3 +221,49 @@ async def test_a_sub_agent_that_a_permit_let_ahead_goes_on_in_the_same_process()
     for _ in range(2):
         ran = await gate.start(record.clear_here(), PAY, TERMS, None, None, list[CallRecord]().append, any_effect=True)
         assert ran.phase is CallPhase.STARTED
+
+
+async def test_what_is_checked_before_its_start_is_claimed_meanwhile_and_not_asked_about_as_if_it_never_ran() -> None:
+    starts, shut, claims = Starts(), [False], list[bool]()
+
+    def precondition(call: Any) -> str | None:
+        claims.append(gate.spent(records[-1], "r"))
+        return "the shop is shut" if shut[0] else None
+
+    gate = process(starts, precondition=precondition, permits=Permit())
+    records = [approved(), NEW.change(step_id="llm_2", phase=CallPhase.CLEARED, cleared_by="permit abc").clear_here()]
+    for record in list(records):
+        records.append(record)
+        shut[0] = True
+        held = await gate.held_before(record, TERMS)
+        assert held is not None
+        assert not held.requests[0].unknown_outcome
+        shut[0] = False
+        assert await gate.held_before(record, TERMS) is None
+        assert not gate.spent(record, "r")
+        ran, _ = await started(gate, record)
+        assert ran.phase is CallPhase.STARTED
+        again = await gate.held_before(record, TERMS)
+        assert again is not None
+        (request,) = again.requests
+        assert (request.rule, request.agent_id, request.created_s) == (UNKNOWN_OUTCOME.rule, "clerk", NOW)
+        assert gate.spent(record, "r")
+    assert claims == [True] * 6
+    assert len(starts.had) == 2
+
+
+@pytest.mark.parametrize("by", ["grant", "chain big", "permit abc"])
+async def test_what_was_let_ahead_has_a_start_and_hands_it_on_to_the_request_under_which_it_waits(by: str) -> None:
+    starts, record = Starts(), NEW.change(phase=CallPhase.CLEARED, cleared_by=by)
+    if by == "grant":
+        record = granted(record, Grant(tool="pay", principal="ann", expires_s=NOW + 1.0))
+    gate, held = process(starts), asked(record, TERMS, OPEN, DOUBT, NOW)
+    with gate.once(record, "r") as first:
+        assert first
+    assert gate.spent(record, "r")
+    assert await gate.take_start(record, TERMS)
+    assert not await process(starts).take_start(record, TERMS)
+    assert gate.handed_on(record, held, "r") is held
+    assert not gate.spent(record, "r")
+    assert await gate.take_start(approved(held), TERMS)
+    assert len(starts.had) == 1

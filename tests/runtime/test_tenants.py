@@ -42,6 +42,7 @@ KINDS = (
     "wake",
     "dead",
     "permit",
+    "start",
 )
 
 
