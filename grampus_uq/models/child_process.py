@@ -43,8 +43,10 @@ class Child:
         )
         self._reader = threading.Thread(target=self._read, name="grampus-uq-child", daemon=True)
         self._reader.start()
-        if first_line:
-            self._write(first_line)
+        if first_line and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # a child that died at once says why in its output
+                self._process.stdin.write(first_line + "\n")
+                self._process.stdin.flush()
 
     @property
     def pid(self) -> int:
@@ -84,12 +86,6 @@ class Child:
             self._process.kill()
             self._process.wait()
         self._reader.join(timeout=1.0)
-
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None  # noqa: S101 (it was asked for)
-        with contextlib.suppress(OSError):  # a child that died at once says why in its output
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 (it was asked for)

@@ -25,6 +25,7 @@ from grampus_uq.telemetry.spans import SpanEmitter
 if TYPE_CHECKING:
     import httpx
 
+_TIMEOUT_S: Final = 10.0
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -48,7 +49,6 @@ class Poster:
         *,
         owner: str,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 10.0,
         attempts: int = 4,
         longest_wait_s: float = 30.0,
     ) -> None:
@@ -60,7 +60,7 @@ class Poster:
         if attempts < 1:
             raise ConfigurationError.of("attempts", owner, "at least 1", attempts)
         self.url, self._owner, self._headers = url, owner, dict(headers or {})
-        self._timeout_s, self._attempts, self._longest_wait_s = timeout_s, attempts, longest_wait_s
+        self._attempts, self._longest_wait_s = attempts, longest_wait_s
         self._stopping = threading.Event()
         self._client: httpx.Client | None = None
         self._process = 0
@@ -96,7 +96,7 @@ class Poster:
         import httpx
 
         if self._client is None or self._process != os.getpid():  # a connection of the parent process is not ours
-            self._client = httpx.Client(timeout=self._timeout_s, headers=self._headers, follow_redirects=False)
+            self._client = httpx.Client(timeout=_TIMEOUT_S, headers=self._headers, follow_redirects=False)
             self._process = os.getpid()
         return self._client.post(self.url, json=body)
 
