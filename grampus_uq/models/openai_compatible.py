@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
-import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models.chat_client import ChatClient
 from grampus_uq.models.chat_format import CallOptions, Prices, parse_completion, request_body
 from grampus_uq.models.http_pools import LoopPools
+from grampus_uq.models.own_threads import OwnThreads
 from grampus_uq.models.refusals import error_of, retry_after, scrubbed
 from grampus_uq.records.values import Message, ModelResponse
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _MEGABYTE = 1_000_000
 # Enough to explain an error; whatever a broken proxy sends after that is not read.
 _ERROR_BYTES = 65_536
+_threads = OwnThreads("client", 4)
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -66,7 +68,7 @@ class OpenAICompatibleModel(ChatClient):
     async def warmup(self) -> None:
         """Load the HTTP library and the certificates in a worker thread, so that the first call need not."""
         if self._tls is None:
-            self._tls = await anyio.to_thread.run_sync(_prepare, self._url)
+            self._tls = await _threads.run(partial(_prepare, self._url))
 
     async def aclose(self) -> None:
         """Close the connections of this event loop. The client may be used again; it then opens new ones."""

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
-import anyio.to_thread
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.models.own_threads import OwnThreads
 from grampus_uq.monitor.read_ahead import ReadAhead, read_beside
 from grampus_uq.monitor.sensing_settings import Sensing, check_budgets, check_weights, own_budgets
 from grampus_uq.records.call_parts import WHOLE_CALL
@@ -48,6 +48,7 @@ LONG_COMPLETION: Final = 500
 """Tokens with log-probabilities above which a step is read in a worker thread: as many take about a millisecond."""
 LONG_TEXT: Final = 16_000
 """Characters of tokens, times calls, above which a step is: each of its calls is sought in all of the text."""
+_threads: Final = OwnThreads("reading", 8)
 
 
 def _is_long(step: Step) -> bool:
@@ -192,7 +193,7 @@ class SensingPlan:
     async def sense(self, profile: Profile, step: Step, given: StepInput, problem: str | None) -> list[Reading]:
         """All readings of a step: a long one's tokens in a worker thread. Raises nothing but cancellation."""
         if _is_long(step):
-            tokens = await anyio.to_thread.run_sync(read_tokens, step, given.messages)
+            tokens = await _threads.run(partial(read_tokens, step, given.messages))
             readings = [*(read_instant(signal, step) for signal in self.instant), *tokens]
         else:
             readings = self.read(step, given.messages, problem)

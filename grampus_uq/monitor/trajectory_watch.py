@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-import anyio.to_thread
 import numpy.typing as npt
-from anyio.lowlevel import RunVar
 from pydantic import JsonValue
 
 from grampus_uq.core.risk import TrajectoryRiskSettings
+from grampus_uq.models.own_threads import OwnThreads
 from grampus_uq.records.events import (
     Event,
     ObservationEvent,
@@ -39,10 +38,8 @@ from grampus_uq.stats.stored_values import STORED, to_json
 MAX_WAITING: Final = 64
 """Steps that may be complete and not yet read; a user who goes on writing without an answer is not counted further."""
 
-_WORKERS: Final = 8
-"""Threads that may embed at once on one event loop: a model that hangs holds these and no others."""
-
-_workers: RunVar[anyio.CapacityLimiter] = RunVar("grampus_uq_embedding_threads")
+_threads: Final = OwnThreads("embedding", 8)
+"""A model that hangs holds these and no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +132,9 @@ class TrajectorySensor:
         if not needs_embedding(steps):
             return _reading(turns, sense_steps(steps, self.embedder), step)
         work = partial(sense_steps, steps, self.embedder)
-        components, reason = await within(UncertaintySource.TRAJECTORY_RISK, partial(_in_thread, work), self.timeout_s)
+        components, reason = await within(
+            UncertaintySource.TRAJECTORY_RISK, partial(_threads.run, work), self.timeout_s
+        )
         if components is None:
             return self.unread(turns, reason or MissingReason.SIGNAL_ERROR, step)
         return _reading(turns, components, step)
@@ -208,15 +207,6 @@ class TrajectoryWatch:
         if self._sensor.instant or not needs_embedding(turns.memory.waiting):
             return self._sensor.read_now(turns)
         return self._sensor.unread(turns, MissingReason.NOT_SENSED)
-
-
-async def _in_thread(work: Callable[[], Any]) -> Any:
-    try:
-        workers = _workers.get()
-    except LookupError:
-        workers = anyio.CapacityLimiter(_WORKERS)
-        _workers.set(workers)
-    return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=workers)
 
 
 def _lean(step: ObservedStep) -> ObservedStep:

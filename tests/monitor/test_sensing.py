@@ -6,6 +6,8 @@ import json
 import threading
 from dataclasses import replace
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from grampus_uq import (
@@ -25,6 +27,7 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.errors import ConfigurationError, RateLimitedError
+from grampus_uq.models import OpenAICompatibleModel
 from grampus_uq.monitor import sensing
 from grampus_uq.monitor.sensing import LONG_COMPLETION, SensingPlan, StepInput
 from grampus_uq.signals import registry
@@ -519,3 +522,22 @@ async def test_a_long_completion_is_read_off_the_event_loop_and_as_a_short_one_i
     session = UncertaintyMonitor().session("s")
     await session.observe_llm_response("x", "a", logprobs=long.logprobs)
     assert session.state.has_reading
+
+
+@pytest.mark.anyio
+async def test_an_agent_is_read_although_the_application_holds_every_thread_of_the_event_loop():
+    """Forty plain endpoints of a web server, each in a thread, waited for forty agents, which waited for a thread."""
+    word = TokenLogprob(token="word ", logprob=-0.1)
+    session = UncertaintyMonitor().session("s")
+    model = OpenAICompatibleModel("http://127.0.0.1:1/v1")
+    threads = anyio.to_thread.current_default_thread_limiter()
+    owners = [object() for _ in range(int(threads.available_tokens))]
+    for owner in owners:
+        threads.acquire_on_behalf_of_nowait(owner)
+    try:
+        with anyio.fail_after(20):
+            await session.observe_llm_response("word " * 501, "a", logprobs=(word,) * (LONG_COMPLETION + 1))
+            await model.warmup()
+    finally:
+        for owner in owners:
+            threads.release_on_behalf_of(owner)
