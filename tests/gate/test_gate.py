@@ -698,7 +698,7 @@ def test_an_unvouched_belief_starts_nothing_else_that_declaration_or_policy_call
 
 def test_a_grant_starts_its_call_by_the_hosts_clock_or_else_this_machines() -> None:
     record = granted(waiting(), Grant(tool="pay", principal="ann", expires_s=NOW + 1))
-    assert started(record, Effect.READ, None, at(NOW)).phase is CallPhase.STARTED
+    assert started(record, Effect.READ, None, at(NOW, Gate(approvals=OPEN))).phase is CallPhase.STARTED
     assert started(record, Effect.READ, None).waiting
     spent, before = approved(), time.time()
     gate = Gate()
