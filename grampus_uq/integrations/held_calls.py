@@ -52,7 +52,7 @@ from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate, record_answer
 from grampus_uq.gate.recovery import recovered
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.seal import session_place
-from grampus_uq.integrations.call_records import CallRecords, Key
+from grampus_uq.integrations.call_records import OVER, CallRecords, Key
 from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings
 
@@ -326,6 +326,14 @@ class HeldCalls:
             for request in self.records[slot].requests:
                 self.arrived.pop(request.id, None)
             self.records.keep(slot, settled(self.records[slot], _WENT_ON, is_error=True))
+
+    def close(self) -> None:
+        """Close all calls that are not over: the framework went past the answer that held them."""
+        for slot, record in self.records.items():
+            if record.phase not in OVER:
+                text = _WENT_ON if record.waiting else None  # one that was cleared may have run
+                self.records.keep(slot, settled(record, text, is_error=record.waiting))
+        self.arrived.clear()
 
     async def void(self, record: CallRecord) -> bool:
         """Return True if a call that was just approved must not run after all, and waits again.

@@ -54,6 +54,7 @@ except ImportError as error:
 from grampus_uq.integrations.pydantic_ai_messages import (
     KEY,
     carried_in,
+    carries_latest,
     find_part,
     meant,
     native_calls,
@@ -178,17 +179,21 @@ class UncertaintyCapability(AbstractCapability[Any]):
         if calls.terms.vouched:
             for name, schema in _mapping(carried, "schemas").items():
                 self._schemas.setdefault(name, schema)
+        over = carried is not None and not carries_latest(ctx.messages)  # a run took the decisions, and went on
         try:
             await calls.tell_first(_readable(decisions))
         except ApprovalError:
-            if calls.acts:
+            if calls.acts and not over:
                 raise
         for decision in decisions:
             try:
                 calls.decide(ApprovalDecision.model_validate(decision))
             except (ApprovalError, ValueError) as error:
-                if calls.acts:
+                if calls.acts and not over:
                     raise error if isinstance(error, ApprovalError) else ApprovalError("no decision") from error
+        if over:
+            calls.close()
+        run.decided = bool(decisions)
         return run
 
     def _carried(self, ctx: RunContext[Any]) -> tuple[dict[str, Any] | None, Sequence[Any], bool]:
@@ -237,6 +242,9 @@ class UncertaintyCapability(AbstractCapability[Any]):
         calls = run.calls
         await run.hear_denials(request_context.messages)
         run.give_up(request_context.messages)
+        if run.decided:  # `run_stream` copies the history before its end: decisions in it would be taken once more
+            run.write_into(ctx.messages)
+            run.decided = False
         if calls.acts and not calls.session.tools_declared:
             self._check_order(ctx)
         self._unread = {}

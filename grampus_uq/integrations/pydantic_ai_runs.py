@@ -55,6 +55,8 @@ class WatchedRun:
         self.children: dict[str, Any] = dict(children or {})
         self._schemas = schemas
         self._proposed: dict[str, tuple[Any, ToolCall]] = {}
+        self.decided = False
+        """True while the history holds decisions that this run took."""
         self.proposed_here: set[str] = set()
         """Ids of calls that were proposed in this run: a human answers in a later one."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ class Bank:
         options: dict[str, Any] = {"advisory": False, "approvals": approvals, **given}
         self.guard = UncertaintyCapability(UncertaintyMonitor(policy=policy), **options)
         self.agent: Agent[None, Any] = Agent(
-            FunctionModel(self.respond),
+            FunctionModel(self.respond, stream_function=self.stream),
             name="clerk",
             output_type=output or [str, DeferredToolRequests],
             capabilities=[self.guard],
@@ -71,6 +72,9 @@ class Bank:
 
     def respond(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return ModelResponse(parts=self.turns[sum(isinstance(m, ModelResponse) for m in messages)])
+
+    async def stream(self, messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        yield str(self.respond(messages, info).text)
 
     def pay(self, to: str, amount: int) -> dict[str, Any]:
         self.paid.append([to, amount])
@@ -277,6 +281,34 @@ async def test_a_call_of_a_later_turn_with_an_approved_ones_id_and_arguments_is_
     first = await bank.go()
     second = await bank.agent.run(**resume(first.all_messages_json(), [sign(waiting(first)[0])]))
     assert (bank.paid, len(waiting(second))) == ([["bob", 5]], 1)
+
+
+@pytest.mark.parametrize("kind", [None, "reject"])
+@pytest.mark.parametrize("stricter", [False, True])
+@pytest.mark.parametrize("old", [False, True])
+async def test_what_a_streamed_run_was_told_is_over_when_its_conversation_goes_on(
+    old: bool, stricter: bool, kind: str | None
+) -> None:
+    """Its history lacks the state of its end; earlier releases left the decisions in it."""
+    turns = [says(pay()), says(sure=0.9), says(pay()), says(sure=0.9)]
+    bank = Bank(*turns)
+    first = await bank.go()
+    given = resume(first.all_messages_json(), [sign(waiting(first)[0])])
+    told = list(given["message_history"])
+    async with bank.agent.run_stream(**given) as streamed:
+        await streamed.get_output()
+    history = streamed.all_messages()
+    if old:
+        history = [*told, *history[len(told) :]]
+    names = ["pay", "refund"]
+    other: dict[str, Any] = (
+        {"policy": UncertaintyPolicy(irreversible_tool_names=names, low_threshold=0.95)} if stricter else {}
+    )
+    later = Bank(*turns, **other)
+    again = await later.agent.run("Pay again.", message_history=history)
+    (request,) = waiting(again)
+    await later.agent.run(**resume(again.all_messages_json(), [sign(request, kind)] if kind else []))
+    assert (bank.paid, later.paid) == ([["bob", 5]], [])
 
 
 async def test_an_expired_request_is_asked_anew() -> None:
