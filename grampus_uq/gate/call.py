@@ -115,9 +115,8 @@ _Identity = tuple[str, str, str, str]
 class CallRecord(BaseModel):
     """One proposed call and its state; frozen, JSON-able.
 
-    `proposed` is the model's call, `call` the one to run (after an edit). `effect` is the last resolved effect, for the
-    audit only. `requests` are pending or, once decided, kept with the `decisions` that settled them; `grant` is what
-    cleared the call. `text` stands in place of a result. `child_session` is a sub-agent's, `guidance` a text for it.
+    `proposed` is the model's call, `call` the one to run, `effect` the last resolved one, for the audit only.
+    `requests` wait, or are kept with the `decisions` on them; `grant` cleared the call; `text` stands for a result.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -219,13 +218,9 @@ _VOUCHED = frozenset({CallPhase.CLEARED, CallPhase.STARTED})
 
 def doubt_of(judged: StepUncertainty | Verdict | ApprovalRequest) -> Doubt:
     """The reason of a judgement, as a request shows it."""
-    if not isinstance(judged, StepUncertainty):
-        return _doubt(judged, judged.reason)
-    return replace(_doubt(judged, judged.reasoning), confidence=judged.believed)
-
-
-def _doubt(judged: StepUncertainty | Verdict | ApprovalRequest, reason: str) -> Doubt:
-    return Doubt(level=judged.level, rule=judged.rule, reason=reason, guarantee=judged.guarantee)
+    reason = judged.reasoning if isinstance(judged, StepUncertainty) else judged.reason
+    confidence = judged.believed if isinstance(judged, StepUncertainty) else None
+    return Doubt(level=judged.level, rule=judged.rule, reason=reason, guarantee=judged.guarantee, confidence=confidence)
 
 
 def cleared(record: CallRecord, by: str = "monitor", **changes: Any) -> CallRecord:
@@ -235,10 +230,7 @@ def cleared(record: CallRecord, by: str = "monitor", **changes: Any) -> CallReco
 
 
 def may_be_granted(record: CallRecord, terms: Terms) -> bool:
-    """Return True if a grant may lift the call's pause: the tool is the reason, not doubt about the run.
-
-    Never true with an unvouched belief: whether that run is in doubt is unknown.
-    """
+    """Return True if a grant may lift the pause: its reason is the tool, not doubt, and the belief is vouched for."""
     return record.waiting and terms.vouched and all(of_the_tool(r) for r in record.requests)
 
 
@@ -315,7 +307,7 @@ def asked_again(
     old = next((request for request in record.requests if request.child_session is None), None)
     doubt = VOID if terms.vouched else UNVOUCHED
     if old is not None:
-        doubt = replace(_doubt(old, old.reason), confidence=old.confidence)
+        doubt = replace(doubt_of(old), confidence=old.confidence)
     if reason is not None:
         first = doubt.reason
         if first.startswith(_AGAIN):

@@ -113,10 +113,7 @@ class Permits(Protocol):
     """Interface to permits for calls held by their tool alone; implemented by `runtime.stored_permits`."""
 
     async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | Held:
-        """The release of a waiting call, or the reason against it; `alike`: an equal call waits.
-
-        A store that is down is not an error.
-        """
+        """The release of a waiting call, or why not, also where the store is down; `alike`: an equal call waits."""
         ...
 
     async def standing(self, released_by: str) -> str | None:
@@ -136,21 +133,16 @@ class Starts(Protocol):
     """Interface to what processes start that share approvals; implemented by `runtime.stored_starts`."""
 
     async def take(self, by: str, owner: str) -> bool:
-        """Return True if this start, known as `by`, is this owner's; the first to ask has it.
-
-        Raises StoreError where that cannot be stored.
-        """
+        """True if this start, known as `by`, is this owner's, the first to ask. Raises StoreError if not stored."""
         ...
 
 
 class Gate:
     """Settings that sessions share: who may decide, what tools do, what must hold when an approved call runs.
 
-    `schema_of` gives the JSON schema of a tool's arguments, or None: a human's edit must fit it.
-    `clock` is the host's, in seconds since 1970: requests and grants are measured with it.
-    `started_by` says who started a session, by its id; it matters where the policy lets others decide.
-    `delegations` reads which of those behind some decisions stand; None takes none.
-    `starts` keeps other processes from starting a call on the same decisions; None knows this process only.
+    `schema_of`: a tool's JSON schema, or None, for edits. `clock`: the host's, in seconds since 1970. `started_by`: who
+    started a session. `delegations`: which behind some decisions stand; None takes none. `starts` keeps other processes
+    from starting a call on the same decisions; None knows this process only.
     """
 
     def __init__(
@@ -237,18 +229,18 @@ class Gate:
 
         Args:
             record: a new one.
-            session: the monitor's; None clears every call that nothing else speaks against.
-            unwatched: the policy of a host without a monitor: the tools that it always asks for wait.
+            session: None clears every call that nothing else speaks against.
             terms: whose call it is, and the rules.
-            declared: what the tool's own definition says it does.
+            declared: the tool's own word on its effect.
+            unwatched: the policy of a host without a monitor: the tools that it always asks for wait.
             rejected: the likeness of calls that a human rejected in this run.
-            repeated: an attempt that was rolled back executed exactly this call, and it cannot be undone.
-            doubt: why the model's step that proposes it pauses by itself, if it does.
+            repeated: a rolled-back attempt executed exactly this call, and it cannot be undone.
+            doubt: why the step that proposes it pauses by itself, if it does.
             framework_asks: the framework's own rule wants a human's approval.
-            delegates: the call starts a sub-agent, whose own calls are judged one by one.
-            grants: the host's grants, asked before permits about a call that waits because of its tool alone.
+            delegates: it starts a sub-agent, whose own calls are judged.
+            grants: asked before permits about a call that waits because of its tool alone.
             waiting: records of the session's other calls.
-            standing: who approved all calls of the tool in the framework: permits are not asked beside it.
+            standing: who approved all calls of the tool in the framework, beside which permits are not asked.
         """
         profile = None if session is None else session.profile
         acts = profile is None or not profile.advisory
@@ -294,10 +286,7 @@ class Gate:
         others: Sequence[CallRecord],
         in_force: tuple[InForce, ...] | None,
     ) -> tuple[CallRecord, tuple[InForce, ...] | None]:
-        """The record, cleared where permits let the call go ahead, and what is in force for its tool.
-
-        No call is cleared that anything but its tool holds.
-        """
+        """The record, cleared where permits lift what the tool alone holds, and what is in force for the tool."""
         if self.permits is None or session.state.alarmed:
             return record, in_force
         same = record.proposed.likeness()
@@ -395,8 +384,7 @@ class Gate:
     ) -> CallRecord:
         """The record with its current effect and who cleared it; ApprovalError unless exactly this call may run.
 
-        With `any_effect` its effect holds nothing: it starts a sub-agent, whose own calls are judged, or the monitor
-        only advises.
+        With `any_effect` its effect holds nothing: a sub-agent's own calls are judged, or the monitor only advises.
         """
         if self.delegations is None and any(decision.delegation is not None for decision in record.decisions):
             raise ApprovalError("it is a delegated decision, which only a runner with a session store accepts")
@@ -488,10 +476,8 @@ class Gate:
     async def take_start(self, record: CallRecord, terms: Terms) -> bool:
         """Take the start of a call that may run once; False where another has it: the call may have run there.
 
-        It is of the call, whatever request it was let ahead on: an old state may ask anew, because of an expiry or of
-        other rules. Where a human knew that it may have run, the start is of that request. Who retries has it still.
-
-        Raises StoreError where that cannot be stored: the call must not run.
+        It is of the call, whatever request an old state asks anew; where a human knew that it may have run, of that
+        request. Raises StoreError where it cannot be stored: the call must not run.
         """
         by = None if record.phase is CallPhase.SETTLED else let_by(record, terms.run_id)
         if by is None or self._starts is None:
@@ -508,10 +494,9 @@ class Gate:
 
     @contextlib.contextmanager
     def once(self, record: CallRecord, run_id: str = "") -> Iterator[bool]:
-        """For hosts that cannot store a record as started: True for the one task that may run the call.
+        """For hosts that cannot store a record as started: True for the one task that may run the call, nested too.
 
-        That is of a call that humans decided on, or that permits let ahead in this run. Nested uses in that task see
-        True as well. An exception gives the decision back: the host may try again. A cancelled start is `cut_off`.
+        An exception gives the decision, or the permit, back: the host may try again. A cancelled start is `cut_off`.
         """
         by = let_by(record, run_id)
         if by is None or not self._spend(by):
@@ -521,8 +506,7 @@ class Gate:
         try:
             yield True
         except Exception:
-            with self._lock:
-                self._spent.pop(by, None)
+            self.give_back(record, run_id)
             raise
         except BaseException:
             with self._lock:
@@ -544,8 +528,7 @@ class Gate:
     ) -> CallRecord:
         """Take a cleared call to `started`, or to `waiting` where it must not run; only what is `started` runs.
 
-        `keep` is given the record at each change, the first time before anything is awaited: of two tasks that bring
-        one call here, the second finds it started.
+        `keep` gets each change, the first before any await: of two tasks with one call, the second finds it started.
         """
         try:
             record = self.check(record, call, terms, declared, policy, any_effect=any_effect)

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
@@ -27,10 +27,6 @@ from grampus_uq.records.visible_text import legend_of, name_form
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.stored_values import FROZEN
 from grampus_uq.wire.calls import read_arguments
-
-if TYPE_CHECKING:
-    from grampus_uq.gate.grants import Grant
-    from grampus_uq.gate.permits import Permit
 
 _BATCHED: Final = "irreversible_override"
 
@@ -100,8 +96,8 @@ class ApprovalRequest(BaseModel):
     ) -> ApprovalDecision:
         """An unsigned decision on this request; a signer's `sign` makes it one that a runner with keys accepts.
 
-        Raises ApprovalError for arguments that no runner takes: nested more than 100 deep, or no JSON, as 1e999 is,
-        and for a principal or message that no decision holds; ConfigurationError for an unknown kind.
+        Raises ApprovalError for arguments that no runner takes (nested more than 100 deep, or no JSON) and for a
+        principal or message that no decision holds; ConfigurationError for an unknown kind.
         """
         check_arguments(arguments)
         if kind not in tuple(ApprovalKind):
@@ -191,10 +187,7 @@ def check_arguments(arguments: Mapping[str, Any] | None) -> None:
 
 
 def written_text(record: Signable) -> str:
-    """The text that is signed, as a store and a browser can hold it.
-
-    Raises ApprovalError where none can: for a number that JSON has no word for, and for half a character.
-    """
+    """The text that is signed. Raises ApprovalError where it cannot be stored: NaN, infinity, half a character."""
     try:
         return record.signed_text().decode()
     except UnicodeDecodeError as error:
@@ -203,25 +196,13 @@ def written_text(record: Signable) -> str:
         ) from error
 
 
-class _Asked(Protocol):
-    """A request, or what is shown of one."""
-
-    @property
-    def rule(self) -> str: ...
-    @property
-    def unknown_outcome(self) -> bool: ...
-
-
-def decided_alone(asked: _Asked, tool: str | None, arguments: Mapping[str, Any]) -> bool:
+def decided_alone(rule: str, tool: str | None, arguments: Mapping[str, Any], *, unknown_outcome: bool) -> bool:
     """Return True if no batch may decide the request: all but calls held by their tool and a MEDIUM tier.
 
-    So a tool that is always asked for, an alarm, a doubtful call, missing evidence, an unknown outcome, a high or
-    critical tier, and characters that hide or imitate are each looked at by themselves. What it asks of is part of
-    what a decision is bound to.
+    So alarms, doubtful calls, unknown outcomes, and characters that hide or imitate are each looked at by themselves.
+    What it asks of is part of what a decision is bound to.
     """
-    if tool is None or asked.rule != _BATCHED or asked.unknown_outcome:
-        return True
-    return bool(legend_of([tool, dict(arguments)]))
+    return tool is None or rule != _BATCHED or unknown_outcome or bool(legend_of([tool, dict(arguments)]))
 
 
 Arrived = tuple[ApprovalDecision, float]
@@ -313,7 +294,7 @@ class ApprovalPolicy:
         for one in sorted(decision.voices):
             self.check_other(one, request.started_by)
         written_text(decision)
-        self._check_signature(decision.principal, decision.signed_text(), decision.signature, "decision")
+        self._check_signature(decision, "decision")
         if (decision.kind is ApprovalKind.EDIT) != (decision.arguments is not None):
             raise ApprovalError("An edit carries the new `arguments`; the other decisions carry none.")
         if decision.never and (decision.kind is not ApprovalKind.REJECT or request.call is None):
@@ -321,8 +302,8 @@ class ApprovalPolicy:
         if request.call is None and decision.kind is ApprovalKind.EDIT:
             raise ApprovalError("This request has no call whose arguments could be edited.")
         if decision.signature is not None and in_batch(decision.signature):
-            call = request.call
-            alone = call is None or decided_alone(request, call.name, call.arguments)
+            tool, arguments = (None, {}) if request.call is None else (request.call.name, request.call.arguments)
+            alone = decided_alone(request.rule, tool, arguments, unknown_outcome=request.unknown_outcome)
             if alone or decision.never or decision.kind not in (ApprovalKind.APPROVE, ApprovalKind.REJECT):
                 raise ApprovalError("This request is decided by itself, not in a batch: the decision is refused.")
 
@@ -358,12 +339,16 @@ class ApprovalPolicy:
                 return tuple(people), refused
         return (), refused
 
-    def check_grant(self, grant: Grant | Permit, what: str = "grant") -> None:
+    def check_grant(self, grant: Signable, what: str = "grant") -> None:
         """Raise ApprovalError unless the principal of a grant, or of a permit, may decide alone and has signed it."""
         if self.required > 1:
             raise ApprovalError(f"A {what} is one principal's, and this policy requires several: it is refused.")
-        self.check_principal(grant.principal)
-        self._check_signature(grant.principal, grant.signed_text(), grant.signature, what)
+        self._check_signed(grant, what)
+
+    def _check_signed(self, record: Signable, what: str) -> None:
+        """Raise ApprovalError unless the record is of an approver, who signed it."""
+        self.check_principal(record.principal)
+        self._check_signature(record, what)
 
     def check_principal(self, principal: str) -> None:
         """Raise ApprovalError unless this principal may decide."""
@@ -378,8 +363,7 @@ class ApprovalPolicy:
         """Raise ApprovalError unless an approver's signed delegation lets this deputy decide on this request then."""
         if deputy not in self.deputies or deputy != given.deputy:
             raise ApprovalError(f"{deputy!r:.80} is not a deputy here: the decision is refused.")
-        self.check_principal(given.principal)
-        self._check_signature(given.principal, given.signed_text(), given.signature, "delegation")
+        self._check_signed(given, "delegation")
         tool = None if request.call is None else request.call.name
         why = None if given.covers(tool) else "is about other tools"
         why = why or standing(given, time.time() if now_s is None else now_s)
@@ -394,10 +378,11 @@ class ApprovalPolicy:
         if self.others_decide and not starter:
             raise ApprovalError("The starter of this run may not decide on it, and the starter is unknown.")
 
-    def _check_signature(self, principal: str, text: bytes, signature: str | None, what: str) -> None:
+    def _check_signature(self, record: Signable, what: str) -> None:
+        text, signature = record.signed_text(), record.signature
         if self.signer is None:
             return
-        if signature is None or not self.signer.verifies(principal, text, signature):
+        if signature is None or not self.signer.verifies(record.principal, text, signature):
             raise ApprovalError(f"The {what} is not signed, or its signature does not hold: it is refused.")
 
     def rules(self) -> dict[str, Any]:

@@ -58,8 +58,12 @@ class PublicKey(Protocol):
 
 
 class Signable(Protocol):
-    """A decision or a grant."""
+    """A decision, a grant, a permit or a delegation, of its `principal`."""
 
+    @property
+    def principal(self) -> str: ...
+    @property
+    def signature(self) -> str | None: ...
     def signed_text(self) -> bytes: ...
     def model_copy(self, *, update: Mapping[str, Any]) -> Any: ...
 
@@ -208,9 +212,8 @@ def _key_of(text: str) -> PublicKey:
 class PublicKeys:
     """The keys of each principal who may decide: "ed25519:…" and "webauthn:…" texts, or `PublicKey`s of another kind.
 
-    A text that begins with "deputy:" is the key of a deputy: no policy takes them as an approver, and one that names
-    them in `deputies` takes them in an approver's place. A key serves one principal only: with two names for one key,
-    one person could count as two. Raises ConfigurationError.
+    "deputy:" before a text makes it a deputy's key, whom no policy takes as an approver. A key serves one principal
+    only: with two names for one key, one person could count as two. Raises ConfigurationError.
     """
 
     def __init__(self, keys: Mapping[str, str | PublicKey | Sequence[str | PublicKey]]) -> None:
@@ -237,10 +240,7 @@ class PublicKeys:
 
     @classmethod
     def from_file(cls, path: str | Path) -> PublicKeys:
-        """The keys in a JSON file, {"principal": "ed25519:…", "webauthn:…", "deputy:…" or a list}.
-
-        Raises ConfigurationError.
-        """
+        """The keys in a JSON file: to each principal a text as above, or a list. Raises ConfigurationError."""
         try:
             content = parse_json(Path(path).read_bytes(), unique_names=True)
         except (OSError, ValueError) as error:

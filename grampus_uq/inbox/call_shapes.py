@@ -16,7 +16,7 @@ from grampus_uq.runtime.cards import Card
 
 def shape_of(card: Card) -> str | None:
     """The common shape of calls of one batch: agent, tool, names and types. None for one that is decided alone."""
-    if decided_alone(card, card.tool, card.arguments):
+    if decided_alone(card.rule, card.tool, card.arguments, unknown_outcome=card.unknown_outcome):
         return None
     return canonical_json([card.agent_id, card.tool, _types(card.arguments)])
 
