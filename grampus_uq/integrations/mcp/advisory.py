@@ -21,10 +21,9 @@ _Take = Callable[[bytes | TooLong], Awaitable[None]]
 
 
 class Advisory(Relay):
-    """Passes every message on at once, and then shows it to a guard whose words nobody gets.
+    """Passes every message on at once, and then shows it to a guard whose words nobody gets, calls before results.
 
-    The guard sees one message after another, a call before its result. What waits for it is bounded: beyond, messages
-    pass unrecorded.
+    Beyond a bound on what waits for the guard, messages pass unrecorded.
     """
 
     def __init__(self, to_client: Send, to_server: Send, *, exchange: CallExchange, say: Callable[[str], None]) -> None:

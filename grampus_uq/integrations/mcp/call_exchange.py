@@ -113,10 +113,7 @@ class CallExchange:
         """Set by a transport whose client answers questions while its call waits."""
 
     async def outcome(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:
-        """The outcome of a call; None where its client gave it up. Whatever is wrong with it is its own: never raises.
-
-        `message` is a call that `read_message` passed on.
-        """
+        """The outcome of a call as `read_message` passed it on; None where its client gave it up. Never raises."""
         if self._spans is None:
             return await self._judged(message, cancelled)
         with self._spans.around(message) as span:
@@ -237,7 +234,8 @@ class CallExchange:
         text = _UNKNOWN if wait.request.unknown_outcome else _PENDING if said is None else _AGAIN
         before = "" if said is None else f"The same call {said}. "
         text = text.format(request=wait.request.id[:8], said=said, before=before)
-        return text_result(text, is_error=True, modern=modern, request=wait.request.id, **_why(wait.request))
+        why = {"request": wait.request.id, "level": wait.request.level.value, "rule": wait.request.rule}
+        return text_result(text, is_error=True, modern=modern, **why)
 
     def _shows_form(self, message: Message, request: ApprovalRequest, round_: int) -> bool:
         """True where a client that answers by sending its call again is asked: at first, and about a new request."""
@@ -337,10 +335,6 @@ async def _first_of(*waits: Callable[[], Awaitable[object]]) -> None:
 
         for wait in waits:
             group.start_soon(partial(one, wait))
-
-
-def _why(request: ApprovalRequest) -> dict[str, Any]:
-    return {"level": request.level.value, "rule": request.rule}
 
 
 def _result(answer: Answer, modern: bool) -> Mapping[str, Any]:

@@ -56,10 +56,7 @@ class Answer:
 
 @dataclass(slots=True, weakref_slot=True, kw_only=True)
 class OpenCall:
-    """A call as the requests know it that wait for it, all the same one; with what became of it, once that is known.
-
-    `shown`: the definitions of its tool by which it was judged, where it was judged here.
-    """
+    """A call as all requests for it know it, its `answer` once there is one; `shown`: its tool's definitions."""
 
     id: str
     shown: tuple[Pin, ...] = ()

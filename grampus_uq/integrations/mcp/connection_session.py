@@ -93,7 +93,7 @@ class ConnectionSession:
                 lease,
                 ledger=self._ledger,
                 gate=self._gate,
-                declared=_says_nothing,
+                declared=lambda name: None,  # annotations are in the gate's effects, which tell whom to trust
                 execute=_nothing_runs_here,
                 delegates={},
             )
@@ -239,10 +239,6 @@ def _is_owed(record: CallRecord) -> bool:
     if record.phase is CallPhase.CLEARED:
         return bool(record.decisions)
     return record.phase is not CallPhase.SETTLED or matters(record)
-
-
-def _says_nothing(name: str) -> None:
-    """A server's annotations count in the gate's effects, which tell a trusted server from another."""
 
 
 async def _nothing_runs_here(call: ToolCall, key: str) -> ToolResult:

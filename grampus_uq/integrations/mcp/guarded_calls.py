@@ -54,8 +54,7 @@ GIVEN_UP: Final = "The client gave this call up."
 class GuardedCalls:
     """The calls of one session. Safe for concurrent tasks of one event loop; `run` has to run beside.
 
-    What one call writes to the store is awaited without the session's lock, so that a store which hangs delays that
-    call, and not those that need no store.
+    A call's writes are awaited without the session's lock: a store that hangs delays only calls that need it.
     """
 
     def __init__(
@@ -111,8 +110,7 @@ class GuardedCalls:
     async def propose(self, call: ToolCall, *, request: str | None = None) -> OpenCall:
         """Take up the open call that is the same, or judge this one: what `next` is asked with.
 
-        `request`: what the user asked for, for a reader of the call; it is kept nowhere.
-        Raises RefusedError with a sentence for the model, StoreError when nothing can be known.
+        `request`, the user's, is kept nowhere. Raises RefusedError with a sentence for the model, StoreError.
         """
         async with self.session.lock:
             turn = await self.session.turn()
@@ -205,10 +203,7 @@ class GuardedCalls:
         return CallNotes(self.session.current().lease.state)
 
     def known_of(self, call: ToolCall, *, ended: bool = False) -> str | None:
-        """The outcome of the same call (tool, arguments) before, in this session; None where that is not known.
-
-        `ended`: without those of which it is not known whether they took effect.
-        """
+        """The outcome of the same call before, in this session; None: not known. `ended`: only where it is known."""
         return self._notes.known_of(likeness(call), ended=ended)
 
     def _tell_waiting(self, started: CallRecord) -> None:
@@ -440,8 +435,7 @@ class GuardedCalls:
     def delivered(self, call_id: str) -> None:
         """The client was handed what became of a call: the same call again is a new one.
 
-        Like `take_back` it waits for nothing, the store neither: there is no moment in which a call is neither open
-        nor delivered. It is saved at once by `run`.
+        Like `take_back` it waits for nothing: at no moment is a call neither open nor delivered. `run` saves it.
         """
         self._awaited.discard(call_id)
         if not self.session.is_open:
@@ -467,10 +461,7 @@ class GuardedCalls:
                 await self.session.current().lease.try_save()
 
     def take_back(self, call_id: str) -> None:
-        """The client had given up before it was handed what became of a call: keep it for the same call.
-
-        It waits for nothing, the store neither: the next save has it.
-        """
+        """The client left before it was handed a result: keep it for the same call. Waits for nothing."""
         self._awaited.discard(call_id)
         taken = self._delivered.take(call_id)
         if taken is None or not self.session.is_open:

@@ -73,10 +73,7 @@ class HandOvers:
 
 
 class DeliveredResults:
-    """Calls whose result was handed over, for the while in which it may turn out that it was not: the last 1,000.
-
-    They hold 4 million characters at most; a result of more than 100,000 is not kept.
-    """
+    """The last 1,000 delivered results, should one not have arrived: 4 million characters, 100,000 each."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[CallRecord, str, str | None, int]] = OrderedDict()

@@ -66,10 +66,7 @@ _TIMEOUT: Final = httpx.Timeout(30.0, read=3_600.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """An upstream server: its address, the exchange of a session by its name, and why a tool must not be called.
-
-    `advisory`: nothing of what passes is changed, refused or delayed; calls are judged beside it.
-    """
+    """A server: address, exchange by session, why a tool is refused. `advisory`: all passes, and is judged beside."""
 
     url: str
     advisory: bool = False
@@ -85,10 +82,7 @@ def http_app(
     say: Callable[[str], None],
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> tuple[Starlette, Callable[[], Any]]:
-    """The ASGI application with one path for each upstream, and what releases its sessions at the end.
-
-    `group` outlives the requests.
-    """
+    """The ASGI application with a path for each upstream, and what releases its sessions; `group` outlives requests."""
     unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=20)  # requests are bounded instead
     client = httpx.AsyncClient(
         timeout=_TIMEOUT,
@@ -386,9 +380,8 @@ async def _watch(request: Request, cancelled: anyio.Event) -> None:
 
 
 def _refused(error: UnclearError) -> Response:
-    line = error_line(error.answer, error.code, f"refused: {error}")
-    return Response(line, 400, media_type="application/json")
+    return _error(error.answer, f"refused: {error}", 400, error.code)
 
 
-def _error(answer: Id | None, why: str, status: int) -> Response:
-    return Response(error_line(answer, INVALID_REQUEST, why), status, media_type="application/json")
+def _error(answer: Id | None, why: str, status: int, code: int = INVALID_REQUEST) -> Response:
+    return Response(error_line(answer, code, why), status, media_type="application/json")

@@ -29,9 +29,8 @@ _MAX_ID = 1_024
 class Owed:
     """Pending answers of the server to one client request, kept apart from other requests with equal ids.
 
-    `record` is that of a call; `resumable`: the server gave ids to events, so that the stream may go on in another one.
-    `begins_session`: the answer names a session of the proxy's, unless the server has one.
-    `judged`: in advisory mode, where answers pass as they are and are looked at once the call has been.
+    `record`: of a call. `resumable`: events have ids, so the stream may go on in another one. `begins_session`: the
+    answer names a session of the proxy's. `judged`: in advisory mode, where answers pass, and are read afterwards.
     """
 
     answers: Answers

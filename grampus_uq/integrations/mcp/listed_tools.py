@@ -32,10 +32,7 @@ class _Listed:
 
 
 class ListedTools:
-    """The tools of one server, as its latest lists gave them.
-
-    `told` is given the names of each list before it is taken, and raises ValueError where it is not to be.
-    """
+    """The tools of one server by its latest lists; `told` sees each list's names first, and may raise ValueError."""
 
     def __init__(
         self, effects: ToolEffects, *, trusted: bool = False, told: Callable[[Collection[str]], None] | None = None

@@ -31,10 +31,7 @@ class TooLong:
 async def read_lines(
     receive: Callable[[], Awaitable[bytes]], *, limit: int = MAX_MESSAGE_BYTES
 ) -> AsyncIterator[bytes | TooLong]:
-    """The lines of a stream without their ends, until `receive` gives no more bytes; at most `limit` bytes are held.
-
-    A last line without its end is a line too. Empty lines are left out.
-    """
+    """The non-empty lines of a stream without their ends, the last one too; at most `limit` bytes are held."""
     held, head = bytearray(), None
     while data := await receive():
         *ended, rest = data.split(b"\n")
@@ -74,8 +71,7 @@ async def read_descriptor(descriptor: int) -> bytes:
 class LineWriter:
     """Writes whole lines to a pipe or a process, one after another, whoever sends them.
 
-    `send` raises `anyio.BrokenResourceError` when the other side is gone, and after a line of which only a part was
-    written, because the task that wrote it was cancelled.
+    `send` raises `anyio.BrokenResourceError` once the other side is gone, or a cancelled send tore a line.
     """
 
     def __init__(self, write: Callable[[bytes], Awaitable[None]]) -> None:

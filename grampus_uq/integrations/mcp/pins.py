@@ -35,10 +35,7 @@ class Pin:
 
 
 def pinned(tool: Mapping[str, Any]) -> Pin:
-    """The pin of a tool as `tools/list` gives it.
-
-    Raises ValueError for a tool without a name, or with values that are not JSON or nested too deeply.
-    """
+    """The pin of a listed tool. Raises ValueError without a name, or for what is not JSON or too deeply nested."""
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError("A tool without a name cannot be pinned.")
@@ -69,9 +66,8 @@ _NOT_COMPARED: Final = Differences("it cannot be compared here", whole=False)
 def differences(old: Pin, new: Pin) -> Differences:
     """The changes: a part each, with both values where they are short enough; 6,000 characters at most.
 
-    First what models and clients read, then the rest; of each, what was added comes last. Names and values are the
-    server's and may hold anything: they are quoted, but for names of one plain word, and whoever shows them escapes
-    them, as with arguments.
+    First what models and clients read; of each, what was added comes last. Names and values are the server's, and may
+    hold anything: they are quoted, and whoever shows them escapes them.
     """
     if old.digest == new.digest:
         return Differences("")

@@ -48,10 +48,7 @@ class ProxyParts:
     def exchange(
         self, session_id: str, *, resumes: bool, server: str = "", trusted: bool = False, prefix: str = ""
     ) -> CallExchange:
-        """The exchange of one session, with a gate and a list of tools of its own.
-
-        Sessions of several servers have one name where their client has: each is recorded by itself.
-        """
+        """A session's exchange, with gate and tools of its own; of several servers, each has its own session."""
         settings = self._settings
         session_id = f"{server}-{session_id}" if server else session_id
         tools = ListedTools(settings.tool_effects(), trusted=trusted, told=partial(self._names.add, server))

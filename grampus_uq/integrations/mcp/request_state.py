@@ -55,8 +55,7 @@ class RequestState:
 class RequestStates:
     """Issues and reads states under one key, each good for `lifetime_s` seconds by the clock that the caller uses.
 
-    Proxies that continue each other's sessions share the key. With `Seal.of_this_process()` a state does not survive
-    the proxy; the client then sends the call without it, and the store finds the same request by the call.
+    Proxies that share sessions share the key; without it, the store finds the request by the call.
     """
 
     def __init__(self, seal: Seal, *, lifetime_s: float = 3_600.0) -> None:
@@ -66,16 +65,13 @@ class RequestStates:
         self._lifetime_s = lifetime_s
 
     def issue(self, binding: StateBinding, request_id: str, *, now_s: float, round: int = 0) -> str:  # noqa: A002 (the protocol's word)
-        """A new state for a request on the bound call.
-
-        Raises ConfigurationError for a request id that is not 1 to 64 digits and small letters, or a negative round.
-        """
+        """A state for a request on the bound call. Raises ConfigurationError for an odd request id or round."""
         if not _REQUEST.fullmatch(request_id):
             raise ConfigurationError.of("request_id", "RequestStates.issue", "1 to 64 of 0-9 and a-z", request_id)
         if not 0 <= round < 1_000_000:
             raise ConfigurationError.of("round", "RequestStates.issue", "from 0 to 999999", round)
         head = f"g1.{request_id}.{round}.{math.ceil((now_s + self._lifetime_s) * 1_000)}"
-        return f"{head}.{self._mac(binding, head)}"
+        return f"{head}.{self._seal.mac(_place(binding), _bound(binding, head))}"
 
     def read(self, text: object, binding: StateBinding, *, now_s: float) -> RequestState:
         """The content of a state, if it was issued under this key for exactly this binding and has not expired.
@@ -95,9 +91,6 @@ class RequestStates:
         if not now_s < expires_s:
             raise RequestStateError("expired")
         return RequestState(request_id=found[2], round=int(found[3]), expires_s=expires_s)
-
-    def _mac(self, binding: StateBinding, head: str) -> str:
-        return self._seal.mac(_place(binding), _bound(binding, head))
 
 
 def _place(binding: StateBinding) -> str:

@@ -9,23 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from grampus_uq.integrations.mcp.json_rpc import ENVELOPE
+from grampus_uq.integrations.mcp.json_rpc import ENVELOPE, Message
 from grampus_uq.records.strict_json import parse_json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerMessage:
-    """A message as it was read, and the line that reads so in every client."""
-
-    line: bytes
-    values: Mapping[str, Any]
-
-
-def read_server_message(line: bytes) -> ServerMessage | None:
-    """Read a line or a body of a server; None where it is not a JSON object that can be read and written."""
+def read_server_message(line: bytes) -> Message | None:
+    """A server's line or body as it was read, with the line that reads so in every client; None for no JSON object."""
     try:
         try:
             values, as_it_came = parse_json(line, unique_names=True), b"\r" not in line
@@ -38,7 +29,7 @@ def read_server_message(line: bytes) -> ServerMessage | None:
             line = json.dumps(kept, separators=(",", ":")).encode()
     except (ValueError, RecursionError):
         return None
-    return ServerMessage(line=line, values=kept)
+    return Message(line=line, values=kept)
 
 
 def _in_one_reading(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,10 +40,7 @@ Send = Callable[[bytes], Awaitable[None]]
 
 
 class Relay:
-    """Passes the messages of one client and one server on as they are. One task for each side calls its methods.
-
-    A message that is too long ends the connection of neither side, and is reported.
-    """
+    """Passes messages on as they are, a task a side; one that is too long is reported and ends no connection."""
 
     def __init__(self, to_client: Send, to_server: Send, say: Callable[[str], None]) -> None:
         self._to_client, self._to_server, self._say = to_client, to_server, say
@@ -78,10 +75,7 @@ async def serve_stdio(
     *,
     limit: int = MAX_MESSAGE_BYTES,
 ) -> int:
-    """Run a server behind this process's own input and output: its exit status.
-
-    Raises ConfigurationError when the command cannot be started.
-    """
+    """Run a server behind this process's own input and output: its exit status. Raises ConfigurationError: no start."""
     try:
         pipe = subprocess.PIPE
         process = await anyio.open_process(list(command), stdin=pipe, stdout=pipe, stderr=None, env=_environment())

@@ -272,10 +272,7 @@ class UpstreamAnswer:
         return kept[0]
 
     async def _without_result(self) -> bytes | None:
-        """The error for a client that would wait on, or read half a message: the answer is over, and no other goes on.
-
-        A human is asked what became of a call before its client is told.
-        """
+        """The error, once a human is asked, for a client that would wait on: the answer is over, no other goes on."""
         owed, kind, identity = self._owed, content_kind(self._answer.headers), self._owed.identity
         stops = kind in EVENTS or (kind in JSON and not self._handed)
         if self._as_it_comes or self._gone or self._kind_shown is not None or not stops or identity is None:
