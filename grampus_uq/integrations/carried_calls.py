@@ -57,9 +57,8 @@ def take_up(
 ) -> HeldCalls:
     """A session and its calls: new, or taken up from what `snapshot` gave, as far as that is believed.
 
-    `session_id` and `agent_id` are what the host knows the session as, and its seal is bound to; `vouched` False is for
-    a state that came with something else that does not hold. Raises DataError on state that is none; in advisory mode
-    it begins anew.
+    `session_id` and `agent_id` are the host's names, which its seal is bound to; `vouched` False: it came with
+    something that does not hold. Raises DataError on state that is none; in advisory mode it begins anew.
     """
     place, monitor = session_place(str(agent_id), str(session_id)), settings.monitor
     try:

@@ -220,10 +220,7 @@ class CarriedStates:
         return self.sealed(place, {"record": write_record(record)})
 
     def read_decided(self, place: str, state: Mapping[str, Any]) -> list[CallRecord]:
-        """The decisions of humans beside the latest turn, as far as it is believed; raises DataError.
-
-        Those on an earlier turn count for nothing: that turn's successor took them.
-        """
+        """The decisions beside the latest turn, none on an earlier one, as far as believed; raises DataError."""
         try:
             items = [item for item in state.get("decided", ()) if self.believes(place, item, *_item_keys(item))]
             steps = "", (state.get("turn") or {}).get("step_id")  # "": as version 1 wrote it

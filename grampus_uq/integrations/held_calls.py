@@ -157,9 +157,8 @@ class HeldCalls:
     ) -> CallRecord:
         """Commit that this call is proposed, the first time it is seen; raises UncertaintyError when the run aborts.
 
-        With `framework_asks` it waits even where the monitor would let it through. A call that no answer of the model
-        held (nor the adapter knows to be `from_model`) is vouched for by nobody. One of an answer that is `unread`
-        as yet waits unless it is harmless: what was said before does not speak for it.
+        With `framework_asks` it waits whatever the monitor says. Nobody vouches for a call that no answer held, unless
+        it is `from_model`. One of an `unread` answer waits unless harmless: what was said before does not speak for it.
         """
         return self.records[await self._judged(call, framework_asks, from_model, unread)]
 
@@ -294,8 +293,7 @@ class HeldCalls:
     ) -> bool:
         """Take the framework's own approval of a waiting call, if this policy takes decisions unsigned from anybody.
 
-        `arguments` are those that a human put in place of the call's own, None for a call that was not edited.
-        One that is `standing`, of all calls of the tool, is nobody's answer on this one: permits learn nothing of it.
+        `arguments` are those of an edit. One that is `standing`, of a whole tool, teaches permits nothing.
         """
         slot = self.records.slot_of(call)
         request = None if slot is None else next(iter(self.records[slot].requests), None)
@@ -336,10 +334,7 @@ class HeldCalls:
         self.arrived.clear()
 
     async def void(self, record: CallRecord) -> bool:
-        """Return True if a call that was just approved must not run after all, and waits again.
-
-        For frameworks that cannot make a call wait any more once it is on its way: `release` asks once more.
-        """
+        """True if a call that was just approved waits again, for frameworks that cannot hold it later."""
         slot = next((s for s, r in self.records.items() if r is record), None)
         again = None if slot is None or not self.acts else await self.gate.held_before(record, self.terms)
         if slot is None or again is None or record.phase is not CallPhase.CLEARED:
@@ -359,10 +354,9 @@ class HeldCalls:
     ) -> Release:
         """Say what becomes of a call that is about to run; an approved one runs once, and never again.
 
-        `running` is what the framework would execute, where that is not what the record says. `principal` is for a
-        framework that comes here only with calls that it holds for approved: one that still waits is first taken as
-        approved by it, if this policy takes such decisions: `standing` as in `accept_foreign`. A request renewed
-        here waits on.
+        `running` is what would be executed, where the record says otherwise. `principal`: of a framework that brings
+        only what it holds for approved: a call that waits is taken so, if this policy takes such decisions (`standing`
+        as in `accept_foreign`), unless its request was renewed here.
         """
         slot = await self._judged(call, standing=principal if standing else None)
         record = self._renew(slot)

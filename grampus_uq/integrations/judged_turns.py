@@ -61,10 +61,7 @@ _ANOTHER_ANSWER = replace(UNREAD, reason="The answer that holds this call is not
 
 
 class TurnJudge:
-    """The frozen wiring of an adapter; any number of runs share it.
-
-    `schemas` gives the JSON schemas of tools that the adapter knows: a human's edit is checked against them.
-    """
+    """The frozen wiring of an adapter, shared by its runs; a human's edits are checked against the tools' `schemas`."""
 
     def __init__(self, monitor: UncertaintyMonitor, **settings: Unpack[Settings]) -> None:
         self.settings = AdapterSettings(monitor=monitor, **settings)
@@ -166,10 +163,7 @@ class TurnJudge:
         return replace(carried, records=(CallRecord.new(call, step_id_of(carried)),))
 
     def judge_late(self, carried: Carried, *, read: bool) -> Carried:
-        """Judge, and do not commit, the call of `unjudged`: another hook changed it.
-
-        `read` False is for a call of another answer than the one that was judged last.
-        """
+        """Judge the call of `unjudged` without committing it; `read` False: it is not of the answer judged last."""
         (record,), call, belief = carried.records, carried.records[0].proposed, carried.belief
         record = record.change(effect=self.gate.effect(call, None, carried.session.profile.policy))
         verdict = carried.session.would_allow(call, effect=record.effect)
@@ -195,8 +189,7 @@ class TurnJudge:
     async def decide(self, carried: Carried, answer: Any) -> tuple[Carried, list[str]]:
         """Take what a human answered to the turn's requests: the state after it, and why decisions were refused.
 
-        What was refused waits on, under a new request where the old one can never hold again (expired, or its
-        precondition failed). One of two approvals that are required is kept until the other comes.
+        What was refused waits on, asked anew where it expired or its precondition failed; early approvals are kept.
         """
         now_s = time.time()
         decisions, refusals = await self._told_first(carried, *_decisions(answer), now_s)
@@ -287,8 +280,7 @@ class TurnJudge:
     ) -> contextlib.AbstractContextManager[str | None]:
         """The answer in a call's place, or None where exactly this call runs now: decided or permitted, once a process.
 
-        With `may_change` other arguments of a cleared call run as well where they only read, or can be undone. When the
-        tool raises, the framework may run it again.
+        `may_change`: harmless changes of arguments run too. When the tool raises, the framework may run it again.
         """
         refusal = self.refusal(carried, record, call)
         if record is None or (refusal is None and by_itself(record)):
@@ -333,10 +325,7 @@ class TurnJudge:
         return asked_again(record, carried.terms, self.gate.approvals, time.time(), why)
 
     def look(self, record: CallRecord | None) -> Callable[[], Coroutine[Any, Any, str | None]] | None:
-        """A check to await before a call let ahead by permits runs: the answer in its place, or None. None for others.
-
-        A permit may have been closed or withdrawn since the turn was judged.
-        """
+        """For a call let ahead by permits: a check to await before it runs, as they may have ended; None for others."""
         if record is None or not permitted(record):
             return None
 

@@ -364,10 +364,9 @@ _READ, _DECIDE, _BEGIN, _AGAIN, _END = "read", "decide", "begin", "begin again",
 
 
 def _logged(log: Log, work: Callable[[], Awaitable[Any]], marks: list[Any] | None, **fits: str) -> Steps:
-    """The result of this step, past those of earlier attempts that took another way.
+    """The result of this step, past those of earlier attempts that took another way, whose starts go to `marks`.
 
-    A run that is cancelled forgets the human's answer, and the next attempt may be given another one. `marks` takes
-    what it passes of calls that began.
+    A run that is cancelled forgets the human's answer, and the next attempt may be given another one.
     """
     while log:
         entry = log.popleft()

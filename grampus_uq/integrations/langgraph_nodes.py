@@ -153,10 +153,7 @@ class GuardNodes:
         *,
         vouched: bool = True,
     ) -> tuple[Carried, Any, list[Any]]:
-        """The state after the turn, its message with ids for its calls, and the messages beside it.
-
-        `vouched` False is for a message of which nobody here knows that the model wrote it.
-        """
+        """The state after the turn, its message with ids, messages beside; `vouched` False: it may be anybody's."""
         judge, message = self.judge, messages[index]
         message = with_ids(message) if judge.acts else message
         begun = last_answer(messages[:index]) is not None
@@ -431,8 +428,7 @@ class GuardNodes:
 class GuardedNode(RunnableLambda[Any, Any]):
     """A node for both ways of running a graph, and nothing of LangChain's between it and its coroutine.
 
-    With `inner` it is a node of the user's own, run first; `work` is given its result as well. It is found in `deps` by
-    those who look for a node's sub-graph.
+    `inner`, a node of the user's, runs first, for `work`; `deps` shows it to whoever looks for sub-graphs.
     """
 
     def __init__(

@@ -27,10 +27,7 @@ second, and an approval that was refused would count.
 
 
 def read_log(entry: Mapping[str, Any], first_do: Callable[[], Awaitable[Any]] | None = None) -> Steps:
-    """Steps checkpointed by earlier attempts at a task; `entry`, of this one, ends them: LangGraph numbers results.
-
-    `first_do` is awaited by each attempt before its own entry.
-    """
+    """Steps of earlier attempts at a task, up to this one's `entry`, before which each attempt awaits `first_do`."""
     log, first = Log(), list[bool]()
 
     async def end() -> Any:

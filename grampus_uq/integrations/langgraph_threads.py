@@ -54,8 +54,7 @@ def asking(state: StateSnapshot) -> dict[str, list[ApprovalRequest]]:
 def resume(state: StateSnapshot, decisions: Sequence[ApprovalDecision]) -> Command[Any]:
     """The command that hands decisions to the interrupts that asked: `app.invoke(resume(state, [d]), config)`.
 
-    A decision on a request that does not wait is handed to the interrupts as well: they refuse it and ask again. Raises
-    ApprovalError when the thread waits for no approval.
+    Stale ones go to all, which refuse and ask again. Raises ApprovalError when the thread waits for none.
     """
     ours = _ours(state)
     if not ours:

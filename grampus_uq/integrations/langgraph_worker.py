@@ -20,9 +20,8 @@ except ImportError as error:
 class ThreadRunner(HostedRunner):
     """Runs threads of a compiled graph that has a guard and a checkpointer; their state stays with the checkpointer.
 
-    A thread whose process died between two checkpoints goes on by itself only if all nodes that would run again are in
-    `repeatable` (the guard's own are): LangGraph runs them from their start, and a tool that ran would run twice.
-    Otherwise `resume` raises SessionError, and a worker sets the thread aside for a human.
+    A thread whose process died goes on by itself only if all nodes that would run again, tools included, are
+    `repeatable` (the guard's own are). Otherwise `resume` raises SessionError, and a worker sets it aside for a human.
     """
 
     def __init__(
@@ -45,8 +44,7 @@ class _Threads:
     async def pending(self, session_id: str) -> list[ApprovalRequest] | None:
         """The requests of the guard's interrupts, in the graph and its sub-graphs.
 
-        A process may die when the tasks of a step have stored their writes, and the step itself is not stored. Nothing
-        of it has to run again then, so LangGraph names nothing as next, but the thread goes on.
+        With all writes of a step stored but not the step, nothing is named as next, but the thread goes on.
         """
         snapshot = await self._app.aget_state(_config(session_id))
         if not snapshot.tasks:

@@ -274,8 +274,7 @@ class UncertaintyCallback(CustomLogger):
     def close(self, timeout_s: float = 10.0) -> bool:
         """Judge what waits and end the thread; False when the time is up first.
 
-        Take the callback out of litellm's callbacks before.
-        An answer that litellm has not handed over yet is not waited for: use `wait_for` for one that you have.
+        Take the callback out of litellm's before. What it has not handed over is not waited for: see `wait_for`.
         """
         with self._lock:
             thread, self._thread = self._thread, None

@@ -15,9 +15,8 @@ from grampus_uq.wire import TokenStream
 class ModelTurn:
     """One answer of the model, the prompt before it, and the agent's tools.
 
-    `content` is the text, or an answer that `Session.observe_llm_response` reads itself. `ungated` are the calls that
-    run without asking anybody, each with its result, None where the answer does not hold it. `tools` are those that the
-    agent has, by name or schema; `schemas` are for the model that the signals ask.
+    `content`: the text, or an answer that `Session.observe_llm_response` reads. `ungated`: calls that run without
+    asking, each with its result, if there. `tools`: the agent's, by name or schema; `schemas`: for signals' models.
     """
 
     content: Any

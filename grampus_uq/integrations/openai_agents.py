@@ -164,10 +164,7 @@ class UncertaintyGuard:
         return run
 
     def _before(self, system: str | None, items: Any, tools: list[Any]) -> tuple[str | None, Any, list[Any]]:
-        """Return the model's input: its own tools, and no hosted approval without a human's.
-
-        Beside the system instructions it is told what humans changed in calls whose results it now reads.
-        """
+        """The model's input without gates, without unsigned hosted approvals, and with what humans changed."""
         given, tools = tools, [without_gate(tool) for tool in tools]
         run = self._here()
         if run is None:

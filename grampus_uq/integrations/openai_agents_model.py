@@ -41,9 +41,8 @@ Observe = Callable[[Sequence[Any], Any, "str | None", Any, Sequence[Any]], Await
 class WatchedModel(Model):
     """A model whose answers are observed; what it asks for is asked of the model inside, unchanged.
 
-    `before` is called with the system instructions, the input and the tools before the model is asked, and gives what
-    it is asked with (it may raise: a run that was aborted asks no more). `owner` is the guard; `has` says whether an
-    agent is its own. Two of one guard around one model are equal, so that equal agents stay equal.
+    `before` gives what it is asked with, from system instructions, input and tools, or raises for an aborted run.
+    `owner` is the guard; `has`: whether an agent is its own. Two of one guard around one model are equal.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class WatchedModel(Model):
         self.owner = owner
         self._observe = observe
         self._before = before
-        self._has = has
+        self.has = has
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WatchedModel) and other.owner is self.owner and bool(other.inner == self.inner)
@@ -63,11 +62,7 @@ class WatchedModel(Model):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WatchedModel:
         """The model inside is copied; the watch is the same guard's."""
-        return WatchedModel(copy.deepcopy(self.inner, memo), self._observe, self._before, self.owner, self._has)
-
-    def is_copied_to(self, agent: Any) -> bool:
-        """Return True for a copy of a guarded agent."""
-        return not self._has(agent)
+        return WatchedModel(copy.deepcopy(self.inner, memo), self._observe, self._before, self.owner, self.has)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the SDK or the user reads of the model inside."""

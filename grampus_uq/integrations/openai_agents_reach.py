@@ -42,10 +42,7 @@ _FORMS: tuple[tuple[type, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class AgentWatch:
-    """Parts inserted into agents: a wrapper around each model, and gates that ask the run of the current context.
-
-    Models that a run's configuration names or brings are watched where the run starts.
-    """
+    """A wrapper around each model of agents, and gates before tools; models that a run brings are wrapped there."""
 
     model: Callable[[Model], WatchedModel]
     current: Gate
@@ -63,15 +60,16 @@ class AgentWatch:
         return self.watched.get(id(agent)) is agent
 
     def put_into(self, agent: Agent[Any]) -> Agent[Any]:
-        """Watch the agent and all that it reaches (handoffs, agents as tools), in place; returns it.
+        """Watch the agent and all that it reaches, in place, as `agent.as_tool()` holds on to its agent; returns it.
 
-        In place, because `agent.as_tool()` holds on to its agent. Raises ConfigurationError, naming the tool or server,
-        when one can act on the world and the SDK has no way to stop it; a guard that only advises reports it.
+        Raises ConfigurationError for a tool or server that acts and cannot be stopped; an advising guard reports it.
         """
         _watch_runs(self)
         for one in self._reached(agent):
             if isinstance(one.model, Model):
-                inner = _of_no_copy(one, one.model)
+                inner = one.model
+                while isinstance(inner, WatchedModel) and not inner.has(one):  # it came with a copy of a guarded agent
+                    inner = inner.inner
                 if (watched := self.model(inner)) is inner and not self.has(one):
                     log.warning("agent %.80r is watched by another guard, and not by this one", one.name)
                     continue
@@ -118,10 +116,9 @@ class AgentWatch:
         return {**given, "run_config": replace(config, model=model, model_provider=provider)}
 
     def check(self, tools: Collection[Any]) -> None:
-        """Look at the tools of one model call: those that an agent got while it ran have no gate.
+        """Look at one model call's tools: those that an agent got while it ran (a sandbox, a clone) have no gate.
 
-        Of a sandbox's agent, of a class with a `get_all_tools` of its own, of a clone with other tools. Raises
-        ConfigurationError, naming them, unless the user did; a guard that only advises reports them.
+        Raises ConfigurationError for those that the user did not name; a guard that only advises reports them.
         """
         acts = self.acts()
         gated, _ = gate_tools(tools, self.current, acts=acts, allow_ungated=self.allow_ungated if acts else None)
@@ -252,10 +249,3 @@ class _WatchedRunner(AgentRunner):
 def _server(tool: Any) -> str | None:
     """The name of the MCP server that a tool is of."""
     return getattr(getattr(tool, "_tool_origin", None), "mcp_server_name", None)
-
-
-def _of_no_copy(agent: Agent[Any], model: Model) -> Model:
-    """The agent's model; without another guard's watch where that came with a copy of that guard's agent."""
-    while isinstance(model, WatchedModel) and model.is_copied_to(agent):
-        model = model.inner
-    return model

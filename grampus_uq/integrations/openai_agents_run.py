@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,7 @@ class WatchedRun:
     def proposed(self, call_id: str, name: str, arguments: Any) -> ToolCall:
         """The call with this id, name and arguments: the model's own object where its answer held just these.
 
-        What the SDK parsed of the text, as its hooks are given it, is compared as Python compares it; what runs is the
-        text.
+        What the SDK parsed of the text is compared as Python compares it; what runs is the text.
         """
         if isinstance(arguments, str):
             known = self._proposed.get((call_id, name, arguments))
@@ -102,10 +101,7 @@ class WatchedRun:
         return tool_call(call_id, name, arguments) if known is None else known
 
     def meant(self, call_id: str, name: str, given: Any) -> ToolCall:
-        """The call that a shell, apply-patch or custom tool is given, as the model's answer had it.
-
-        An editor is given no id: the call of its operation that has not run yet is the one.
-        """
+        """The call that a shell, apply-patch or custom tool is given; without an id, the one that has not run yet."""
         form = form_of(given)
         for call in (*self.calls.records.known(name), *self._latest):
             if call.name == name and call_id in ("", call.id) and form_of(call.arguments) == form:
@@ -115,9 +111,8 @@ class WatchedRun:
     def vouched_items(self, items: Any) -> Any:
         """A model's input without the approvals of provider-run calls that no human signed here: a provider acts on it.
 
-        Whoever writes a stored text, the SDK's own session memory or a user's part of the input may put one there. It
-        stays where a decision stands behind it, and the request beside it, if there is one, is of the call that was
-        approved; else it goes with that request.
+        Any stored text or input may hold one. It stays where a decision stands behind it, and its request, if there, is
+        of the approved call; else it goes with that request.
         """
         calls = self.calls
         if isinstance(items, str) or not calls.acts or calls.gate.approvals.signer is None:
@@ -172,13 +167,7 @@ def interrupted_call(item: Any) -> ToolCall:
     return call or ToolCall(name=item.tool_name or "", arguments={"input": plain(item.raw_item)})
 
 
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "session_id": lambda value: isinstance(value, str),
-    "agent_id": lambda value: isinstance(value, str),
-    "model": lambda value: isinstance(value, str),
-    "calls": lambda value: isinstance(value, dict),
-    "run_state": lambda value: isinstance(value, dict),
-}
+_FIELDS = {"session_id": str, "agent_id": str, "model": str, "calls": dict, "run_state": dict}
 
 
 def read_paused(text: str) -> dict[str, Any]:
@@ -189,7 +178,7 @@ def read_paused(text: str) -> dict[str, Any]:
         raise DataError(f"not a paused run: {failure}") from failure
     if not isinstance(envelope, dict) or envelope.get("v") not in _READABLE:
         raise DataError(f"not a paused run of version {VERSION}", field="v")
-    for name, holds in _FIELDS.items():
-        if not holds(envelope.get(name)):
+    for name, kind in _FIELDS.items():
+        if not isinstance(envelope.get(name), kind):
             raise DataError("missing or of another type", field=name)
     return envelope

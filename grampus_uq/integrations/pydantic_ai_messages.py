@@ -122,10 +122,7 @@ def native_calls(response: ModelResponse) -> list[tuple[ToolCall, str | None]]:
 
 
 def find_part(messages: Sequence[ModelMessage], call_id: str, name: str) -> ToolCallPart | None:
-    """The call as it stands in the transcript, of the tool that runs: a capability may have given it another name.
-
-    None where no answer of the model holds it.
-    """
+    """The call in the transcript, by its id, under the tool's name; None where no answer of the model holds it."""
     for message in reversed(messages):
         parts = message.parts if isinstance(message, ModelResponse) else ()
         same_id = [p for p in parts if isinstance(p, ToolCallPart) and p.tool_call_id == call_id]
@@ -161,11 +158,10 @@ OTHER: Final = object()
 
 
 def meant(args: Any, arguments: Any, validator: Any, ctx: Any, *, of_output: bool = False) -> Any:
-    """The values to run where `args` are what these arguments, as a model or a human wrote them, are validated to.
+    """The values to run where `args` are what these arguments are validated to; `OTHER` where they are not.
 
-    `OTHER` where they are not. A default that differs at each validation (a random key, the time) is not a difference:
-    it is made once more, here, so that what runs is validated from these arguments alone. Of an output function's only
-    argument `args` is the value alone.
+    A default that differs at each validation (a random key, the time) is made once more, here, so that what runs is
+    validated from these arguments alone. Of an output function's only argument `args` is the value alone.
     """
     try:
         given = plain(args)

@@ -183,8 +183,7 @@ def waiting(
 ) -> tuple[ApprovalRequest, ...]:
     """The pending approvals of a run, its sub-agents' too: of its result, its output, or its history.
 
-    Raises DataError for a history without a watched run, and ConfigurationError for a result whose output must be
-    awaited.
+    Raises DataError without a watched run, ConfigurationError where the output must be awaited.
     """
     if isinstance(source, bytes | str | Sequence):
         return waiting_in(carried_by(as_messages(source)))
@@ -221,10 +220,9 @@ def resume(
 
 
 def back_to_gate(messages: Sequence[ModelMessage], within: str | None = None) -> DeferredToolResults:
-    """The calls that wait at the gate go back to it, which knows what was decided: no approval of the framework's.
+    """The calls of a history, and of its sub-agents, that wait at the gate go back to it: no approval by itself.
 
-    Those are a history's calls that wait, and those of its sub-agents; `within` is the call that runs this agent. What
-    the framework's own rules hold is not among them: a tool would take this for their approval.
+    `within` is the call that runs this agent. Not what the framework's own rules hold: a tool would take it for one.
     """
     carried = carried_by(messages)
     held = {record.proposed.id for record in calls_in(carried) if record.phase not in OVER}

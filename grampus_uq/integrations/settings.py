@@ -43,10 +43,7 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """A monitor and the settings of `Settings`, each with its default.
-
-    Raises ConfigurationError for another object in the place of the monitor or of the model client.
-    """
+    """A monitor and `Settings` with defaults; raises ConfigurationError for another object as monitor or client."""
 
     monitor: UncertaintyMonitor
     model_client: ModelClient | None = None
