@@ -34,10 +34,6 @@ class Checkpoint(BaseModel):
         """The step that the run had not made."""
         return self.state.current_step
 
-    def body(self) -> str:
-        """As it is stored."""
-        return self.model_dump_json(exclude={"state": {"messages"}})
-
 
 def lineage_of(state: AgentState) -> list[Segment]:
     """The branches that the steps of this state come from, the oldest first; one when nothing was rolled back."""
@@ -53,7 +49,7 @@ async def write_checkpoint(ledger: Ledger, state: AgentState) -> None:
     """Store this state as the one before step `current_step`; a repeated step replaces its checkpoint."""
     checkpoint = Checkpoint(messages=len(state.messages), digest=_digest(state.messages), state=state)
     key = _key(state, state.branch, state.current_step)
-    body = ledger.sealed(key, checkpoint.body())
+    body = ledger.sealed(key, checkpoint.model_dump_json(exclude={"state": {"messages"}}))
     try:
         await ledger.store.put(KIND, key, body, expected=0)
     except SessionConflictError:
@@ -70,10 +66,7 @@ async def checkpoints_of(store: SessionStore, state: AgentState) -> list[Checkpo
 
 
 async def read_checkpoint(ledger: Ledger, state: AgentState, step: int) -> AgentState:
-    """The state before `step` of this run.
-
-    Raises SessionError when it was not kept, StoreError when it cannot be read or does not fit the transcript.
-    """
+    """The state before `step`. Raises SessionError: not kept; StoreError: unreadable, or not of this transcript."""
     found = await ledger.store.get(KIND, _key(state, segment_at(state, step).branch, step))
     if found is None:
         raise SessionError(

@@ -142,6 +142,7 @@ class Graph:
         self._store: SessionStore = store if store is not None else MemoryStore()
         self._nodes: dict[str, _Node] = {}
         self._entry: str | None = None
+        self._entry_said = False
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ class Graph:
         """Add a node; exactly one is the entry (the first, when none says so)."""
         if name in self._nodes:
             raise ConfigurationError.of("name", "Graph.add_node", "new in this graph", name)
-        if entry and self._entry is not None and getattr(self, "_entry_said", False):
+        if entry and self._entry_said:
             raise ConfigurationError.of("entry", "Graph.add_node", "given for one node only", name)
         if isinstance(getattr(handler, "__self__", None), Graph):
             raise ConfigurationError.of("handler", "Graph.add_node", "no graph: add its nodes to this one", name)
@@ -223,7 +224,10 @@ class Graph:
         checkpoint = await self._stored(graph_id or self.graph_id)
         if human_response is not None:
             name = self._answered(checkpoint, node)
-            self._take_answer(checkpoint, human_response)
+            if human_response:
+                checkpoint.state.messages.append(Message(role=Role.USER, content=human_response))
+            checkpoint.state.status = AgentStatus.RUNNING
+            checkpoint.state.metadata.pop("uncertainty_escalate", None)
             checkpoint.waiting = [one for one in checkpoint.waiting if one != name]
             if getattr(self._nodes[name].handler, PASSED, False):
                 self._follow(await self._targets(name, checkpoint.state), name, checkpoint, [])
@@ -273,12 +277,6 @@ class Graph:
             )
         checkpoint._store, checkpoint._key, checkpoint._version = self._store, stored.key, stored.version
         return checkpoint
-
-    def _take_answer(self, checkpoint: GraphCheckpoint, response: str) -> None:
-        if response:
-            checkpoint.state.messages.append(Message(role=Role.USER, content=response))
-        checkpoint.state.status = AgentStatus.RUNNING
-        checkpoint.state.metadata.pop("uncertainty_escalate", None)
 
     async def _advance(self, checkpoint: GraphCheckpoint) -> AgentState:
         """Run the ready nodes under a lease, and release it whatever happens."""

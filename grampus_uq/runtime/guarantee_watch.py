@@ -76,18 +76,11 @@ def finished_run(
 ) -> FinishedRun | None:
     """The run of a session that has ended, for the watch; also of one that was resumed in another process.
 
-    None for a run that is not one of those the detector was calibrated on: it looks at irreversible calls, and there
-    was none, or the run came under it when it was under way.
+    None for a run unlike those that the detector, which looks at irreversible calls, was calibrated on: it had none, or
+    came under the detector when it was under way. Only one that ended by itself (`clean`) has an outcome of its own.
+    `touched`: a human changed the run in a way that the session does not know; `task`: as in `FinishedRun`.
 
-    Args:
-        session: its profile has a detector.
-        outcome: how it ended. Only one that ended by itself (`clean`) has an outcome of its own.
-        touched: True when a human changed the run in a way that the session does not know of. An alarm that somebody
-            answered, or that was re-armed, it knows by itself.
-        task: as `FinishedRun`.
-
-    Raises:
-        ConfigurationError: the session's profile has no detector.
+    Raises ConfigurationError where the session's profile has no detector.
     """
     detector, alarm = session.profile.detector, session.state.alarm
     if detector is None:
@@ -156,11 +149,11 @@ class CalibrationWatch:
     async def statuses(self) -> tuple[WatchStatus, ...]:
         """The statuses now, by all workers; StoreError when the store cannot be reached."""
         found = await self._store.get(_WATCH, self._fresh.detector)
-        return self._seen(self._fresh if found is None else _read(_Stored, found).state)
+        self._latest = watch_statuses(self._fresh if found is None else _read(_Stored, found).state)
+        return self._latest
 
     async def finished(self, run: FinishedRun | None) -> tuple[WatchStatus, ...]:
-        """Count a finished run, once; a repeated report changes nothing but a missing label. None counts nothing, nor
-        does a further trial of a task.
+        """Count a finished run once, the first of its task; a repeated report only adds a label; None counts nothing.
 
         Raises StoreError when the store cannot be reached: the run may then be reported again.
         """
@@ -173,10 +166,6 @@ class CalibrationWatch:
                 for status in statuses:
                     observer(status)
         return statuses
-
-    def _seen(self, state: CalibrationWatchState) -> tuple[WatchStatus, ...]:
-        self._latest = watch_statuses(state)
-        return self._latest
 
 
 async def stored_statuses(store: SessionStore) -> list[WatchStatus]:

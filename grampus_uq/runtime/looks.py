@@ -19,8 +19,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
@@ -57,10 +57,9 @@ LOOKS_USED: Final = "looks"
 class Look:
     """One tier that looks again: a model that is given the same conversation, and says which call it would make.
 
-    name: of the chain's tier. client: who is asked; None: the agent's own. model: its name for the client; empty: the
-    agent's. question: a message put behind the conversation, "Check each argument against the results above.", say;
-    empty: none. temperature: 0 for a look of another model, above it to draw the agent's answer anew. timeout_s: after
-    which the look is a missing one.
+    name: of the chain's tier. client, model: who is asked, by default the agent's. question: a message behind the
+    conversation, "Check each argument against the results above.", say. temperature: above 0 to draw the agent's answer
+    anew. timeout_s: after which the look is a missing one.
     """
 
     name: str
@@ -85,24 +84,17 @@ class Looks:
     tiers: Sequence[Look]
     most: int = 8
     most_tokens: int = 100_000
-    _by_name: Mapping[str, Look] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        found = {tier.name: tier for tier in self.tiers}
-        if len(found) != len(self.tiers):
-            rule = "tiers of distinct names"
-            raise ConfigurationError.of("tiers", "Looks", rule, [tier.name for tier in self.tiers])
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) < len(names):
+            raise ConfigurationError.of("tiers", "Looks", "tiers of distinct names", names)
         for name, value in (("most", self.most), ("most_tokens", self.most_tokens)):
             if not value > 0:
                 raise ConfigurationError.of(name, "Looks", "above 0", value)
         for tier in self.tiers:
             if not tier.timeout_s > 0.0:
                 raise ConfigurationError.of("timeout_s", "Look", "above 0 seconds", tier.timeout_s)
-        object.__setattr__(self, "_by_name", found)
-
-    def of(self, name: str) -> Look | None:
-        """The look of this tier; None for an unknown one."""
-        return self._by_name.get(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,12 +259,12 @@ class LookingAgain:
         return look.client or self.client, look.model or self.model
 
     async def _ask(self, record: CallRecord, name: str, prompt: Sequence[Message]) -> _Answer:
-        """One tier's answer; whatever goes wrong with it makes it a missing one.
+        """One tier's answer; whatever goes wrong makes it a missing one. Raises StoreError.
 
-        It is counted in the store before it is asked for: whoever goes on from here asks a human, and has one look
-        less. Raises StoreError.
+        It is counted in the store first: whoever goes on from here asks a human, and has one look less.
         """
-        look, metadata = self.looks.of(name), self.turn.lease.state.metadata
+        look = next((tier for tier in self.looks.tiers if tier.name == name), None)
+        metadata = self.turn.lease.state.metadata
         count, tokens, seconds = _used(metadata.get(LOOKS_USED))
         if look is None:
             return _Answer(missing="no look is configured for this tier")

@@ -184,9 +184,8 @@ class StoredPermits:
     async def answered(self, record: CallRecord, terms: Terms) -> None:
         """Take the answer on a call into each permit that has a ticket of it; once, however often it is told.
 
-        A rejection that says never closes each permit that covers the call, whatever the call's own state. Where the
-        store fails, an answer against a call is told again before this process lets a call of the tool ahead; a right
-        one counts as wrong unless it is told again.
+        A never closes each permit that covers the call, whatever its state. Where the store fails, an answer against a
+        call is told again before a call of the tool goes ahead here; a right one counts as wrong unless told again.
         """
         try:
             await self._taken(record, None, terms)
@@ -198,8 +197,7 @@ class StoredPermits:
     async def tell_first(self, said: Sequence[tuple[CallRecord, ApprovalDecision | None]], terms: Terms) -> list[str]:
         """Take answers against calls that no host has taken yet; why each could not be stored, "" where it was.
 
-        All of them together are tried for about a second, two at most: what hangs is given up, unless the store cannot
-        be interrupted. Right answers are left to `answered`.
+        All are tried for two seconds at most, if the store can be interrupted. Right answers: `answered`.
         """
         left = [number for number, (record, given) in enumerate(said) if label_of(record) or (given and given.never)]
         failed = dict.fromkeys(left, f"the store took nothing within {_TELLING_S:g} seconds")
@@ -228,10 +226,9 @@ class StoredPermits:
                 self._owed.pop(key, None)
 
     async def _taken(self, record: CallRecord, given: ApprovalDecision | None, terms: Terms) -> None:
-        """Take an answer and close what a never closes; raises StoreError.
+        """Take an answer, with `given` where the record lacks it, and close what a never closes; raises StoreError.
 
-        `given` is a decision that the record does not hold yet. A permit whose log is damaged takes no answer, and lets
-        nothing ahead.
+        A permit whose log is damaged takes no answer, and lets nothing ahead.
         """
         wrong = label_of(record)
         decisions = record.decisions if given is None else (*record.decisions, given)
@@ -332,10 +329,7 @@ class StoredPermits:
     # -- states ---------------------------------------------------------------------------------------------------
 
     async def _looked(self, permit: Permit) -> Standing:
-        """The standing; what a human closed meanwhile is written into the state, under this host's seal.
-
-        A permit whose log is damaged is closed by its definition alone.
-        """
+        """The standing, with what a human closed written into the state, unless the permit's log is damaged."""
         for attempt in range(_TRIES):
             now = await self._standing(permit)
             if now.closing is None:
@@ -368,14 +362,12 @@ class StoredPermits:
             trouble = "its state is older than one that was seen here"
         if trouble is None:
             self._seen[permit.id] = max(state.revision, self._seen.get(permit.id, 0))
-        closed, closing = (
-            "its definition is gone" if definition is None else _values(definition.body).get("closed"),
-            None,
-        )
+        closed = "its definition is gone" if definition is None else _values(definition.body).get("closed")
+        closing = None
         if closed is not None and state.closed is None:
-            closing = Entry(do="close", now_s=now_s, why=str(closed)[:300])
-            state = applied(permit, state, closing)
-            closing = closing if trouble is None else None
+            entry = Entry(do="close", now_s=now_s, why=str(closed)[:300])
+            state = applied(permit, state, entry)
+            closing = entry if trouble is None else None
         return Standing(permit=permit, state=state, version=version, now_s=now_s, trouble=trouble, closing=closing)
 
     async def _written(self, now: Standing, state: PermitState, entry: Entry, *more: Change) -> bool:
@@ -434,8 +426,7 @@ async def grant_permit(
 ) -> PermitState:
     """Store a permit and return its state; raises SessionConflictError where one of its id is there.
 
-    `begun_with` is what its log begins with, answers of before (`learn.recorded_answers`); where hosts seal what they
-    store, they believe that start only under their own `seal`.
+    `begun_with`: earlier answers for its log, which sealing hosts believe under their own `seal` only.
     """
     changes: list[Change] = [_definition(permit)]
     log = [canonical_json(entry.to_json()) for entry in begun_with]
@@ -479,10 +470,7 @@ async def stored_permits(store: SessionStore, approvals: ApprovalPolicy | None =
 
 
 async def listed_permits(store: SessionStore, start: int, most: int) -> tuple[list[Standing], bool]:
-    """The permits from the `start`-th on, `most` of them, and whether more follow: the open ones first, new before old.
-
-    Only of these the states are read; neither signatures nor seals are looked at.
-    """
+    """The `most` permits from the `start`-th on, unchecked, open ones first, new before old; whether more follow."""
     permits = await anyio.to_thread.run_sync(_open_first, await store.scan(_PERMIT))
     return await _standings(StoredPermits(store, None), permits[start : start + most]), len(permits) > start + most
 
@@ -520,10 +508,7 @@ def _warning(key: str) -> Iterator[None]:
 
 
 async def replayed_permit(store: SessionStore, permit: Permit) -> PermitState:
-    """The state as the log tells it: equal to the stored one to the last digit, but for a closing that no host saw.
-
-    Raises DataError for a log that is none.
-    """
+    """The state by the log, equal to the stored one but for a closing that no host saw; raises DataError for no log."""
     return replayed(permit, await permit_log(store, permit.id))
 
 

@@ -68,10 +68,7 @@ class Delegate(Protocol):
 
 
 class Turn:
-    """Works on the calls of one leased session's current turn.
-
-    `delegates` are sub-agents by the name of their tool; `unwatched` is the policy where there is no monitor.
-    """
+    """The calls of one leased session's turn; `delegates`: sub-agents by tool, `unwatched`: policy without monitor."""
 
     def __init__(
         self,
@@ -161,10 +158,7 @@ class Turn:
     # -- judging --------------------------------------------------------------------------------------------------
 
     async def judge(self, doubt: Doubt | None = None) -> UncertaintyAction:
-        """Clear every new call or make it wait; returns ABORT as soon as one call aborts the run.
-
-        With a `doubt` of the host's own each of them waits.
-        """
+        """Clear every new call or, also with a `doubt`, make it wait; returns ABORT as soon as one aborts the run."""
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             new, action = await self.gate.judge(
                 record,
@@ -240,10 +234,9 @@ class Turn:
             yield runnable[index], results[index]
 
     async def start(self, cleared: Sequence[CallRecord], *, announced: bool = True) -> list[CallRecord]:
-        """Start cleared calls: those that run now, written to the store where they have to be.
+        """Start cleared calls: those that run now, written to the store where they have to be; others wait again.
 
-        One that must not run after all waits again, and the audit says why. Raises StoppedError on a stop order, unless
-        they are not `announced`, which is for calls that merely read.
+        Raises StoppedError on a stop order, unless they merely read and are not `announced`.
         """
         started = []
 
@@ -280,9 +273,8 @@ class Turn:
     async def announce(self, started: list[CallRecord]) -> list[CallRecord]:
         """Write started calls to store and audit; then look for stop orders, decisions during a look, and revocations.
 
-        So a call does not run if an order or decision was given before it was announced. With the store down, only
-        calls that may run without a record are returned; one that a human or a grant allowed, or a sub-agent that has
-        begun, stays allowed, and StoreError is raised.
+        So a call does not run if an order or decision came before. With the store down, only calls that may run
+        without a record are returned; StoreError, where a human or a grant allowed one, or it had begun before.
         """
         if not started:
             return []
@@ -354,13 +346,9 @@ class Turn:
             self._state.keep(record.change(phase=CallPhase.WAITING, requests=tuple(outcome)))
             await self.lease.try_save()
             return None
-        await self.finish(record, outcome)
-        return outcome
-
-    async def finish(self, record: CallRecord, outcome: ToolResult) -> None:
-        """Take the result of a call that ran into the transcript, the belief, the store and the audit."""
         self.take_result(record, outcome)
         await self.store_result(record, outcome)
+        return outcome
 
     def take_result(self, record: CallRecord, outcome: ToolResult) -> None:
         """Take the result of a call that ran into the transcript and the belief."""

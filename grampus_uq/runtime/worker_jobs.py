@@ -102,8 +102,7 @@ async def take(
 ) -> list[Taken]:
     """Take up to so many due jobs of these agents; each returns by itself after `hold_s` seconds.
 
-    Of the oldest some at random: workers that look at the same moment seldom reach for the same one. A row that cannot
-    be read is removed, and said so in the log.
+    Oldest first, some at random: workers seldom reach for one row. Unreadable ones are removed and logged.
     """
     taken: list[Taken] = []
     for kind in kinds:
@@ -133,25 +132,18 @@ async def oldest_due_s(store: SessionStore, agent: str) -> float:
 
 
 async def _take_one(store: SessionStore, found: Document, agent: str, hold_s: float) -> Taken | None:
-    row = found.removal()
-    job = _read(found, agent)
+    row, job = found.removal(), read_job(found.body)
     try:
-        if job is None:
+        if job is None or job.agent_id != agent:
+            _log.warning("a job of agent %.80s cannot be read: it is removed", ascii(agent))
             await store.write(row)
             return None
+        job = job.model_copy(update={"taken": job.taken + 1})
         held = job.at(found.read_s + hold_s)
         now_s = await store.write(row, held)
     except SessionConflictError:
         return None  # another worker was first
     return Taken(job=job, held=held.key, now_s=now_s)
-
-
-def _read(found: Document, agent: str) -> Job | None:
-    job = read_job(found.body)
-    if job is None or job.agent_id != agent:
-        _log.warning("a job of agent %.80s cannot be read: it is removed", ascii(agent))
-        return None
-    return job.model_copy(update={"taken": job.taken + 1})
 
 
 async def finish(store: SessionStore, taken: Taken, again: Put | None = None) -> None:

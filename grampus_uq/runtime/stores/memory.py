@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from grampus_uq.errors import SessionConflictError, StoreError
@@ -38,10 +39,7 @@ class MemoryStore(SessionStore):
         return None if found is None else self._read(found)
 
     def _read(self, found: Document) -> Document:
-        return Document(
-            kind=found.kind, key=found.key, version=found.version, body=found.body, label=found.label,
-            written_s=found.written_s, read_s=self._now(),
-        )  # fmt: skip
+        return replace(found, read_s=self._now())
 
     async def scan(
         self,

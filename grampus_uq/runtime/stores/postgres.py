@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import time
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any
 
 from grampus_uq.errors import DamagedLogError, MissingDependencyError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import (
@@ -17,11 +17,10 @@ from grampus_uq.runtime.store import (
     Change,
     Delete,
     Put,
+    Result,
     check_schema,
 )
 from grampus_uq.runtime.stores._sql import SQLStore
-
-Result = TypeVar("Result")
 
 # A server that vanished without a word (a partition, a power cut) is noticed within seconds, not hours.
 _GONE_AFTER = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
@@ -212,10 +211,7 @@ class PostgresStore(SQLStore):
 
 
 def _answered(steps: Any, timeout_s: float, error: type[Exception]) -> Generator[Any, Any, Any]:
-    """The steps of the driver, which end with this error when nothing came from the server for so long.
-
-    It sends None, or 0, every tenth of a second in which nothing came.
-    """
+    """The driver's steps, a None or 0 each tenth of a second; ends with this error when nothing came for so long."""
     ready, until = None, time.monotonic() + timeout_s
     while True:
         try:

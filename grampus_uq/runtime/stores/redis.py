@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from grampus_uq.errors import (
@@ -30,12 +30,11 @@ from grampus_uq.runtime.store import (
     Delete,
     Document,
     Put,
+    Result,
     after_prefix,
     check_schema,
 )
 from grampus_uq.runtime.stores._thread import ThreadedStore
-
-Result = TypeVar("Result")
 
 # SHA-256 (FIPS 180-4): its constants are the first bits of the square and cube roots of the primes.
 _SHA256 = """
@@ -161,10 +160,7 @@ _BATCH = 500
 
 
 class RedisStore(ThreadedStore):
-    """Documents as hashes, logs as lists, sorted sets as indexes, all under `namespace`; the clock is the server's.
-
-    `?namespace=NAME` in the URL names the namespace too: a tenant's, for example.
-    """
+    """Hashes, lists and sorted sets under `namespace`, or `?namespace=NAME` of the URL; the clock is the server's."""
 
     def __init__(self, url: str, *, namespace: str = "grampus", timeout_s: float = 5.0, create: bool = True) -> None:
         super().__init__(create=create)

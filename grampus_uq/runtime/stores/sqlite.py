@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -21,12 +20,11 @@ from grampus_uq.runtime.store import (
     Change,
     Delete,
     Put,
+    Result,
     chained,
     check_schema,
 )
 from grampus_uq.runtime.stores._sql import SQLStore
-
-Result = TypeVar("Result")
 
 # One entry a schema version, applied in order; a published entry is never changed.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (

@@ -11,12 +11,11 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from grampus_uq.errors import ConfigurationError, StoreError
+from grampus_uq.runtime.store import Result
 from grampus_uq.runtime.stores.postgres import WRITE, PostgresStore, write_function
-
-Result = TypeVar("Result")
 
 _TABLES = {"grampus_documents": ("kind", "key"), "grampus_logs": ("log", "position")}
 _INDEXES = {
