@@ -25,10 +25,9 @@ _YES_NO: Final = (True, False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditField:
-    """One argument: `text` is what the field holds at first, of `choices` the index.
+    """One argument: `text` is what the field holds at first, of `choices` the index; `given` False: no value.
 
-    `without` says what it means to give no value, "left out" or "null"; None where a value must be given. `given` is
-    False where it begins without.
+    `without` is what giving none means, "left out" or "null"; None where a value must be given.
     """
 
     name: str
@@ -72,10 +71,7 @@ def edit_form(arguments: Mapping[str, Any], schema: Mapping[str, Any] | None) ->
 
 
 def edited(form: EditForm, arguments: Mapping[str, Any], texts: Sequence[str | None]) -> dict[str, Any]:
-    """The arguments that these texts say, None for no value; what was not touched stays the very value that it was.
-
-    Raises ApprovalError with the field's name.
-    """
+    """The arguments that these texts say, None for no value, untouched ones as they were; raises ApprovalError."""
     if len(texts) != len(form.fields):
         raise ApprovalError("The form's fields differ from the tool's. Open the request again.")
     found = dict[str, Any]()

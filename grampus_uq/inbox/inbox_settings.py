@@ -14,10 +14,9 @@ _NEEDLESS = re.compile(r"https.*:443|http:.*:80")  # a browser leaves these out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxSettings:
-    """The public address as a browser names it, "https://inbox.example.org"; a passkey is bound to it.
+    """The public address, "https://inbox.example.org", which passkeys are bound to. Raises ConfigurationError.
 
-    Plain http is for "http://localhost:PORT" only: browsers offer passkeys nowhere else without https. Raises
-    ConfigurationError.
+    Plain http is for "http://localhost:PORT" only: browsers offer passkeys nowhere else without https.
     """
 
     origin: str

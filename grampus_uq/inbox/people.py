@@ -206,10 +206,7 @@ class People:
         return cookie, login
 
     async def session(self, cookie: str, device: str) -> tuple[Person, float] | None:
-        """Return the session's person and the store's time; None once it has ended.
-
-        Of a person who is still there, with this passkey, on the same kind of device.
-        """
+        """The session's person and the store's time; None once over, for another device, or a passkey that is gone."""
         found = await self._store.get(_LOGIN, sha256_of(cookie))
         if found is None:
             return None

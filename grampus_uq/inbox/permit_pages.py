@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import anyio.to_thread
@@ -102,7 +101,8 @@ def _earned(one: Standing) -> str:
 async def _permit(visit: Visit) -> Response:
     standing = await _found(visit, visit.request.path_params["permit_id"])
     log = await permit_log(visit.inbox.ledger.store, standing.permit.id)
-    evidence, facts = await anyio.to_thread.run_sync(partial(_read, standing, log))
+    evidence = await anyio.to_thread.run_sync(evidence_of, standing, log)
+    facts = await anyio.to_thread.run_sync(permit_facts, standing)
     decides = visit.person.role.covers(Role.DECIDE) and _is_open(standing)
     narrows = decides and _may_grant(visit)
     return visit.page(
@@ -127,10 +127,6 @@ async def _found(visit: Visit, permit_id: str) -> Standing:
     return standing
 
 
-def _read(standing: Standing, log: Sequence[Mapping[str, Any]]) -> tuple[Evidence, dict[str, str]]:
-    return evidence_of(standing, log), permit_facts(standing)
-
-
 # -- changed ---------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +139,8 @@ async def _prepare(visit: Visit) -> Response:
         text = permit.signed_text().decode()
     except ValueError as error:  # pydantic's, where a text cannot be a permit's
         raise ApprovalError(f"This is not a permit: {str(error)[:300]}") from error
-    facts = await anyio.to_thread.run_sync(permit_facts, _standing(visit, permit))
+    standing = Standing(permit=permit, state=PermitState.fresh(permit), version=0, now_s=visit.now_s)
+    facts = await anyio.to_thread.run_sync(permit_facts, standing)
     told = {"promise": promise_of(permit), "until": until(permit)}
     told |= {name: facts[name] for name in ("scope", "score", "missing")}
     return JSONResponse(
@@ -220,10 +217,6 @@ async def _wished(visit: Visit, wish: PermitWish) -> Permit:
         created_s=visit.now_s,
         expires_s=visit.now_s + (90.0 if wish.days is None else wish.days) * _DAY_S,
     )
-
-
-def _standing(visit: Visit, permit: Permit) -> Standing:
-    return Standing(permit=permit, state=PermitState.fresh(permit), version=0, now_s=visit.now_s)
 
 
 PERMITS: Final = Section(

@@ -69,10 +69,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """Shared parts of all pages. `required` is the runner's number of approvals (`ApprovalPolicy`).
-
-    `sentences` are templates of tools.
-    """
+    """Shared parts of all pages; `required` approvals, as in the runner's policy, and `sentences` of tools."""
 
     settings: InboxSettings
     ledger: Ledger
@@ -143,10 +140,7 @@ class Visit:
 
 
 class FilledPage(Response):
-    """A template that is filled when it is sent, beside the event loop and the store's thread.
-
-    Every character of a hostile text is looked at, and a call may have a million: nobody else waits for that.
-    """
+    """A template filled when it is sent, in a thread: each character of a text, of a million maybe, is looked at."""
 
     def __init__(self, template: str, status: int, values: Mapping[str, Any]) -> None:
         super().__init__(status_code=status)
@@ -167,10 +161,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def for_role(role: Role) -> Callable[[Page], Endpoint]:
-    """A page for whoever is signed in with a role that covers this one; a change needs the session's token too.
-
-    Errors of this package become a page, or JSON where JSON was sent.
-    """
+    """A page or JSON for whoever is signed in with a role that covers this one; changes need the session's token."""
 
     def guarding(page: Page) -> Endpoint:
         @functools.wraps(page)
@@ -178,7 +169,9 @@ def for_role(role: Role) -> Callable[[Page], Endpoint]:
             try:
                 visit = await _visit(request)
                 if visit is None:
-                    return RedirectResponse("/sign-in", 303) if request.method != "POST" else _gone(request)
+                    if request.method != "POST":
+                        return RedirectResponse("/sign-in", 303)
+                    return refusal(request, 401, "You are signed out. Sign in and open the page again.")
                 if not visit.person.role.covers(role):
                     return refusal(
                         request, 403, f"This needs the role {role.value}; yours is {visit.person.role.value}."
@@ -271,10 +264,6 @@ async def _token(request: Request) -> bytes:
     sent_json = request.headers.get("content-type", "").startswith("application/json")
     token = request.headers.get("x-csrf", "") if sent_json else (await form_of(request)).get("csrf", "")
     return token.encode("utf-8", "replace")
-
-
-def _gone(request: Request) -> Response:
-    return refusal(request, 401, "You are signed out. Sign in and open the page again.")
 
 
 def rendered(template: str, **values: Any) -> str:

@@ -46,10 +46,7 @@ class Processing:
                 self._count_failure(processor, error)
 
     def begin(self, session_id: str, entries: Mapping[str, Mapping[str, Any]]) -> Callable[[], Mapping[str, JsonValue]]:
-        """Announce a session with the processors' entries of its snapshot; return what reads them for the next one.
-
-        An entry that no processor here takes is handed on, so that a later process may find it again.
-        """
+        """Announce a session with its entries; returns what reads the next ones, with entries that nobody took."""
         for processor in self._resumable:
             try:
                 processor.begin(session_id, entries.get(processor.snapshot_key))

@@ -121,10 +121,9 @@ class SensingPlan:
 
     @classmethod
     def of(cls, profile: Profile, sensing: Sensing | None = None) -> SensingPlan:
-        """The built-in signals that both policy and estimator enable, and the user's own.
+        """The signals that both policy and estimator enable, the user's own, and counts where a fit is on them.
 
-        What the agent does is also counted where the profile was fitted on counts. Raises ConfigurationError when two
-        signals share a name, or a budget or a weight is of no signal.
+        Raises ConfigurationError for two of one name, and for a budget or a weight of no signal.
         """
         sensing = sensing or Sensing()
         estimator, policy = profile.estimator, profile.policy
@@ -216,10 +215,7 @@ class SensingPlan:
         return readings if problem is None else [_explained(reading, problem) for reading in readings]
 
     def over_cap(self, state: SessionState, step: Step) -> bool:
-        """True when the monitor's own tokens have reached their share of the agent's, this step included.
-
-        Asked before a step is sensed: the step that reaches the cap may overshoot it by its own cost.
-        """
+        """True once the monitor's tokens reach their share of the agent's; the step that does may overshoot it."""
         if self.max_overhead is None:
             return False
         spent = state.monitor_tokens

@@ -107,10 +107,7 @@ def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
 
 
 def own_budgets(slow: SemanticEntropy | None, sensing: Sensing) -> dict[str, Budget]:
-    """The reader's time; and where no budget was given, the calls the slow path needs.
-
-    These are n samples, and both ways of each pair of n + 1 turns.
-    """
+    """The reader's time; and, without a budget, the slow path's calls: n samples, both ways of n + 1 turns."""
     found = {} if sensing.reader is None else {sensing.reader.source: Budget(timeout_s=sensing.reader.timeout_s)}
     if slow is not None and sensing.budget is None:
         n = slow.max_samples

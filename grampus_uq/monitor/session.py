@@ -295,8 +295,7 @@ class Session:
     ) -> StepUncertainty:
         """Commit a step together with what it does to the trajectory.
 
-        The turns are read before the lock is taken. When something else came meanwhile they are read again from where
-        they stand then; texts are remembered, so that it costs little.
+        Turns are read before the lock, and again (cheaply: texts are remembered) where something came between.
         """
         for _ in range(_READ_TRIES):
             read = await watch.read(step)
@@ -336,7 +335,8 @@ class Session:
                 observe_structure(self._structure, event)
             if self._origins is not None:
                 origins_of_observation(self._origins, event)
-            self._send(event)
+            self._check_place()
+            self._tell(event)
 
     def commit(
         self,
@@ -522,7 +522,8 @@ class Session:
         with self._lock:
             trajectory = None if self._watch is None else self._watch.ending()
             self._finished = True
-            self._send(
+            self._check_place()
+            self._tell(
                 OutcomeEvent(session_id=self.session_id, agent_id=self.agent_id, outcome=outcome, trajectory=trajectory)
             )
 
@@ -553,16 +554,10 @@ class Session:
         if self._emit is not None:
             self._emit(event)
 
-    def _send(self, event: Event) -> None:
-        with self._lock:
-            self._check_place()
-            self._tell(event)
-
     def supersede(self) -> None:
-        """Give the id to a session that began anew under it; for `UncertaintyMonitor.session`.
+        """Give the id to a session that began anew under it: two runs under one would be mixed in every recording.
 
-        Two runs under one id would be mixed in every recording. Where there are processors, this one raises
-        SessionConflictError from here on when it would commit, or, where it only advises, is no longer recorded.
+        With processors this one raises SessionConflictError at its next commit; advising, it is not recorded.
         """
         with self._lock:
             self._superseded, self._emit = self._emit is not None, None
@@ -600,12 +595,10 @@ class Session:
         }
 
     def snapshot(self, *, latest: int | None = None) -> dict[str, JsonValue]:
-        """Everything needed to go on in another process, as JSON values; as large as the window of latest steps.
+        """Everything needed to go on in another process, as JSON values, with up to `latest` of the window's steps.
 
-        `latest` keeps only so many of the window's steps, for those who write a snapshot at every step; what is decided
-        later does not depend on the window.
-
-        With a trajectory risk it also holds the texts of the latest turns, at most 10,000 characters of each.
+        What is decided later does not depend on the window. With a trajectory risk it also holds the texts of the
+        latest turns, at most 10,000 characters of each.
         """
         return self._snapshot(SNAPSHOT_VERSION, state_to_values, latest)
 

@@ -44,10 +44,7 @@ _threads: Final = OwnThreads("embedding", 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMemory:
-    """The memory of a session for its turns: JSON-able, bounded, and made of the run's own text.
-
-    `waiting`: steps that are complete and whose texts were not read yet.
-    """
+    """A session's memory of its turns, bounded JSON of the run's own text; `waiting`: complete, not yet read."""
 
     state: ComponentState = field(default_factory=ComponentState)
     waiting: tuple[ObservedStep, ...] = ()
@@ -197,10 +194,7 @@ class TrajectoryWatch:
         self._ending = ReadTurns(before=before, after=turns.read, reading=await self._sensor.read(turns))
 
     def ending(self) -> TrajectoryReading:
-        """Give the steps that are complete if the run ends here; changes nothing, because a run may be taken up again.
-
-        Without `settle` before, only an embedder that takes no time is asked.
-        """
+        """The steps complete if the run ended here; without `settle` only an instant embedder is asked."""
         if self._ending is not None and self._ending.before is self.memory:
             return self._ending.reading
         turns = self._sensor.end(self.memory)
@@ -230,9 +224,8 @@ def _reading(turns: Turns, components: Sequence[Any], step: Step | None) -> Traj
 def filled_in(events: Iterable[Event], sensor: TrajectorySensor) -> Iterator[Event]:
     """Yield recorded or imported events with the components that a live session would have put into them.
 
-    Needs the texts: a recording that kept hashes or nothing (`content`) has none to compare. Sessions may be
-    interleaved; one that is taken up from an older state is read as if it went on. What the embedder raises goes
-    through.
+    Needs the texts, which `content` may have left out. Sessions may be interleaved; one taken up from an older state is
+    read as if it went on. What the embedder raises goes through.
     """
     memories: dict[str, TurnMemory] = {}
     for event in events:

@@ -49,10 +49,7 @@ def drafter(cls: type[T], *, but: Collection[str] = ()) -> Callable[[T], Any]:
 
 
 def built_model(cls: type[T], values: dict[str, Any], given: set[str], private: dict[str, Any] | None = None) -> T:
-    """A pydantic model with these values, unchecked: all fields in their order, `given` those that somebody set.
-
-    As `model_construct` and `model_copy` build one, in a tenth of their time.
-    """
+    """A pydantic model, unchecked, in a tenth of `model_construct`'s time; `given`: the fields that somebody set."""
     built = object.__new__(cls)
     store = object.__setattr__
     store(built, "__dict__", values)

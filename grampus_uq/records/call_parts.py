@@ -196,10 +196,7 @@ def sureness(part: CallPart) -> float:
 
 
 def doubt_of(parts: Sequence[CallPart], call: int, key: str = "") -> CallDoubt | None:
-    """The writer's sureness of one call, and of its weakest part; None where no part of it is known.
-
-    `key` is the name that the doubt bears.
-    """
+    """The sureness of one call and of its weakest part, under the name `key`; None where no part of it is known."""
     probability, weakest = call_probability(parts, call), weakest_part(parts, call)
     if probability is None or weakest is None:
         return None

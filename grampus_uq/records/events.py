@@ -24,9 +24,8 @@ ALARMED: Final = "grampus_uq.alarmed"
 class TrajectoryReading:
     """The components of the trajectory risk at one step: numbers only, so that a replay needs no text or embedder.
 
-    `completed`: the steps of agent and user that became complete since the step before, in order. `pending`: the
-    agent's turn that is still open, as it stands; None when none is. `reason`: why the texts could not be read; what
-    needs no reading is there all the same. `no_surprisal`: why the open turn has no surprisal, where it has none.
+    `completed`: steps of agent and user complete since the step before, in order. `pending`: the agent's open turn so
+    far, if any. `reason`: why texts could not be read. `no_surprisal`: why the open turn has none, where it has none.
     """
 
     completed: tuple[StepComponents, ...] = ()
@@ -100,8 +99,7 @@ class InForce:
 class CallAsked:
     """A call was asked about; `tool_alone` where nothing but its tool holds it, so that a grant or permit may lift it.
 
-    `in_force`: then the grants and permits for its tool at that moment, of whichever agent and arguments; None: not
-    known.
+    `in_force`: then all grants and permits for its tool at that moment; None: not known.
     """
 
     session_id: str
@@ -176,10 +174,9 @@ class SessionStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileChanged:
-    """A running session goes on under another profile, from its next step on; `profile_fingerprint` says which.
+    """A running session goes on under another profile (`profile_fingerprint`, `thresholds`), from its next step on.
 
-    `fallback` is why that profile does not apply to the session, where its tiers stand in for it. `thresholds` are
-    those of the new profile, as in `SessionStarted`.
+    `fallback` is why it does not apply to the session, where its tiers stand in for it.
     """
 
     session_id: str

@@ -48,8 +48,7 @@ class SenseContext(Protocol):
     async def ask(self, messages: Sequence[Message], **options: Any) -> ModelResponse:
         """Ask the model within the signal's budget of calls, tokens and time.
 
-        Raises `ModelError` and its subclasses, also on a step without a model (the driver turns them into a missing
-        reading with the right reason).
+        Raises `ModelError`, also on a step without a model: the driver makes it a missing reading with the reason.
         """
         ...
 

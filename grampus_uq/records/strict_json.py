@@ -35,12 +35,9 @@ STRICT_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def parse_json(data: str | bytes, *, unique_names: bool = False) -> Any:
-    """Parse JSON in UTF-8 into plain values.
+    """Parse JSON in UTF-8 into plain values; raises ValueError, a sentence, also for NaN, infinities and deep nesting.
 
     With `unique_names` an object with the same name twice is an error: no reader knows which value was meant.
-
-    Raises:
-        ValueError: a sentence on what is wrong, for NaN, infinities and deep nesting too.
     """
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
@@ -84,7 +81,10 @@ def validated(adapter: TypeAdapter[T], body: bytes, *, path: str = "", line: int
     try:
         return adapter.validate_json(body, strict=True)
     except ValidationError as error:
-        raise _validation_fault(error, path=path, line=line) from error
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        got = f" Got {reprlib.repr(first['input'])}." if field else ""
+        raise DataError(f"{first['msg']}.{got}", path=path, line=line, field=field) from error
 
 
 def snapshot_part(kind: type[T], values: object, what: str, place: str) -> T:
@@ -109,11 +109,3 @@ def check_version(version: object, newest: int, *, path: str = "", line: int | N
     if version > newest:
         reason = f"was written by a newer version of the format ({version}); this release reads up to {newest}."
         raise DataError(f"{reason} Install a newer grampus-uq.", path=path, line=line, field="v")
-
-
-def _validation_fault(error: ValidationError, *, path: str = "", line: int | None = None) -> DataError:
-    """The first fault of a validation, with its place."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    got = f" Got {reprlib.repr(first['input'])}." if field else ""
-    return DataError(f"{first['msg']}.{got}", path=path, line=line, field=field)

@@ -88,10 +88,7 @@ class ToolCall(BaseModel):
 
     @classmethod
     def trusted(cls, call_id: str, name: str, arguments: dict[str, Any] | None) -> ToolCall:
-        """Build from arguments that are JSON values already, or from None where the call came without any.
-
-        Nothing is checked: to validate what was read a moment ago costs as much as to read it.
-        """
+        """Build, unchecked, from arguments that are JSON values already, or None where the call came without any."""
         values = {"id": call_id, "name": name, "arguments": {} if arguments is None else arguments}
         return built_model(cls, values, {"id", "name"} if arguments is None else {"id", "name", "arguments"})
 
@@ -106,10 +103,7 @@ class ToolCall(BaseModel):
         return isinstance(other, ToolCall) and self.matches(other.id, other.name, other.arguments)
 
     def matches(self, call_id: str, name: str, arguments: dict[str, Any]) -> bool:
-        """True if this is the call with this id, name and arguments, as signed.
-
-        Raises TypeError or ValueError on arguments that are not JSON.
-        """
+        """True if this is exactly this call as signed. Raises TypeError or ValueError where it is not JSON."""
         if (self.id, self.name) != (call_id, name):
             return False
         return self.arguments is arguments or canonical_json(self.arguments) == canonical_json(arguments)
@@ -431,10 +425,9 @@ class StepUncertainty(BaseModel):
 
     @classmethod
     def trusted(cls, values: dict[str, Any]) -> StepUncertainty:
-        """Build from values that the engine computed, without validation: every field given, of the right type, finite.
+        """Build without validation, which costs more than the rest of a step: every field given, typed, finite.
 
-        Validation costs more than the rest of a step. A test holds that both are equal. All share one set of "fields
-        that were set", which nobody may change.
+        A test holds that both are equal. All share one set of "fields that were set", which nobody may change.
         """
         built: StepUncertainty = _new(_StepDraft)  # as in `records.building`; these four make up a pydantic model
         built.__dict__ = values

@@ -106,10 +106,7 @@ class Effect(StrEnum):
 
 
 def parse_effect(effect: Effect | str | None, owner: str) -> Effect | None:
-    """The effect that is meant, also by its word ("irreversible"); None stays None.
-
-    Raises ConfigurationError, naming `owner`, on anything else: a misspelt effect would protect nothing.
-    """
+    """The effect meant, also by its word; None stays None. Raises ConfigurationError for others, naming `owner`."""
     if effect is None or type(effect) is Effect:
         return effect
     known = Effect.__members__.values()
