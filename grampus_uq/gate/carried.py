@@ -22,10 +22,9 @@ def write_record(record: CallRecord) -> dict[str, Any]:
 
 
 def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:
-    """A record from JSON values; one of the first version is read as far as possible, and asked about again.
+    """A record from JSON values; one of version 1, which may lack its `step_id`, as far as possible: it is asked again.
 
-    `step_id` is for one of the first version that does not name its step. Raises KeyError, TypeError or ValueError on
-    values that are not a record.
+    Raises KeyError, TypeError or ValueError on values that are not a record.
     """
     if "proposed" in entry:
         return CallRecord.model_validate(entry)
@@ -48,10 +47,7 @@ def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:
 
 
 def read_decided(item: Mapping[str, Any]) -> CallRecord:
-    """The record of a call that a human decided on, out of what stands beside a turn until the next one: "record".
-
-    In the first version: "call" and "decision".
-    """
+    """The record of a decided call that stands beside a turn; version 1 wrote "call" and "decision" in its place."""
     if "record" in item:
         return read_record(item["record"])
     call = ToolCall.model_validate(item["call"])

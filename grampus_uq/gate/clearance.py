@@ -36,15 +36,10 @@ async def refusal_of(precondition: Precondition | None, call: ToolCall) -> str |
 def check_clearance(
     record: CallRecord, call: ToolCall, terms: Terms, approvals: ApprovalPolicy, *, effect: Effect, now_s: float
 ) -> None:
-    """Raise ApprovalError unless exactly this call was cleared and has not run yet.
+    """Raise ApprovalError unless exactly this call, which is about to run, was cleared and has not run yet.
 
-    Args:
-        record: of the call.
-        call: exactly what is about to be executed.
-        terms: session, run and rules as they are now, none of it read from the record.
-        approvals: who may decide; checks every signature once more.
-        effect: what the call does to the world, resolved now from the tools' declarations and the policy.
-        now_s: by the one clock that grants are measured with.
+    `terms` and `effect` are as they are now, none of it read from the record; every signature is checked once more, and
+    `now_s` is by the clock that grants are measured with.
     """
     if record.phase is not CallPhase.CLEARED:
         raise ApprovalError(f"the call is {record.phase.value}, not cleared")

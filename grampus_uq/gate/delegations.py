@@ -24,8 +24,8 @@ _LATEST_S: Final = 1e11
 class Delegation(BaseModel):
     """`principal` lets `deputy` decide in their place on calls of `tools` (None: on everything), in [from_s, until_s).
 
-    Times are seconds since 1970 by the store's clock; at most 90 days lie between them. Nobody is their own deputy,
-    under another spelling either. Raises pydantic's ValidationError.
+    Times are seconds since 1970 by the store's clock, at most 90 days apart. Nobody is their own deputy, under another
+    spelling either. Raises pydantic's ValidationError.
     """
 
     model_config = FROZEN

@@ -136,10 +136,7 @@ class Permit(Configuration):
         return Fraction(str(self.epsilon)) / (1 - Fraction(str(self.miss_rate or 0)))
 
     def with_miss_rate(self, miss_rate: float, miss_delta: float = 0.05) -> Permit:
-        """A new permit of the same promise with the reviewers' miss rate, the upper end of its interval; unsigned.
-
-        It begins with nothing earned, as any permit does: what is signed does not change under its evidence.
-        """
+        """An unsigned permit of the same promise with the upper end of the reviewers' miss rate; nothing is earned."""
         kept = self.model_dump(exclude={"id", "signature", "created_s", "miss_rate", "miss_delta"})
         return type(self)(**kept, miss_rate=miss_rate, miss_delta=miss_delta)
 
@@ -201,11 +198,10 @@ class Ticket(BaseModel):
 
 
 class PermitState(BaseModel):
-    """State of a permit; constant size.
+    """State of a permit; constant size. Ticket n is open at `open[n - counted]`.
 
-    Ticket n is open at `open[n - counted]`. `answers`, `audits`, `released`, `wrong`, `overdue` and `corrected` count
-    since the evidence began, `withdrawn` how often it began anew. `revision` counts what happened. `closed` says why
-    nothing is earned any more.
+    The tallies count since the evidence began, which `withdrawn` says how often it did anew. `closed` says why nothing
+    is earned any more.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)

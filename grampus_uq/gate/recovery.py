@@ -27,9 +27,8 @@ def restored(
 ) -> CallRecord:
     """A stored record as it counts here: as it is when it is `believed`, else it waits, whatever its phase.
 
-    It is believed under a valid seal, or when the policy has no signer. Decisions in one that is not believed have to
-    be given again: when they came, and what voided them since, is not known. One that had started is of unknown
-    outcome. `delegates`: the tool is a sub-agent, whose own session asks for its own calls.
+    Under a valid seal, or without a signer, it is. Decisions in any other have to be given again, as nobody knows when
+    they came or what voided them. `delegates`: the tool is a sub-agent, which asks for its own calls.
     """
     if believed:
         cleared = record.phase in (CallPhase.CLEARED, CallPhase.STARTED)
@@ -51,10 +50,7 @@ def restored(
 
 
 def recovered(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, effect: Effect, now_s: float) -> CallRecord:
-    """A call that a dead process left started: a read runs again, for anything else a human is asked.
-
-    It is a read if it was started as one, whatever `effect` is now, and still is one.
-    """
+    """A call that a dead process left started: one that was, and still is, a read runs again; else a human is asked."""
     if record.phase is not CallPhase.STARTED:
         return record
     reads = record.effect is Effect.READ is effect

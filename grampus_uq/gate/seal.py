@@ -23,18 +23,14 @@ SEAL = "seal"
 
 @functools.lru_cache(maxsize=1_024)
 def session_place(agent_id: str, session_id: str, *, errors: str = "surrogatepass") -> str:
-    """The place that a session's seal is bound to; ids may hold any character, and no two sessions share a place.
-
-    With `errors="strict"` raises UnicodeEncodeError on half a character.
-    """
+    """The place that a session's seal is bound to; `errors="strict"` raises UnicodeEncodeError on half a character."""
     return "/".join(quote(text, safe="", errors=errors) for text in (agent_id, session_id))
 
 
 class Seal:
-    """HMAC-SHA256 under a key of 16 bytes or more, which writers of the state must not have.
+    """HMAC-SHA256 under a key of 16 bytes or more, which writers of the state must not have; hosts may share it.
 
-    Hosts that continue each other's sessions share the key. A reader of the key can forge a state, but no decision
-    of an approver who signs with a key of their own.
+    Who reads it can forge a state, but no decision of an approver who signs with a key of their own.
     """
 
     def __init__(self, key: bytes | str) -> None:

@@ -36,11 +36,7 @@ class Voices:
         self._count += 1
 
     def distinct(self) -> list[ApprovalDecision]:
-        """The most of them that share no voice with each other, in the order of arrival.
-
-        Each approver is matched with one who spoke for them. Where somebody is deputy and approver, which no policy
-        allows, they may be fewer than the most.
-        """
+        """The most of them without a common voice, in order; each approver is matched with one who spoke for them."""
         speaks_for = matching(self._of)
         found: list[ApprovalDecision] = []
         heard = set[str]()

@@ -92,10 +92,8 @@ async def _take_decisions(
 ) -> None:
     """Store the given decisions, and carry out those that hold, with those that other processes stored.
 
-    With `runs_nothing` only those that let no call run: a person's no, or their answer for the tool.
-
-    Raises ApprovalError when a given one does not hold or comes too late; then nothing is carried out. Stored ones that
-    do not hold are written to the audit.
+    With `runs_nothing` only those that let no call run. Raises ApprovalError when a given one does not hold or comes
+    too late: nothing is carried out then. Stored ones that do not hold are written to the audit.
     """
     lease, approvals = turn.lease, turn.gate.approvals
     await _renew(turn)

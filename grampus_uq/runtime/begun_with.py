@@ -28,11 +28,7 @@ Contract = dict[str, str]
 
 
 class ChangedTools(StrEnum):
-    """Treatment of an open call whose tool's schema changed since the model proposed it.
-
-    `ASK`: a human decides again. `REFUSE`: `resume` raises
-    SessionError and leaves the session as it is. `RUN`: the call is treated as if nothing had changed.
-    """
+    """How an open call is treated whose tool's schema changed: `ASK` a human, `REFUSE` to resume, or `RUN` it."""
 
     ASK = "ask"
     REFUSE = "refuse"

@@ -32,10 +32,7 @@ async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish
 
 
 async def run_with_watch(work: Callable[[], Awaitable[Result]], watch: Callable[[], Awaitable[None]]) -> Result:
-    """Await the work while the watch, which ends only by raising, runs beside it; whichever raises cancels the other.
-
-    Whatever is raised is raised as it is, never inside a group of errors.
-    """
+    """Await the work beside a watch that ends only by raising; the first error cancels the other and is raised."""
     outcome: list[Result] = []
     ended: list[Exception] = []
 

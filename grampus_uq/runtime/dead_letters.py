@@ -64,10 +64,9 @@ async def retry(store: SessionStore, agent_id: str, session_id: str) -> None:
 
 
 async def drop(ledger: Ledger, agent_id: str, session_id: str, *, principal: str = "") -> None:
-    """Give a session up that was set aside: it ends as failed, nothing of it runs, and its audit says who did this.
+    """Give a session up that was set aside: it ends as failed, by whom its audit says; an unreadable one is deleted.
 
-    A session that cannot be read is deleted; its audit stays. Raises SessionError for one that was not set aside,
-    or that a worker runs.
+    Raises SessionError for one that was not set aside, or that a worker runs.
     """
     found = await _found(ledger.store, agent_id, session_id)
     key = session_key(agent_id, session_id)

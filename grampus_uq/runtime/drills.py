@@ -66,9 +66,8 @@ class DrillRule(BaseModel):
 class DrillPlan(BaseModel):
     """Plan of drills: their `share` of the shown requests of tools with a rule, and the changes for each tool.
 
-    `secret` decides which requests a drill follows; who knows it can foresee drills. A call serves as a source once it
-    was decided `source_age_s` ago. Missing more than the `tolerated` share is reported; more than `pace_per_hour`
-    decisions of one reviewer are too many.
+    Who knows `secret` can foresee drills. A call decided `source_age_s` ago serves as a source. Missing more than the
+    `tolerated` share, and more than `pace_per_hour` decisions of one reviewer, is reported.
     """
 
     model_config = FROZEN
@@ -116,10 +115,9 @@ class DrillAnswer(BaseModel):
 class Drill(BaseModel):
     """One drill: the card that is shown, what was changed in it, and the answer once there is one.
 
-    `was` are the arguments that were approved. `source` is the digest of the request that they are from, `parameters`
-    the schema of its tool, so that an edit is refused as on a request. It is listed `late_s` after it was asked, as the
-    request before it was, whose run had other calls to make first. `answered_s` is by the store's clock, `waiting`
-    the length of the queue at the answer.
+    `was` are the arguments that were approved, `source` the digest of their request, `parameters` the tool's schema. It
+    is listed `late_s` after it was asked, as the request before it, whose run had other calls to make first.
+    `answered_s` is by the store's clock, `waiting` the length of the queue at the answer.
     """
 
     model_config = FROZEN
@@ -165,10 +163,7 @@ class Drill(BaseModel):
 
     @property
     def caught(self) -> bool | None:
-        """True if the reviewer noticed; None without an answer.
-
-        A rejection and a response noticed; an edit where it takes out what was made wrong.
-        """
+        """True for a rejection, a response, and an edit that takes out what was wrong; None without an answer."""
         if self.answer is None:
             return None
         if self.answer.kind is not ApprovalKind.EDIT:
@@ -212,10 +207,9 @@ def drafts(
 ) -> Iterator[Drill]:
     """The drills that may follow the request `asked`, one from each card that was approved, in an order drawn anew.
 
-    Only cards of its tool and agent and under its rules serve, with a starter where it has one: others would show what
-    no request of now has. The source is drawn before the change, so that no kind of run is shown more often than others
-    among drills. It appears after `now_s`: what is made late would otherwise be the card that nobody saw when it was
-    asked.
+    Only cards of its tool, agent and rules serve, with a starter where it has one: others would show what no request of
+    now has. The source is drawn before the change, so that no kind of run is more frequent among drills. It appears
+    after `now_s`: made late, it would be the card that nobody saw when it was asked.
     """
     serve = [card for card in sources if _terms(card) == _terms(asked)]
     order = rng.sample(serve, len(serve))
@@ -288,9 +282,8 @@ def _shown(
 ) -> Card:
     """The source's card with other arguments, an id of its own, and times that a request of now would have.
 
-    Session, run, call and starter stay those of the source, with whose messages they agree. A name made up for today
-    would have to follow whatever rule the host's names follow; `StoredDrills.as_shown` leaves the
-    session's out instead.
+    Session, run, call and starter stay the source's, with whose messages they agree: a name made up would have to
+    follow the host's rule. `StoredDrills.as_shown` leaves the session's out.
     """
     created_s = max(asked.created_s, now_s) + rng.expovariate(1.0 / _MEAN_DELAY_S)
     like = asked if asked.unknown_outcome is source.unknown_outcome else source

@@ -68,9 +68,8 @@ async def _entries(store: SessionStore) -> AsyncIterator[tuple[str, dict[str, An
 class Verified:
     """Result of verifying a file of evidence; `faults` are sentences that name their line, at most 100.
 
-    `ran` counts starts, a sub-agent that goes on not again: `by_decision` on decisions that hold, `by_permit` on
-    permits and grants that hold, the others by the monitor's word, for which nobody signed. `digest` is that of the
-    last line.
+    `ran` counts starts, a sub-agent's going on apart: `by_decision` and `by_permit` (or grant) those that hold, the
+    others are the monitor's word, for which nobody signed. `digest` is that of the last line.
     """
 
     entries: int = 0

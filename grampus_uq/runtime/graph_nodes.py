@@ -32,9 +32,8 @@ def uncertainty_guard_node(
 ) -> NodeHandler:
     """A node that judges the last answer of the model: the finding is in `metadata["uncertainty"]`.
 
-    On a pause or an abort it pauses the graph; with `escalate_node` it sets `metadata["uncertainty_escalate"]`, for
-    a conditional edge to route to that node, which pauses instead. Asks of its monitor only `observe_llm_response` and
-    `summary_metadata`.
+    It pauses the graph on a pause or an abort; with `escalate_node`, `metadata["uncertainty_escalate"]` lets a
+    conditional edge lead there, to pause. Asks of its monitor only `observe_llm_response` and `summary_metadata`.
     """
 
     async def handler(state: AgentState) -> AgentState:

@@ -21,10 +21,9 @@ _DAY_S: Final = 86_400.0
 class Health:
     """Over the last `days`: what people were asked, and what it came to.
 
-    `right` of the `decided` pauses were approved as they were: people were asked about a right call. `right_low` and
-    `right_high` are the exact 90 % interval of that share, None without a decision. `over_budget` is None without a
-    budget. `cost_usd` is that of the `ended` runs whose price is known, None where it is known of none. `running` runs
-    are held by `workers` that are alive; `stops` counts stop orders, ever.
+    `right` of the `decided` pauses were approved as they were; `right_low` and `right_high` are the exact 90 % interval
+    of that share. `cost_usd` is that of the `ended` runs whose price is known. `running` runs are held by `workers`
+    that are alive; `stops` counts stop orders, ever. What is not known, or has no budget, is None.
     """
 
     days: float

@@ -48,10 +48,9 @@ class TimedConnection(H11Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """`serve` returns after SIGINT or SIGTERM: uvicorn's own raises them again, and what is open is never released.
+    """`serve` returns after SIGINT or SIGTERM, which uvicorn's own raises again, so that nothing open is released.
 
-    `end` is called first, and lets open requests end in peace: what stays open for seconds after that is cancelled.
-    `more`: other settings of uvicorn's.
+    `end` lets open requests end in peace; what is open seconds later is cancelled. `more`: settings of uvicorn's.
     """
 
     def __init__(self, app: Any, end: Callable[[], None], **more: Any) -> None:

@@ -163,10 +163,7 @@ class Ledger:
         return version + 1
 
     async def _waking(self, state: AgentState, pending: Sequence[ApprovalRequest]) -> list[Change]:
-        """Return the wake-ups of this session: for each new request, whom a decision wakes, and its expiry.
-
-        A sub-agent's session has none of its own: who asks for it is its parent, which hears of its end.
-        """
+        """For each new request whom a decision wakes, and its expiry; a sub-agent's session has none of its own."""
         parent = _named(state.metadata.get(PARENT))
         if parent is not None:
             back = state.status in ENDED or (state._unfinished and not looked_after.get())
@@ -191,10 +188,7 @@ class Ledger:
         return changes
 
     async def adopt(self, state: AgentState) -> tuple[AgentState, int] | None:
-        """The stored session after a write whose answer was lost.
-
-        If this worker wrote it, `state` takes over what of its transcript is stored.
-        """
+        """The stored session after a lost answer; if this worker wrote it, `state` takes over what is stored of it."""
         found = await self.load(state.agent_id, state.session_id)
         if found is not None and found[0].worker == state.worker and found[0]._kept is not None:
             transcript, theirs = found[0]._kept
@@ -204,10 +198,7 @@ class Ledger:
         return found
 
     async def pending(self, agent_id: str | None = None, *, containing: str = "") -> list[PendingSession]:
-        """The sessions that wait for a human, including those whose worker died while a request was pending.
-
-        Only those with this text in their document. A session that cannot be read is logged and left out.
-        """
+        """The readable sessions `containing` a text that wait, or whose worker died while a request was pending."""
         prefix, waiting = "" if agent_id is None else session_key(agent_id, ""), []
         for status in (AgentStatus.WAITING_FOR_HUMAN, AgentStatus.RUNNING):
             for document in await self.store.scan("session", label=status.value, prefix=prefix):
@@ -339,9 +330,8 @@ class Ledger:
     ) -> None:
         """Store a decision beside the others; the runner, which has the keys, decides which of them count.
 
-        With what was `shown` of the request, and the schema of its tool's `parameters`. In the same write: with `wake`
-        the session that waits for it is put into the resume queue, and where it says never the permits that cover its
-        call are closed, whoever said so.
+        Beside it what was `shown`, and the tool's `parameters`. In the same write, `wake` queues the session that
+        waits, and a never closes the permits that cover the call, whoever said so.
         """
         body = decision.model_dump_json()
         key = f"{quote(decision.request_id, safe='')}/{decision_digest(decision)}"

@@ -65,9 +65,8 @@ class RunEvent:
 class Loop:
     """Drives one leased session.
 
-    `schemas` lists the tools as the model sees them, now. `checkpoints` is where the state before each step of the
-    model is kept, None for nowhere. `reflection` gives the message that follows a step which the monitor wants
-    reconsidered. `looking` looks again at doubtful calls before a human is asked.
+    `schemas` lists the tools as the model sees them, now. `checkpoints` keeps the state before each step of the model.
+    `reflection` gives the message after a step to reconsider. `looking` looks at doubtful calls before a human does.
     """
 
     lease: SessionLease
@@ -219,10 +218,9 @@ class Loop:
             await hear_replaced(self.turn)
 
     async def _propose(self, proposal: Proposal) -> RunEvent | None:
-        """Propose the call of another look in the place of the held one, as a turn of its own; None where it may not.
+        """Propose another look's call in the held one's place, as a turn of its own; None where it may not any more.
 
-        It may not where no step is left, its step is stopped, or a human decided about the held call meanwhile. Until
-        its step is judged the held call waits, so that a human is asked whatever happens on the way.
+        Until its step is judged the held call waits, so that a human is asked whatever happens on the way.
         """
         state, session, held = self._state, self.lease.session, proposal.held
         step_id = f"llm_{state.current_step}{LOOKED}"
@@ -325,10 +323,9 @@ class Loop:
 
 
 def _bounded(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> tuple[list[ToolCall], dict[str, str]]:
-    """The calls in a form that a store can hold, and by id the reasons why some must not run.
+    """The calls as a store can hold them, each under an id new to the transcript, and by id why some must not run.
 
-    Each gets an id that is new to the transcript, which needs exactly one result for each call. Arguments that could
-    not be read back from a store (too deep, too long, too many digits, no JSON) are refused before anything is judged.
+    Arguments that could not be read back (too deep, long or many digits, no JSON) are refused before judging.
     """
     seen, bounded, refused, number = set(taken), list[ToolCall](), dict[str, str](), 0
     for index, call in enumerate(calls):

@@ -53,10 +53,9 @@ def pending_approvals(url: str, *, timeout_s: float = 5.0) -> Callable[[], int |
 async def oldest_pending(
     ledger: Ledger, *, after: str | None = None, limit: int = 25
 ) -> tuple[list[ApprovalRequest], str | None]:
-    """Up to so many pending requests, the oldest first, behind the place `after`; and the place for the next page.
+    """Up to so many pending requests behind `after`, the oldest first; and the place for the next page.
 
-    A request that a worker is carrying out at this moment is left out, and so is one that expired. What no longer
-    waits, though a release that knows no index left its row, is removed from the index.
+    Those expired, or carried out at this moment, are left out; rows of what no longer waits are removed.
     """
     found, keys = list[ApprovalRequest](), dict[str, str]()
     while len(found) < limit:

@@ -42,10 +42,7 @@ def narrowed(
     miss_rate: float | None = None,
     miss_delta: float = 0.05,
 ) -> Permit:
-    """An unsigned permit in the place of another: with further conditions, no larger share, no later end.
-
-    Raises ConfigurationError for a condition that would widen it.
-    """
+    """An unsigned permit with more conditions, no larger share and no later end; else ConfigurationError."""
     before = old if miss_rate is None else old.with_miss_rate(miss_rate, miss_delta)
     limits = {name: dict(rule) for name, rule in before.limits.items()}
     for name, rule in conditions.items():

@@ -50,10 +50,7 @@ class SuspectSet(Protocol):
 
 
 def run_of(state: AgentState) -> ImportedRun:
-    """A stored run as an imported one, for attribution: its id is the session's with the number of the branch.
-
-    The outcome is not known here: a run that answered may still have failed.
-    """
+    """A stored run, for attribution, under the session's id and the branch; its outcome is not known here."""
     return ImportedRun(
         run_id=f"{state.session_id}#{state.branch}",
         path="session store",
@@ -68,8 +65,7 @@ def run_of(state: AgentState) -> ImportedRun:
 async def restart_step(store: SessionStore, state: AgentState, found: SuspectSet, *, from_start: bool = False) -> int:
     """The step of the model before which a rollback by this set restarts: the one that its first step belongs to.
 
-    An observation belongs to the step whose call it answers, anything before the first step to step 0. Raises
-    ConfigurationError as `recover`.
+    An observation belongs to the step whose call it answers. Raises ConfigurationError as `recover`.
     """
     if found.trajectory_id not in (state.session_id, f"{state.session_id}#{state.branch}"):
         rule = f"a set of session {state.session_id!r:.80} as it stands (branch {state.branch})"

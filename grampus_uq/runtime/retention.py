@@ -44,19 +44,17 @@ async def prune(
 ) -> int:
     """Remove the sessions that ended more than `older_than_s` seconds ago, and all but the latest `keep`; how many.
 
-    Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Audits that were kept
-    are removed once their last entry is older than `audits_older_than_s`. Decisions, drills, starts, grants and jobs
-    that are older than `older_than_s` are removed too, unless a pending request or a live session needs them; permits
-    that expired so long ago, and tickets of others that were counted and are so old. What has not ended is never
-    touched; sub-agents end with their parent, and stay for it until then. Sessions are read in pages: memory grows with
-    the store by 8 bytes a session that ended. What ended at the same time as the last of those `keep` stays too.
+    Each goes with its transcript, checkpoints, branches and stop orders, with `audits` also its audit; kept audits go
+    once their last entry is older than `audits_older_than_s`. Decisions, drills, starts, grants and jobs older than
+    `older_than_s` go too, unless a pending request or a live session needs them, and so do permits that expired, and
+    counted tickets of others. What has not ended is never touched; sub-agents end with their parent. Sessions are read
+    in pages, at 8 bytes of memory each. What ended at the same time as the last of those `keep` stays too.
 
-    `move_to` is a folder of recordings: each session is written there in full first, with its steps but without the
-    readings of a monitor (a `RecordingProcessor` keeps those), and stays in the store where that fails.
+    `move_to` is a folder of recordings: each session is first written there, without the readings of a monitor (a
+    `RecordingProcessor` keeps those), and stays in the store where that fails.
 
-    Raises ConfigurationError for an age that is not above 0 and for a `keep` below 0, StoreError when the store cannot
-    be reached; at the end, the first DataError (a session that cannot be read; a folder that has another run under the
-    name of a session) or OSError.
+    Raises ConfigurationError for an age that is not above 0 or a `keep` below 0, StoreError when the store cannot be
+    reached; at the end, the first DataError (an unreadable session, a folder with another run of its name) or OSError.
     """
     for name, age_s in (("older_than_s", older_than_s), ("audits_older_than_s", audits_older_than_s)):
         if age_s is not None and not age_s > 0.0:
@@ -263,10 +261,7 @@ async def _forget(store: SessionStore, document: Document, transcript: str | Non
 
 
 async def _asked(store: SessionStore) -> set[str]:
-    """The ids of all requests whose decisions may still count, of releases too that made no rows for them.
-
-    Raises DataError where that cannot be read.
-    """
+    """The ids of all requests whose decisions may still count, also without rows; raises DataError if unreadable."""
     ledger, asked, failure = Ledger(store), set[str](), None
     for status in AgentStatus:
         if status not in ENDED:

@@ -77,10 +77,7 @@ class Reviewed:
 
 
 def reviewed(drills: Sequence[Drill], times: Times, now_s: float, plan: DrillPlan | None = None) -> Reviewed:
-    """Sum up answered drills, in the order of their answers.
-
-    Without a plan the limits are the defaults.
-    """
+    """Sum up answered drills, in the order of their answers; without a plan the limits are the defaults."""
     tolerated = DrillPlan.model_fields["tolerated"].default if plan is None else plan.tolerated
     pace = DrillPlan.model_fields["pace_per_hour"].default if plan is None else plan.pace_per_hour
     people: dict[str, list[Drill]] = defaultdict(list)

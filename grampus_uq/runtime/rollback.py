@@ -77,8 +77,7 @@ async def rollback(
 
     Args:
         runner: built with `checkpoints=True`, over the session's store; so was the one that ran the session.
-        agent_id: of the session.
-        session_id: of a session that ended, waits, or whose worker died.
+        agent_id, session_id: of a session that ended, waits, or whose worker died.
         to_step: first step of the model to discard, from 0 (0 restarts).
         note: for the model: what went wrong; cut to 4000 characters.
         compensate: makes up for the executed calls of the discarded part (all that do more than read), those of its
@@ -92,9 +91,8 @@ async def rollback(
 
     Raises:
         ConfigurationError: a step that the run never made. SessionError: no such session, no checkpoint, or a
-            sub-agent's session that has ended.
-        SessionConflictError: somebody runs the session, or one of its sub-agents. StoreError, DataError: the store or
-            the audit is broken.
+            sub-agent's session that has ended. SessionConflictError: it, or a sub-agent of it, runs. StoreError,
+            DataError: the store or the audit is broken.
     """
     old, version = await _not_running(runner, agent_id, session_id)
     if PARENT in old.metadata and old.status in ENDED:  # nobody would resume it
@@ -151,22 +149,14 @@ async def recover(
     the new branch does better is up to the model.
 
     Args:
-        runner: as in `rollback`.
-        agent_id: of the session.
-        session_id: of the session.
+        runner, agent_id, session_id, compensate, agent_def: as in `rollback`, which says what else is raised.
         prediction_set: an `Attribution` of this session, with step ids of its recording or its transcript.
         failure: how the run failed, for the model.
         from_start: accept a set that begins at step 0 without reaching the run's end (a prefix family): going back to
             its first step is a restart from scratch.
-        compensate: as in `rollback`.
-        agent_def: as in `AgentRunner.resume`.
-
-    Returns:
-        As `rollback`.
 
     Raises:
-        ConfigurationError: an empty set, a prefix, a set of another run, or steps that the run does not have;
-            otherwise as `rollback`.
+        ConfigurationError: an empty set, a prefix, a set of another run, or steps that the run does not have.
     """
     old, _ = await _not_running(runner, agent_id, session_id)
     to_step = await restart_step(runner.ledger.store, old, prediction_set, from_start=from_start)
@@ -194,10 +184,7 @@ async def _not_running(runner: AgentRunner, agent_id: str, session_id: str) -> t
 
 
 async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int, rejected: list[str]) -> list[ExecutedCall]:
-    """The executed calls of the discarded steps; in the place of a sub-agent's beginning, those of its session.
-
-    What humans rejected is added to `rejected`.
-    """
+    """The executed calls of discarded steps, a sub-agent's in place of its beginning; rejections go into `rejected`."""
     rejected += state.rejected
     entries = await AuditLog(runner.ledger.store, state.agent_id, state.session_id).entries()
     found = list[ExecutedCall]()

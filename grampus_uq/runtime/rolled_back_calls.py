@@ -24,17 +24,11 @@ def executed_calls(
     to_step: int,
     policy: UncertaintyPolicy | None,
 ) -> list[ExecutedCall]:
-    """The calls of the steps from `to_step` on that were started and do more than read, in the order of their start.
+    """The calls from step `to_step` (from 0) on that were started and do more than read, in the order of their start.
 
-    Args:
-        entries: the session's audit, verified.
-        state: the run as it stands; what earlier rollbacks discarded is not looked at again.
-        to_step: first discarded step of the model, from 0.
-        policy: tools that it names as irreversible are, whatever their classification.
-
-    Returns:
-        One record a logical call. A call counts as irreversible unless its tool is classified as reversible: what
-        nobody classified may well be irreversible.
+    `entries` are the session's verified audit; what earlier rollbacks discarded is not looked at again. There is one
+    record a logical call. It counts as irreversible unless its tool is classified as reversible, and where the policy
+    names it: what nobody classified may well be irreversible.
     """
     reported = {str(e["data"].get("idempotency_key")): e["data"] for e in entries if e["what"] in _REPORTED}
     proposed = dict(_proposed(state.messages))

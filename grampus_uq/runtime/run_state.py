@@ -42,12 +42,11 @@ class Segment(BaseModel):
 
 
 class ExecutedCall(BaseModel):
-    """A call of a discarded part of a run that took effect, or may have.
+    """A call of a discarded part of a run that took effect, or may have where it did not finish.
 
-    `finished`: its result came back; False leaves open whether it took effect. `irreversible`: not classified as
-    reversible, or named by the policy. `arguments_known` is False when the transcript no longer holds them.
-    `compensation` says what made up for it, `compensation_started` that this was tried; `settled`: no decision is
-    needed any more.
+    `irreversible`: not classified as reversible, or named by the policy. `arguments_known` is False when the transcript
+    no longer holds them. `compensation` made up for it, `compensation_started`: this was tried; `settled`: no decision
+    is needed any more.
     """
 
     model_config = ConfigDict(extra="forbid")

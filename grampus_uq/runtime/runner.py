@@ -59,10 +59,7 @@ _LONGEST_KEY = 2_000  # what every store can index, with what is put before and 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwatched:
-    """Replaces the monitor: no step is judged, and irreversible tools run at once.
-
-    Only the policy's `always_ask_tool_names` applies: calls of these tools are still held for a human.
-    """
+    """Replaces the monitor: no step is judged, and only calls of the `always_ask_tool_names` are held for a human."""
 
     policy: UncertaintyPolicy = field(default_factory=UncertaintyPolicy)
 

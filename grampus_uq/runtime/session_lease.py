@@ -100,10 +100,7 @@ class SessionLease:
         return self._ledger.now_s()
 
     async def save(self, *notes: Note) -> None:
-        """Write the state, and the notes into the audit with it: both or neither, in one round trip.
-
-        Raises SessionConflictError when the session was taken over, StoreError when the store is down.
-        """
+        """Write the state and these notes, both or neither. Raises SessionConflictError (taken over), StoreError."""
         async with self._lock:
             now = time.monotonic()
             self.state.active_s += now - self._since
@@ -174,10 +171,9 @@ class SessionLease:
                 return  # the lease runs out by itself, or another worker holds the session already
 
     async def run(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Await the work while renewing the lease; raises StoppedError on a stop order.
+        """Await the work while renewing the lease; what is raised is raised as it is, never inside a group of errors.
 
-        Raises SessionConflictError when the session was taken over meanwhile. Either cancels the work. Whatever is
-        raised is raised as it is, never inside a group of errors.
+        Cancels it and raises StoppedError on a stop order, SessionConflictError when taken over.
         """
 
         async def watch() -> None:

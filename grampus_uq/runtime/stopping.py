@@ -52,9 +52,8 @@ class StopOrders:
     async def reached(self, state: AgentState, looked_at: int, *, since: float | None = None) -> tuple[bool, int]:
         """A pair: True if this session was ordered to stop; the number of the newest order considered.
 
-        `looked_at` is that number as of the last call. An answer of the store up to `_POLL_S` old counts, and an
-        unreachable store orders nothing. With `since`, a time of the monotonic clock, every earlier order counts, and
-        StoreError is raised when that cannot be known.
+        `looked_at` is that number before. An answer up to `_POLL_S` old counts, and an unreachable store orders
+        nothing; with `since`, by the monotonic clock, all earlier orders count, or StoreError is raised.
         """
         try:
             if since is not None:
@@ -75,10 +74,7 @@ class StopOrders:
         return stopped, looked_at if stopped else number  # who was stopped stays stopped, however often it asks
 
     async def news(self, looked_at: int, at_most_s: float) -> None:
-        """Return when there are orders newer than `looked_at`, or after so many seconds.
-
-        One waiting task polls at a time; the others share its answer.
-        """
+        """Return when an order is newer than `looked_at`, or after so long; one task polls for all that wait."""
         with anyio.move_on_after(at_most_s):
             if self._orders[0] != looked_at:  # they could not be read just now
                 await anyio.sleep(_POLL_S)

@@ -144,10 +144,7 @@ class SessionStore(Protocol):
         ...
 
     async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
-        """The documents whose key begins with one of these and a slash; the stores of this package ask once for all.
-
-        No parent is within another.
-        """
+        """The documents behind any of these keys and a slash, none within another; package stores ask once for all."""
         return [found for parent in parents for found in await self.scan(kind, prefix=f"{parent}/")]
 
     @abstractmethod
@@ -173,10 +170,9 @@ class SessionStore(Protocol):
         await anyio.sleep(min(at_most_s, _POLL_S))
 
     async def at_once(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """The result of work of bounded length that awaits nothing but this store; it is not a transaction.
+        """The result of bounded work that awaits nothing but this store; it is not a transaction.
 
-        The stores of this package do it in one turn of their thread, for others wait in line: there ten reads cost
-        little more than one.
+        The package's stores do it in one turn of their thread: ten reads cost little more than one.
         """
         return await work()
 

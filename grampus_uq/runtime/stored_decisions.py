@@ -21,9 +21,8 @@ from grampus_uq.runtime.stored_delegations import standing_in
 class OpenRequest:
     """A pending request as it stands in the store at this moment.
 
-    `decisions` were stored and not taken up, unchecked: only the runner has the keys. `refused` are those that the
-    runner took no notice of, as its audit says: who decided, and why not. It may still take up those that are
-    `standing`. `parameters` is the tool's schema; None where the session does not hold it.
+    `decisions` were stored and not taken up, unchecked. `refused` are those that the runner's audit refuses: who
+    decided, and why not; it may still take up those `standing`. `parameters`: the tool's schema, where it is kept.
     """
 
     request: ApprovalRequest
@@ -98,10 +97,7 @@ async def decisions_on(ledger: Ledger, requests: Sequence[ApprovalRequest]) -> d
 
 
 async def _standing(ledger: Ledger, arrived: Sequence[Arrived], refused: Sequence[_Refusal]) -> list[ApprovalDecision]:
-    """Those that the runner did not refuse, and whose delegation stands.
-
-    An earlier release noted whose decision it refused, and not which.
-    """
+    """Those that the runner did not refuse (earlier releases noted whose, not which), and whose delegation stands."""
     which = {one.get("decision") for one in refused}
     whose = {one.get("of") for one in refused if "decision" not in one}
     stands = await standing_in(ledger.store, [decision for decision, _ in arrived])

@@ -22,10 +22,9 @@ _SHORTEST_ID: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDelegation:
-    """A delegation as it stands at `now_s`, by the store's clock. `revoked` says who revoked it, None where nobody did.
+    """A delegation, its signature unchecked, as it stands at `now_s` by the store's clock; `revoked`: by whom.
 
-    `made_s` is when it was stored; None where an earlier release revoked it. Its signature is unchecked: the runner
-    has the keys.
+    `made_s` is when it was stored; None where an earlier release revoked it.
     """
 
     delegation: Delegation
@@ -83,11 +82,7 @@ async def standing_for(store: SessionStore, deputy: str, tool: str | None) -> li
 
 
 async def standing_in(store: SessionStore, decisions: Sequence[ApprovalDecision]) -> Stands:
-    """The delegations behind these decisions that stand in the store at this moment.
-
-    One counts from its begin to its end, where the decision arrived in between and is looked at in between, and it is
-    stored and not revoked now.
-    """
+    """The delegations behind these decisions that stand: stored, not revoked, and in force at arrival and now."""
     stored = dict[str, StoredDelegation]()
     for given_id in {one.delegation.id for one in decisions if one.delegation is not None}:
         document = await store.get(DELEGATION, given_id)
@@ -104,10 +99,7 @@ async def standing_in(store: SessionStore, decisions: Sequence[ApprovalDecision]
 
 
 def made_and_revoked(body: Mapping[str, Any], written_s: float) -> tuple[float | None, float | None]:
-    """Return the times at which a stored delegation was made and revoked; None if unknown or not revoked.
-
-    Raises ValueError, KeyError, TypeError or OverflowError for a document that does not say it as a number.
-    """
+    """When a stored delegation was made and revoked, None if not known or not so; raises ValueError and the like."""
     if body["revoked"] is None:
         return written_s, None
     made_s = body.get("made_s")

@@ -105,8 +105,7 @@ class StoredDrills:
     async def as_shown(self, *cards: Card) -> list[Card]:
         """These cards as reviewers see them: while drills are on, without the names of their sessions.
 
-        A drill has the session of the past call that it was made from, and many names say when a session began or
-        which one it was: times, counters, cases.
+        A drill has its source's, and many names say when a session began, or which one it was.
         """
         return [card.model_copy(update={"session_id": ""}) for card in cards] if await self.on() else [*cards]
 
@@ -178,11 +177,10 @@ class StoredDrills:
     async def answer(
         self, answer: DrillAnswer, now_s: float, *, waiting: int, place: Delegation | None = None
     ) -> Drill:
-        """Store the answer to a drill; returns the drill with it.
+        """Store the answer to a drill, without the run that was shown; returns the drill with it.
 
-        `waiting` is the length of the queue, `place` that of a deputy who answers. The run that was shown is dropped:
-        only what the figures need is kept. Raises ApprovalError where it would be refused on a request, and where
-        another answer was first.
+        `waiting` is the length of the queue, `place` that of a deputy who answers. Raises ApprovalError where it would
+        be refused on a request, and where another answer was first.
         """
         document = await self._store.get(DRILL, answer.drill_id)
         if document is None or document.label != "open":

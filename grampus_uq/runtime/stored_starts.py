@@ -33,10 +33,7 @@ class StoredStarts:
         self._store = store
 
     async def take(self, by: str, owner: str) -> bool:
-        """Return True if this start, known as `by`, is this owner's; the first to ask has it.
-
-        Raises StoreError where the store does not say so within 10 s, or later where it cannot be interrupted.
-        """
+        """True if the start `by` is this owner's, the first to ask. Raises StoreError if not answered within 10 s."""
         key = sha256_of(by)
         with anyio.move_on_after(_LIMIT_S):
             if await try_write(self._store, Put(kind=START, key=key, body=json.dumps(owner), expected=0)):

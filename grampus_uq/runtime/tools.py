@@ -179,10 +179,7 @@ async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
 
 
 def _writable(result: ToolResult) -> ToolResult:
-    """The result with an output that a transcript can hold, or a sentence that it cannot be written.
-
-    Bytes are read as UTF-8. A text is cut to `MAX_TEXT_CHARACTERS`.
-    """
+    """The result as a transcript can hold it: bytes as UTF-8, long text cut; or a sentence why it cannot be written."""
     output = result.output
     try:
         if isinstance(output, bytes | bytearray):

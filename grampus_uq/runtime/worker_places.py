@@ -63,10 +63,7 @@ class Places:
 
 
 class StorePlaces:
-    """At most `most` sessions of a store at work in all workers that have this bound: a row of the store for each.
-
-    Who takes a place renews it while its session runs; the place of a worker that died is free after `lease_s`.
-    """
+    """At most `most` sessions of a store at work in all bounded workers: a row for each, free again after `lease_s`."""
 
     def __init__(self, store: SessionStore, most: int, lease_s: float) -> None:
         self._store = store

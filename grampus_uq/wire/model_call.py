@@ -80,10 +80,9 @@ def _keywords(complete: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def parse_response(reply: Any) -> ModelResponse:
-    """Turn a client's reply, in any form that `wire.responses` reads, into a ModelResponse.
+    """A client's reply, in any form that `wire.responses` reads, as a ModelResponse; ModelError where it breaks it.
 
-    Raises ModelError saying what of it breaks its form. A missing usage counts as zero tokens, log-probabilities that
-    are missing or broken stay None, and broken ones say why.
+    A missing usage is zero tokens; missing or broken log-probabilities are None, broken ones with the reason.
     """
     if isinstance(reply, ModelResponse):
         usage = read_usage(reply.token_usage)

@@ -28,8 +28,7 @@ _Turn = tuple[str, tuple[ToolCall, ...], TokenStream, TokenUsage | None, Sequenc
 def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usage: Any = None) -> _Turn:
     """Read a turn: its text, or a whole answer as a client returned it, of which each given keyword replaces its part.
 
-    Returns text, calls, tokens, usage, and the errors in the arguments: a plain tuple, because every step passes here.
-    Never raises.
+    Text, calls, tokens, usage and errors, as a plain tuple: every step passes here. Never raises.
     """
     given = logprobs is not None or usage is not None or type(tool_calls) is not tuple or tool_calls
     if type(response) is str and not given:  # what most steps are
