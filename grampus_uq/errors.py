@@ -20,7 +20,8 @@ GrampusError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -65,6 +66,15 @@ class MissingDependencyError(GrampusError, ImportError):
     def of(cls, package: str, extra: str, purpose: str) -> MissingDependencyError:
         """Say what is missing, what for, and the command that brings it."""
         return cls(f'{purpose} needs the package "{package}". Install it with: pip install "grampus-uq[{extra}]"')
+
+    @classmethod
+    @contextmanager
+    def unless(cls, package: str, extra: str, purpose: str) -> Iterator[None]:
+        """Raise it where what is imported within is missing."""
+        try:
+            yield
+        except ImportError as error:
+            raise cls.of(package, extra, purpose) from error
 
 
 class ModelError(GrampusError):

@@ -288,10 +288,8 @@ def signer_from_environment() -> Ed25519Signer | HmacSigner | None:
 
 
 def _ed25519() -> Any:
-    try:
+    with MissingDependencyError.unless("cryptography", "signing", "Signing with a key of one's own"):
         from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        raise MissingDependencyError.of("cryptography", "signing", "Signing with a key of one's own") from error
     return ed25519
 
 

@@ -43,11 +43,9 @@ class WebAuthnKey:
     def __init__(
         self, public_key: bytes, *, rp_id: str, origins: Collection[str], user_verification: bool = True
     ) -> None:
-        try:
+        with MissingDependencyError.unless("cryptography", "signing", "Signing with a key of one's own"):
             from cryptography.hazmat.primitives.asymmetric import ec, ed25519
             from cryptography.hazmat.primitives.serialization import load_der_public_key
-        except ImportError as error:
-            raise MissingDependencyError.of("cryptography", "signing", "Signing with a key of one's own") from error
         try:
             key: Any = load_der_public_key(public_key)
         except (ValueError, TypeError) as error:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from grampus_uq.errors import ApprovalError, GrampusError, MissingDependencyError
 
-try:
+with MissingDependencyError.unless("starlette", "inbox", "The inbox"):
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import (
@@ -26,8 +26,6 @@ try:
         StreamingResponse,
     )
     from starlette.routing import Route
-except ImportError as error:
-    raise MissingDependencyError.of("starlette", "inbox", "The inbox") from error
 
 from grampus_uq.inbox import batch_pages, decision_pages, request_pages
 from grampus_uq.inbox.delegation_pages import DELEGATIONS
@@ -81,7 +79,7 @@ class News:
         async with self._lock:
             if time.monotonic() - self._asked_s >= _EACH_S:
                 mark = mark_of(*await listed(inbox))
-                count = await how_many(inbox)
+                count = await how_many(inbox.ledger.store)
                 shown = f"{MOST_COUNTED}+" if count > MOST_COUNTED else str(count)
                 self._told = f'data: {{"count": "{shown}", "mark": "{mark}"}}\n\n'
                 self._asked_s = time.monotonic()

@@ -8,10 +8,8 @@ from typing import Final
 from grampus_uq.errors import MissingDependencyError
 from grampus_uq.inbox.front_door import FrontDoor
 
-try:
+with MissingDependencyError.unless("uvicorn", "inbox", "The inbox"):
     from grampus_uq.runtime.http_server import HttpServer
-except ImportError as error:
-    raise MissingDependencyError.of("uvicorn", "inbox", "The inbox") from error
 
 _MAX_HEADERS: Final = 16_384
 

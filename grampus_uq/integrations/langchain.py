@@ -32,7 +32,7 @@ from grampus_uq.integrations.carried_states import Carried, Turn, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
 from grampus_uq.integrations.settings import Settings
 
-try:
+with MissingDependencyError.unless("langchain", "langchain", "The middleware for LangChain"):
     from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, hook_config
     from langchain.agents.middleware.types import ModelResponse, PrivateStateAttr, ToolCallRequest
     from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
@@ -40,8 +40,6 @@ try:
     from langgraph.config import get_config
     from langgraph.types import Command, interrupt
     from langsmith.utils import tracing_is_enabled
-except ImportError as error:
-    raise MissingDependencyError.of("langchain", "langchain", "The middleware for LangChain") from error
 
 from grampus_uq.integrations.langchain_messages import (
     answer_of,

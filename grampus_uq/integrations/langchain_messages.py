@@ -13,10 +13,8 @@ from grampus_uq.integrations.judged_turns import TurnJudge
 from grampus_uq.integrations.model_turn import ModelTurn
 from grampus_uq.wire import read_call, read_logprobs, read_messages, read_usage
 
-try:
+with MissingDependencyError.unless("langchain-core", "langgraph", "Reading LangChain's messages"):
     from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
-except ImportError as error:
-    raise MissingDependencyError.of("langchain-core", "langgraph", "Reading LangChain's messages") from error
 
 
 def last_answer(messages: Sequence[Any]) -> int | None:

@@ -3,10 +3,9 @@
     guard = uncertainty_guard(monitor, model_client=client)
     guard.attach(builder, after="agent", tools=[look_up, pay])
 
-The model's turn is judged where the model was called, in its own node, and both are checkpointed together: no further
-superstep. `gate` asks the human with `interrupt()`, in a node of its own, which runs again from its top when it is
-resumed. Where the model's node cannot be judged in (it is cached, a graph, or writes what only the graph's reducers
-know how to read) the node `score` behind it does that.
+The model's turn is judged in the model's own node, and both are checkpointed together; where that cannot be (it is
+cached, a graph, or writes what only the graph's reducers can read) the node `score` behind it does so. `gate` asks the
+human with `interrupt()`, in a node of its own, which runs again from its top when it is resumed.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from grampus_uq.integrations.carried_states import Carried
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
 from grampus_uq.integrations.settings import Settings
 
-try:
+with MissingDependencyError.unless("langgraph", "langgraph", "The guard for LangGraph"):
     from langgraph.graph import END, StateGraph, add_messages
-except ImportError as error:
-    raise MissingDependencyError.of("langgraph", "langgraph", "The guard for LangGraph") from error
 
 from grampus_uq.integrations.langchain_messages import as_ai_message, find_record, read_message, schema_of, unrun
 from grampus_uq.integrations.langgraph_fork import Fork, fork_before

@@ -26,12 +26,10 @@ from grampus_uq.integrations.langgraph_threads import KEY
 from grampus_uq.monitor.snapshot import alarmed_in
 from grampus_uq.records.events import ALARMED, BRANCH
 
-try:
+with MissingDependencyError.unless("langgraph", "langgraph", "Forking a thread"):
     from langchain_core.messages import HumanMessage
     from langchain_core.runnables import RunnableConfig
     from langgraph.types import Command, StateSnapshot
-except ImportError as error:
-    raise MissingDependencyError.of("langgraph", "langgraph", "Forking a thread") from error
 
 
 _STEP = re.compile(r"llm_(\d+)(?:/|$)")

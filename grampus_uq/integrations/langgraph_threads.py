@@ -12,10 +12,8 @@ from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.carried_states import Carried
 from grampus_uq.integrations.judged_turns import TurnJudge
 
-try:
+with MissingDependencyError.unless("langgraph", "langgraph", "Resuming a graph"):
     from langgraph.types import Command
-except ImportError as error:
-    raise MissingDependencyError.of("langgraph", "langgraph", "Resuming a graph") from error
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig

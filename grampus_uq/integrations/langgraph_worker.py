@@ -10,11 +10,9 @@ from grampus_uq.integrations.langgraph_nodes import GuardedNode
 from grampus_uq.integrations.langgraph_threads import asking, before_node, may_repeat
 from grampus_uq.runtime import HostedRunner, SessionStore, still_held
 
-try:
+with MissingDependencyError.unless("langgraph", "langgraph", "Resuming a graph"):
     from langgraph.graph import START
     from langgraph.types import Command
-except ImportError as error:
-    raise MissingDependencyError.of("langgraph", "langgraph", "Resuming a graph") from error
 
 
 class ThreadRunner(HostedRunner):

@@ -38,10 +38,8 @@ from grampus_uq import (
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.wire import read_messages
 
-try:
+with MissingDependencyError.unless("litellm", "test", "watching litellm calls"):  # or a dependency of its own
     from litellm.integrations.custom_logger import CustomLogger
-except ImportError as error:  # litellm is a dependency, but its own dependencies can be missing or too new
-    raise MissingDependencyError.of("litellm", "test", "watching litellm calls") from error
 
 
 log = logging.getLogger("grampus_uq.integrations.litellm")

@@ -32,7 +32,7 @@ from grampus_uq.integrations.call_records import waiting_in
 from grampus_uq.integrations.carried_calls import take_up
 from grampus_uq.integrations.settings import AdapterSettings, Settings
 
-try:
+with MissingDependencyError.unless("openai-agents", "openai-agents", "watching the OpenAI Agents SDK"):
     from agents import (
         Agent,
         Model,
@@ -41,8 +41,6 @@ try:
         RunResultStreaming,
         RunState,
     )
-except ImportError as error:
-    raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
 from grampus_uq.integrations.openai_agents_model import (
     WatchedModel,

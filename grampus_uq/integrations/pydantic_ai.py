@@ -40,7 +40,7 @@ from grampus_uq.integrations.model_turn import ModelTurn
 from grampus_uq.integrations.settings import AdapterSettings, Settings, note_schema
 from grampus_uq.wire import read_messages
 
-try:
+with MissingDependencyError.unless("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents"):
     from pydantic_ai import Agent, RunContext
     from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
     from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry
@@ -48,8 +48,6 @@ try:
     from pydantic_ai.run import AgentRunResult
     from pydantic_ai.tools import DeferredToolRequests, ToolDefinition, ToolDenied
     from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
-except ImportError as error:
-    raise MissingDependencyError.of("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents") from error
 
 from grampus_uq.integrations.pydantic_ai_messages import (
     KEY,

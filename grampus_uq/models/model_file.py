@@ -75,10 +75,8 @@ def find_model_file(progress: Progress, *, source: ModelSource = SMOLLM2, stop: 
     by_hand = os.environ.get(BY_HAND)
     if by_hand:
         return checked_gguf(Path(by_hand).expanduser(), BY_HAND)
-    try:
+    with MissingDependencyError.unless("pooch", "demo", "Fetching the embedded model"):
         import pooch
-    except ImportError as error:
-        raise MissingDependencyError.of("pooch", "demo", "Fetching the embedded model") from error
     installed = _installed(source)
     if installed is not None and pooch.file_hash(str(installed)) == source.sha256:
         return installed

@@ -121,9 +121,7 @@ def _opened(path: Path) -> Any:
 
 def pyarrow_for(purpose: str) -> tuple[Any, Any]:
     """The modules `pyarrow` and `pyarrow.parquet`; without them MissingDependencyError names the purpose."""
-    try:
+    with MissingDependencyError.unless("pyarrow", "parquet", purpose):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingDependencyError.of("pyarrow", "parquet", purpose) from error
     return pyarrow, pyarrow.parquet

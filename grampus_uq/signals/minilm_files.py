@@ -89,10 +89,8 @@ def load_tokenizer(path: Path, size: int, max_tokens: int) -> Tokenizer:
     It puts [CLS] first and [SEP] last and cuts to `max_tokens` with both kept. Raises DataError with path and line: not
     readable, not UTF-8, more than 16 MiB, another number of lines, an empty or repeated piece, a missing special token.
     """
-    try:
+    with MissingDependencyError.unless("tokenizers", "minilm", "MiniLM embeddings"):
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    except ImportError as error:
-        raise MissingDependencyError.of("tokenizers", "minilm", "MiniLM embeddings") from error
     ids = _read_vocabulary(path, size)
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))  # noqa: S106 (no password)
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -130,10 +128,8 @@ def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     Other tensors are ignored. Raises DataError with path and field: no such file, larger than a gigabyte, damaged, a
     tensor that is missing, has another shape or a type other than F32 and F16, or holds a number that is not finite.
     """
-    try:
+    with MissingDependencyError.unless("safetensors", "minilm", "MiniLM embeddings"):
         from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise MissingDependencyError.of("safetensors", "minilm", "MiniLM embeddings") from error
     name = str(path)
     try:
         if path.stat().st_size > MAX_WEIGHTS_BYTES:

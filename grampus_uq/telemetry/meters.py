@@ -90,13 +90,9 @@ class PrometheusPage:
     """
 
     def __init__(self, port: int = 0, *, host: str = "127.0.0.1") -> None:
-        try:
+        with MissingDependencyError.unless("opentelemetry-exporter-prometheus", "prometheus", "Prometheus' page"):
             from opentelemetry.exporter.prometheus import PrometheusMetricReader
             from prometheus_client import CollectorRegistry, start_http_server
-        except ImportError as error:
-            raise MissingDependencyError.of(
-                "opentelemetry-exporter-prometheus", "prometheus", "Prometheus' page"
-            ) from error
         registry = CollectorRegistry()
         self.reader: MetricReader = PrometheusMetricReader(registry=registry)
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)

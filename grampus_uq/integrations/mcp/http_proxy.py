@@ -49,7 +49,7 @@ from grampus_uq.integrations.mcp.json_rpc import (
 )
 from grampus_uq.integrations.mcp.parameter_headers import PARAMETER, check_parameters, header_value, parameter_headers
 
-try:
+with MissingDependencyError.unless("mcp", "mcp", "serving MCP over HTTP"):
     from starlette.applications import Starlette
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
@@ -58,8 +58,6 @@ try:
 
     from grampus_uq.integrations.mcp.http_traffic import Bounds, Traffic
     from grampus_uq.integrations.mcp.upstream_answer import LATE_S, UpstreamAnswer
-except ImportError as error:
-    raise MissingDependencyError.of("mcp", "mcp", "serving MCP over HTTP") from error
 
 _TIMEOUT: Final = httpx.Timeout(30.0, read=3_600.0)
 

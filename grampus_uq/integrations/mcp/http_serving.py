@@ -14,10 +14,8 @@ from grampus_uq.integrations.mcp.http_traffic import Bounds
 from grampus_uq.integrations.mcp.proxy_config import ProxySettings
 from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 
-try:
+with MissingDependencyError.unless("mcp", "mcp", "serving MCP over HTTP"):
     from grampus_uq.runtime.http_server import HttpServer
-except ImportError as error:
-    raise MissingDependencyError.of("mcp", "mcp", "serving MCP over HTTP") from error
 
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 

@@ -307,11 +307,9 @@ def _one_thread() -> AbstractContextManager[Any]:
 
     Raises MissingDependencyError without scikit-learn.
     """
-    try:
+    with MissingDependencyError.unless("scikit-learn", "fit", "Fitting a detector"):
         import sklearn  # noqa: F401 (what runs inside needs it)
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it ships no types
-    except ImportError as error:
-        raise MissingDependencyError.of("scikit-learn", "fit", "Fitting a detector") from error
     limits: AbstractContextManager[Any] = threadpool_limits(limits=1)
     return limits
 

@@ -174,7 +174,8 @@ class PostgresStore(SQLStore):
         await self._ear.hear(at_most_s)
 
     def _call(self, work: Callable[[Any], Result]) -> Result:
-        psycopg = _psycopg()
+        with MissingDependencyError.unless("psycopg", "postgres", "The PostgreSQL store"):
+            psycopg: Any = importlib.import_module("psycopg")
         with self._lock:
             try:
                 if self._connection is None or self._connection.closed:
@@ -259,13 +260,6 @@ def _rows(change: Change) -> list[tuple[Any, ...]]:
             for place, body in enumerate(change.bodies)
         ]
     return [("drop", change.log, None, None, None, None)]
-
-
-def _psycopg() -> Any:
-    try:
-        return importlib.import_module("psycopg")
-    except ImportError as error:
-        raise MissingDependencyError.of("psycopg", "postgres", "The PostgreSQL store") from error
 
 
 # The schemas of the path, those with a store first. One that is named after this role counts only if it belongs to

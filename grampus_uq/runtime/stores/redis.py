@@ -217,7 +217,9 @@ class RedisStore(ThreadedStore):
     async def _ranges(
         self, kind: str, label: str | None, ranges: Sequence[tuple[str, str]], limit: int | None
     ) -> list[Document]:
-        index = self._index(kind) if label is None else f"{self._index(kind)}:{_sha1(label)}"
+        index = self._index(kind)
+        if label is not None:
+            index += f":{hashlib.sha1(label.encode(), usedforsecurity=False).hexdigest()}"
         bounds = {} if limit is None else {"start": 0, "num": limit}
 
         def read(client: Any) -> list[Document]:
@@ -287,10 +289,8 @@ class RedisStore(ThreadedStore):
         ]
 
     def _call(self, work: Callable[[Any], Result]) -> Result:
-        try:
+        with MissingDependencyError.unless("redis", "redis", "The Redis store"):
             redis = importlib.import_module("redis")
-        except ImportError as error:
-            raise MissingDependencyError.of("redis", "redis", "The Redis store") from error
         with self._lock:
             try:
                 if self._connection is None:
@@ -334,22 +334,14 @@ class RedisStore(ThreadedStore):
         client.mset({schema: OLDEST_SCHEMA, f"{schema}:applied": SCHEMA_VERSION})
 
     def _index_kind(self, client: Any, kind: str, name: bytes) -> None:
-        batch: list[str] = []
-        for member in client.sscan_iter(name, count=_BATCH):
-            batch += [self._document_key(kind, member.decode()), member.decode()]
-            if len(batch) >= 2 * _BATCH:
-                client.eval(_INDEX, 1, self._index(kind), *batch)
-                batch = []
-        if batch:
-            client.eval(_INDEX, 1, self._index(kind), *batch)
+        keys = [member.decode() for member in client.sscan_iter(name, count=_BATCH)]
+        for start in range(0, len(keys), _BATCH):
+            pairs = [text for key in keys[start : start + _BATCH] for text in (self._document_key(kind, key), key)]
+            client.eval(_INDEX, 1, self._index(kind), *pairs)
 
 
 def _seconds(time: tuple[int, int]) -> float:
     return time[0] + time[1] / 1e6
-
-
-def _sha1(text: str) -> str:
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _escaped(text: str) -> str:
