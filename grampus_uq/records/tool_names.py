@@ -91,19 +91,7 @@ Left out is what compatibility decomposition or the character's own name tells a
 _LIKE = {character: like for like, characters in _LOOK_ALIKES.items() for character in characters}
 SIGNS_LIKE_LETTERS = frozenset(c for c, like in _LIKE.items() if like and not c.isalnum())
 """Signs and marks that a reader takes for Latin letters or digits."""
-_BEYOND_ASCII = {
-    "ϐ": "ß",
-    "ϸ": "þ",
-    "Ϸ": "Þ",
-    "Ҫ": "Ç",
-    "ҫ": "ç",
-    "ћ": "ħ",
-    "ҿ": "ę",
-    "Ә": "Ə",
-    "ә": "ə",
-    "ӡ": "ʒ",
-    "ⵁ": "Ø",
-}
+_BEYOND_ASCII = dict(zip("ϐϸϷҪҫћҿӘәӡⵁ", "ßþÞÇçħęƏəʒØ", strict=True))
 """Letters of other scripts that look like Latin letters of today beyond ASCII, from the same source."""
 _DRAWN_SO = re.compile("LATIN (LETTER SMALL CAPITAL [A-Z]|SMALL LETTER SCRIPT [A-Z])$")  # others' names say more
 _ONE_STROKE = str.maketrans("i1|0", "lllo")
