@@ -135,8 +135,9 @@ class CarriedStates:
         turn = None if not state.get("turn") else _read_turn(state["turn"], believed)
         belief = {**_FIRST, **{name: value for name, value in given.items() if name != "session"}}
         left_behind = map(str, state.get(FORKED, {}).get(REJECTED, ()))  # beside the seal too: a no can only hold calls
-        belief |= {"turns": int(belief["turns"]), "rejected": [*belief["rejected"], *left_behind]}
         belief |= {
+            "turns": int(belief["turns"]),
+            "rejected": [*belief["rejected"], *left_behind],
             "repeats": [*belief["repeats"], *_repeats(state)],
             "vouched": belief["vouched"] is True and believed,
             "run": str(belief["run"]),

@@ -87,16 +87,12 @@ class WatchedModel(Model):
         input: Any,  # noqa: A002 (the SDK's name)
         model_settings: Any,
         tools: list[Any],
-        output_schema: Any,
-        handoffs: list[Any],
-        tracing: Any,
+        *rest: Any,
         **given: Any,
     ) -> ModelResponse:
         """Ask the model inside, and observe its answer."""
         system_instructions, input, shown = self._before(system_instructions, input, tools)  # noqa: A001 (the SDK's name)
-        response = await self.inner.get_response(
-            system_instructions, input, model_settings, shown, output_schema, handoffs, tracing, **given
-        )
+        response = await self.inner.get_response(system_instructions, input, model_settings, shown, *rest, **given)
         await self._observe(response.output, response.usage, system_instructions, input, tools)
         return response
 
@@ -106,17 +102,14 @@ class WatchedModel(Model):
         input: Any,  # noqa: A002 (the SDK's name)
         model_settings: Any,
         tools: list[Any],
-        output_schema: Any,
-        handoffs: list[Any],
-        tracing: Any,
+        *rest: Any,
         **given: Any,
     ) -> AsyncIterator[Any]:
         """Stream from the model inside; the whole answer is observed before its last event is passed on."""
         system_instructions, input, shown = self._before(system_instructions, input, tools)  # noqa: A001 (the SDK's name)
         done: list[Any] = []
-        async for event in self.inner.stream_response(
-            system_instructions, input, model_settings, shown, output_schema, handoffs, tracing, **given
-        ):
+        events = self.inner.stream_response(system_instructions, input, model_settings, shown, *rest, **given)
+        async for event in events:
             kind = getattr(event, "type", "")
             if kind == "response.output_item.done":
                 done.append(event.item)  # type: ignore[union-attr]  # by type

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pydantic_core import to_jsonable_python
 from grampus_uq import DataError, MissingDependencyError, ToolCall
 from grampus_uq.wire import read_arguments
 
-try:
+with MissingDependencyError.unless("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents"):
     from pydantic_ai.messages import (
         BaseToolCallPart,
         ModelMessage,
@@ -25,8 +24,6 @@ try:
         ToolReturnPart,
     )
     from pydantic_ai.tools import ToolDefinition
-except ImportError as error:
-    raise MissingDependencyError.of("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents") from error
 
 KEY = "grampus_uq"
 """Key of the state in a message's metadata."""
@@ -64,37 +61,40 @@ def carries_latest(messages: Sequence[ModelMessage]) -> bool:
 
 def carry(messages: list[ModelMessage], snapshot: dict[str, Any]) -> None:
     """Put a snapshot into the latest answer of the model, and take it out of earlier ones; messages are not changed."""
-    latest = True
-    for place in range(len(messages) - 1, -1, -1):
-        message = messages[place]
-        if not isinstance(message, ModelResponse):
-            continue
-        if latest:
-            messages[place] = replace(message, metadata={**(message.metadata or {}), KEY: snapshot})
-            latest = False
-        elif KEY in (message.metadata or {}):
+    latest = _latest_answer(messages)
+    for place, message in enumerate(messages):
+        if isinstance(message, ModelResponse) and (place == latest or KEY in (message.metadata or {})):
             rest = {name: value for name, value in (message.metadata or {}).items() if name != KEY}
-            messages[place] = replace(message, metadata=rest or None)
+            metadata = {**rest, KEY: snapshot} if place == latest else rest or None
+            messages[place] = replace(message, metadata=metadata)
+
+
+def _latest_answer(messages: Sequence[ModelMessage]) -> int:
+    """The place of the latest answer of the model; -1 where there is none."""
+    return next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], ModelResponse)), -1)
+
+
+def _returned(messages: Sequence[ModelMessage]) -> list[ToolReturnPart]:
+    """What calls returned since the latest answer."""
+    since = messages[_latest_answer(messages) + 1 :]
+    return [part for message in since for part in message.parts if isinstance(part, ToolReturnPart)]
 
 
 def answered_parts(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
     """The calls in the latest answer of the model."""
-    response = next((m for m in reversed(messages) if isinstance(m, ModelResponse)), None)
-    return [part for part in ([] if response is None else response.parts) if isinstance(part, ToolCallPart)]
+    latest = _latest_answer(messages)
+    return [part for part in (messages[latest].parts if latest >= 0 else ()) if isinstance(part, ToolCallPart)]
 
 
 def open_calls(messages: Sequence[ModelMessage]) -> set[str]:
     """Ids of the latest answer's calls that have no result yet."""
-    after = itertools.takewhile(lambda message: not isinstance(message, ModelResponse), reversed(messages))
-    done = {part.tool_call_id for message in after for part in message.parts if isinstance(part, ToolReturnPart)}
+    done = {part.tool_call_id for part in _returned(messages)}
     return {part.tool_call_id for part in answered_parts(messages)} - done
 
 
 def denied_parts(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
     """The latest answer's calls that the framework denied, so that they never came to a gate."""
-    after = itertools.takewhile(lambda message: not isinstance(message, ModelResponse), reversed(messages))
-    parts = [part for message in after for part in message.parts if isinstance(part, ToolReturnPart)]
-    denied = {part.tool_call_id for part in parts if getattr(part, "outcome", None) == "denied"}
+    denied = {part.tool_call_id for part in _returned(messages) if getattr(part, "outcome", None) == "denied"}
     return [part for part in answered_parts(messages) if part.tool_call_id in denied]
 
 
@@ -134,14 +134,11 @@ def find_part(messages: Sequence[ModelMessage], call_id: str, name: str) -> Tool
 
 def with_arguments(messages: list[ModelMessage], call: ToolCall, arguments: dict[str, Any]) -> None:
     """Write a human's arguments into an open call in the transcript; messages are not changed."""
-    if call.id not in open_calls(messages):
-        return
-    for place in range(len(messages) - 1, -1, -1):
-        message = messages[place]
-        if isinstance(message, ModelResponse):
-            parts = [replace(p, args=dict(arguments)) if _is(p, call) else p for p in message.parts]
-            messages[place] = replace(message, parts=parts)
-            return
+    latest = _latest_answer(messages)
+    answer = messages[latest] if call.id in open_calls(messages) else None
+    if isinstance(answer, ModelResponse):
+        parts = [replace(p, args=dict(arguments)) if _is(p, call) else p for p in answer.parts]
+        messages[latest] = replace(answer, parts=parts)
 
 
 def _is(part: Any, call: ToolCall) -> TypeGuard[ToolCallPart]:
