@@ -109,7 +109,7 @@ class CallExchange:
     ) -> None:
         self.calls, self.elicitation, self._spans, self.prefix = calls, elicitation, spans, prefix
         self._states, self._say, self._hold_s, self._until = states, say, hold_s, math.inf
-        self.put: Callable[[bytes], Awaitable[None]] | None = None
+        self.put: Callable[[bytes], Awaitable[object]] | None = None
         """Set by a transport whose client answers questions while its call waits."""
 
     async def outcome(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:

@@ -27,8 +27,7 @@ class CallNotes:
         self._state = state
 
     def _texts(self, name: str) -> dict[str, str]:
-        found, sealed = self._state.metadata.get(name), self._state.sealed
-        return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) and sealed else {}
+        return self._believed(name) if self._state.sealed else {}
 
     def ask(self, call_id: str, shown: tuple[Pin, ...]) -> None:
         """A call is asked about under these definitions of its tool."""

@@ -146,7 +146,7 @@ class Guard(Relay):
             await self._take(message)
         elif not (message.method == CANCEL and await self._cancel(message.params.get("requestId"))):
             if message.method == "initialize":
-                self._exchange.put = self._put if elicits(message.params.get("capabilities")) else None
+                self._exchange.put = self._reply if elicits(message.params.get("capabilities")) else None
             if message.id is not None and message.method is not None:
                 self._hand_overs.forget(message.id)
             self._answers.expect(message)
@@ -237,9 +237,6 @@ class Guard(Relay):
             await self._to_client(line)
             return True
         return False
-
-    async def _put(self, line: bytes) -> None:
-        await self._reply(line)
 
     # -- from the server ------------------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """The `requestState` of an `input_required` answer (MCP 2026-07-28): which request a client was told of, authenticated.
 
 A state is no authority. It names the request that a held call waits under; whether that call may run, and whether it
-ran, is in the store alone. Presenting a valid state again therefore asks the same question again: a call that still
-waits goes on waiting, one that was approved runs once whoever asks and however often, one that ran is not run again.
+ran, is in the store alone. So presenting a valid state again only asks the same question again.
 
     <version>.<request>.<round>.<expiry>.<MAC>      digits and letters of ASCII only, 200 at most
 
