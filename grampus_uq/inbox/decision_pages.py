@@ -120,7 +120,7 @@ async def store(visit: Visit, one: OpenRequest | Drill, decision: Decision) -> s
     """Store it; what the person is told."""
     ledger = visit.inbox.ledger
     if isinstance(decision, DrillAnswer):
-        waiting = await how_many(visit.inbox)
+        waiting = await how_many(ledger.store)
         done = await StoredDrills(ledger.store).answer(decision, visit.now_s, waiting=waiting)
         return done.told()
     assert isinstance(one, OpenRequest)  # noqa: S101 (a decision was read because it is)

@@ -129,9 +129,8 @@ class FrontDoor:
         given: dict[str, list[str]] = {}
         for name, value in headers:
             given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-        if given.get("origin") != [self._settings.origin]:
-            raise _RefusedError(403, "A change can only be made from a page of this inbox.")
-        if given.get("sec-fetch-site", ["same-origin"]) != ["same-origin"]:
+        own_site = given.get("sec-fetch-site", ["same-origin"]) == ["same-origin"]
+        if given.get("origin") != [self._settings.origin] or not own_site:
             raise _RefusedError(403, "A change can only be made from a page of this inbox.")
         kinds, lengths = given.get("content-type", []), given.get("content-length", [])
         if len(kinds) != 1 or kinds[0].partition(";")[0].strip().lower() not in _BODIES:

@@ -19,11 +19,9 @@ import httpx
 
 from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.inbox.arrivals import EACH_S, Arrivals
-from grampus_uq.runtime.pending_approvals import count_pending
+from grampus_uq.inbox.request_pages import MOST_COUNTED, how_many
 from grampus_uq.runtime.store import SessionStore
-from grampus_uq.runtime.stored_drills import StoredDrills
 
-_MOST: Final = 1_000
 _TRIES: Final = 5
 _log = logging.getLogger(__name__)
 
@@ -49,16 +47,14 @@ class Notices:
             while True:
                 try:
                     if await self._arrivals.look(store):
-                        now_s = await store.now()
-                        drills = await StoredDrills(store).mixed([], now_s, unlisted=True)  # as in the list's count
-                        waiting = min(await count_pending(store, _MOST) + len(drills), _MOST)
-                        await self._tell(client, waiting, now_s)
+                        waiting = min(await how_many(store), MOST_COUNTED)
+                        await self._tell(client, waiting, await store.now())
                 except StoreError as error:
                     _log.warning("nothing is notified, the store is away: %s", error)
                 await anyio.sleep(EACH_S)
 
     async def _tell(self, client: httpx.AsyncClient, waiting: int, now_s: float) -> None:
-        count = f"{waiting}{'+' if waiting == _MOST else ''}"
+        count = f"{waiting}{'+' if waiting == MOST_COUNTED else ''}"
         text = f"{count} request{'' if waiting == 1 else 's'} wait{'s' if waiting == 1 else ''}: {self.link}"
         body = json.dumps({"text": text, "waiting": waiting, "link": self.link})
         headers = {"content-type": "application/json"}

@@ -30,6 +30,7 @@ from grampus_uq.runtime.asked_rows import ASKED, asked_in, row_key
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.pending_approvals import count_pending, oldest_pending
+from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_decisions import OpenRequest, decisions_on, open_request
 from grampus_uq.runtime.stored_drills import StoredDrills
 
@@ -86,9 +87,8 @@ async def listed(inbox: Inbox, after: str | None = None) -> tuple[list[ListedRow
     return rows, following
 
 
-async def how_many(inbox: Inbox) -> int:
+async def how_many(store: SessionStore) -> int:
     """The number listed, up to one more than are counted."""
-    store = inbox.ledger.store
     drills = await StoredDrills(store).mixed([], await store.now(), unlisted=True)
     return await count_pending(store, MOST_COUNTED + 1) + len(drills)
 
