@@ -117,6 +117,7 @@ class CallRecord(BaseModel):
 
     `proposed` is the model's call, `call` the one to run, `effect` the last resolved one, for the audit only.
     `requests` wait, or are kept with the `decisions` on them; `grant` cleared the call; `text` stands for a result.
+    `child_session` is a sub-agent's, `guidance` a text for it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -228,9 +228,8 @@ class Session:
                 output_tokens=spent.output_tokens if spent else 0,
             )
             plan = self._plan
-            if (
-                model_client is None and step.logprobs is None and not plan.brings_model and not plan.own
-            ):  # the usual case, without waiting
+            # The usual case, without waiting.
+            if model_client is None and step.logprobs is None and not plan.brings_model and not plan.own:
                 readings = plan.read(step, prompt_messages, stream.problem)
                 if plan.unasked:
                     readings += plan.read_unasked(step)
@@ -247,10 +246,7 @@ class Session:
                 readings = await plan.sense(self._profile, step, given, stream.problem)
             if own:
                 readings += own
-            if self._watch is None:
-                assessment = self._commit(step, readings, started_ns)
-            else:
-                assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
+            assessment = await self._read_and_commit(step, readings, started_ns)
         except BaseException:
             self._unread.lose(turn)
             raise
@@ -284,19 +280,17 @@ class Session:
         unread = bool(self._unread)  # before the state: a turn that another thread commits is in one of them
         known = is_proposed(self._state.turns, call, step_id, exactly=unread)
         readings = () if known else _NOT_PROPOSED
-        if self._watch is None:
-            assessment = self._commit(step, readings, started_ns)
-        else:
-            assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
+        assessment = await self._read_and_commit(step, readings, started_ns)
         return assessment, assessment.action
 
-    async def _read_and_commit(
-        self, watch: TrajectoryWatch, step: Step, readings: Sequence[Reading], started_ns: int
-    ) -> StepUncertainty:
+    async def _read_and_commit(self, step: Step, readings: Sequence[Reading], started_ns: int) -> StepUncertainty:
         """Commit a step together with what it does to the trajectory.
 
         Turns are read before the lock, and again (cheaply: texts are remembered) where something came between.
         """
+        watch = self._watch
+        if watch is None:
+            return self._commit(step, readings, started_ns)
         for _ in range(_READ_TRIES):
             read = await watch.read(step)
             with self._lock:
@@ -364,8 +358,7 @@ class Session:
         trajectory: TrajectoryReading | None = None,
     ) -> StepUncertainty:
         with self._lock:
-            if self._superseded:
-                self._check_place()
+            self._check_place()
             if self._structure is not None:
                 structure_step(self._structure, step)
                 readings = with_structure(readings, self._structure, step)

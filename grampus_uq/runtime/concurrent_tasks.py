@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 import anyio
 
 from grampus_uq.errors import SessionError
-
-Result = TypeVar("Result")
+from grampus_uq.runtime.store import Result
 
 
 async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish: bool = False) -> None:

@@ -50,11 +50,6 @@ def session_key(agent_id: str, session_id: str) -> str:
         ) from error
 
 
-def wake_key(request_id: str, session: str) -> str:
-    """The key of the row that says that a decision on this request wakes the session of this key."""
-    return f"{quote(request_id, safe='')}/{session}"
-
-
 def audit_of(agent_id: str, session_id: str, notes: Sequence[Note]) -> Append:
     """The change of a store that adds these notes to a session's audit."""
     bodies = tuple(canonical_json(replace_lone_surrogates({"what": what, "data": dict(data)})) for what, data in notes)
@@ -180,7 +175,7 @@ class Ledger:
             before = {row.key: row.version for row in rows}
         changes: list[Change] = [
             Put(kind=WAKES, key=row, body=body, expected=before.get(row, 0))
-            for row in (wake_key(request_id, key) for request_id in new)
+            for row in (f"{quote(request_id, safe='')}/{key}" for request_id in new)
         ]
         if not attended:
             changes += [job.at(due_s) for due_s in {request.expires_s for request in new.values()} if due_s is not None]

@@ -1,13 +1,10 @@
 """Another look at a call that its own doubt or a middling belief holds, before a human is asked.
 
 The chain of the profile says which answer goes out (`core.chain_rule`); here its tiers are asked, one after another,
-about the conversation as it was before the call. An answer that is the very call clears it. Another call is a new one:
-it is proposed as a turn of its own and goes through monitor and gate like any other, and what holds it there for
-another reason holds it. A look that fails, is late, or answers with anything but one call of a tool
-that cannot be undone is a missing one: the next tier looks, or a human.
-
-Only a turn that proposes one call is looked at, and once: a worker that dies meanwhile leaves a call that waits for a
-human.
+about the conversation as it was before the call. An answer that is the very call clears it. Another call is a new one,
+which goes through monitor and gate as a turn of its own. A look that fails, is late, or answers with anything but one
+call of a tool that cannot be undone is a missing one: the next tier looks, or a human. Only a turn that proposes one
+call is looked at, and once: a worker that dies meanwhile leaves a call that waits for a human.
 
 Without a chain in the profile, and in an advisory session, nothing is lifted: every tier is asked about the run's first
 irreversible call, and what it would have called is recorded, for a chain to be learned from.

@@ -103,8 +103,6 @@ def read_proposed(value: Any, parameter: str, owner: str) -> tuple[ToolCall, Con
 
 def read_name(value: Any, parameter: str, owner: str) -> tuple[str, ConfigurationError | None]:
     """A name (of a step, a session, an agent) as text that a store can hold; with the error where it is not text."""
-    if type(value) is str and value.isascii():
-        return value, None
     if isinstance(value, str):
         return replace_lone_surrogates(value), None
     error = ConfigurationError.of(parameter, owner, "text", kind_of(value), f"Pass str({parameter}).")
