@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import numpy as np
 
-from grampus_uq.cli.many_runs import n_files_of_fits, workers_option
+from grampus_uq.cli.many_runs import caution_of_fits, n_files_of_fits, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     counts_line,
@@ -53,11 +53,7 @@ def command(
             prints = [artifact.fingerprint for artifact in artifacts]
             print_json({"profiles": prints, "files_used_in_a_fit": served, **found.to_json()})
             return
-        if served:
-            click.echo(
-                f"CAUTION: {served} of these files were used to fit a profile; its figures are too optimistic.",
-                err=True,
-            )
+        caution_of_fits(served)
         _print(found)
 
 

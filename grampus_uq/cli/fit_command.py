@@ -186,7 +186,7 @@ def _fit_budget(
     threshold, number = fit.detector.threshold, len(fit.report.threshold_ids)
     artifact = ProfileArtifact(
         profile=Profile(detector=fit.detector, policy=policy, trajectory_risk=risk),
-        fitted_for=_fitted_for(paths),
+        fitted_for=FittedFor.shared((one.model, one.prompt_hash, one.tools_hash) for one in beginnings(list(paths))),
         guarantees=(threshold.guarantee,),
         provenance=Provenance(
             counts=dict(fit.report.counts),
@@ -211,10 +211,3 @@ def _fit_budget(
         tasks=number,
         detector=fit,
     )
-
-
-def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
-    """The model, prompt and tools that all runs share; None for what differs or was not recorded."""
-    facts = {(start.model or None, start.prompt_hash, start.tools_hash) for start in beginnings(list(paths))}
-    shared = [found[0] if len(set(found)) == 1 else None for found in zip(*facts, strict=True)]
-    return FittedFor(**dict(zip(FittedFor.model_fields, shared, strict=False)))

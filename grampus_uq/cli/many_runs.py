@@ -34,3 +34,11 @@ def n_files_of_fits(paths: Sequence[str], artifacts: Iterable[ProfileArtifact]) 
     """The number of files at these paths that served the fit of a profile: figures taken on them are too good."""
     fitted_on = {file.sha256 for artifact in artifacts for file in artifact.provenance.inputs}
     return sum(file.sha256 in fitted_on for file in InputFile.of_each(recording_files(list(paths))))
+
+
+def caution_of_fits(n_files: int) -> None:
+    """Say on standard error that so many files served a fit."""
+    if n_files:
+        click.echo(
+            f"CAUTION: {n_files} of these files were used to fit a profile; its figures are too optimistic.", err=True
+        )

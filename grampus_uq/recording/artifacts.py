@@ -113,6 +113,13 @@ class FittedFor(BaseModel):
     prompt_hash: str | None = None
     tools_hash: str | None = None
 
+    @classmethod
+    def shared(cls, made_with: Iterable[tuple[str | None, str | None, str | None]]) -> FittedFor:
+        """The model, prompt and tools that all runs share; None for what differs or was not recorded."""
+        facts = [set(found) for found in zip(*made_with, strict=True)] or [set[str | None]()] * 3
+        model, prompt, tools = [(found.pop() or None) if len(found) == 1 else None for found in facts]
+        return cls(model=model, prompt_hash=prompt, tools_hash=tools)
+
 
 class ProfileArtifact(BaseModel):
     """A profile with where it comes from, what it was fitted for, and the sentences of its guarantees."""

@@ -365,7 +365,7 @@ def _artifact(
         details[_TAUGHT] = list[JsonValue](sorted(teachers))
     return ProfileArtifact(
         profile=profile,
-        fitted_for=FittedFor(model=_one(runs.models), prompt_hash=_one(runs.prompts), tools_hash=_one(runs.tools)),
+        fitted_for=FittedFor.shared(runs.made_with),
         guarantees=promises or ("No guarantee: nothing with a promise could be fitted.",),
         provenance=Provenance(
             counts=runs.counts,
@@ -376,9 +376,3 @@ def _artifact(
         ),
         attribution=attribution,
     )
-
-
-def _one(values: frozenset[Any]) -> str | None:
-    """The facts that all runs share; None for one that differs between them or was not recorded."""
-    only = next(iter(values)) if len(values) == 1 else None
-    return only or None

@@ -61,7 +61,7 @@ class LabelledRuns:
         excluded: runs left out, by reason; others: by task, those of them that can have no label of their own.
         unlabelled: runs that could be used if they were labelled.
         recorded: how many runs there were, left out or not; of all these: first_s and last_s, when the first and the
-            last began; models, prompts, tools, what they were made with; errors_named, how many labels name the step of
+            last began; made_with, their models, prompts and tools; errors_named, how many labels name the step of
             an error; watched, how many were watched with TRACER.
     """
 
@@ -82,9 +82,7 @@ class LabelledRuns:
     first_s: float | None = None
     last_s: float | None = None
     recorded: int = 0
-    models: frozenset[str] = frozenset()
-    prompts: frozenset[str | None] = frozenset()
-    tools: frozenset[str | None] = frozenset()
+    made_with: frozenset[tuple[str, str | None, str | None]] = frozenset()
     errors_named: int = 0
     watched: int = 0
 
@@ -203,7 +201,6 @@ def _labelled(columns: Columns) -> LabelledRuns:
     rows = np.repeat([run.eligibility.usable for run in runs], columns.lengths).astype(np.bool_)
     streams = {name: columns.stream(name)[rows] for name in sorted(columns.streams)}
     times = [run.started_s for run in runs if run.started_s is not None]
-    made_with = {run.made_with for run in runs if run.made_with is not None}
     return LabelledRuns(
         ids=distinct_ids([run.session_id for run in usable]),
         paths=tuple(run.path for run in usable),
@@ -222,9 +219,7 @@ def _labelled(columns: Columns) -> LabelledRuns:
         first_s=min(times, default=None),
         last_s=max(times, default=None),
         recorded=len(runs),
-        models=frozenset(model for model, _, _ in made_with),
-        prompts=frozenset(prompt for _, prompt, _ in made_with),
-        tools=frozenset(tools for _, _, tools in made_with),
+        made_with=frozenset(run.made_with for run in runs if run.made_with is not None),
         errors_named=sum(names_a_step(run.outcome) for run in runs),
         watched=sum(run.watched for run in runs),
     )
