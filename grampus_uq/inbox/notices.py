@@ -65,9 +65,9 @@ class Notices:
         for _ in range(_TRIES):
             try:
                 with anyio.fail_after(self.patience_s):  # httpx's own limit begins anew with each byte
-                    answered = await client.post(self.url, content=body, headers=headers)
-                if answered.is_success:
-                    return
+                    async with client.stream("POST", self.url, content=body, headers=headers) as answered:
+                        if answered.is_success:
+                            return
                 why = f"status {answered.status_code}"
             except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError) as error:
                 why = type(error).__name__
