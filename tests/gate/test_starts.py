@@ -243,10 +243,11 @@ async def test_what_is_checked_before_its_start_is_claimed_meanwhile_and_not_ask
         assert not gate.spent(record, "r")
         ran, _ = await started(gate, record)
         assert ran.phase is CallPhase.STARTED
-        again = await gate.held_before(record, TERMS)
-        assert again is not None
-        (request,) = again.requests
-        assert (request.rule, request.agent_id, request.created_s) == (UNKNOWN_OUTCOME.rule, "clerk", NOW)
+        for one in (gate, process(starts, permits=Permit())):
+            again = await one.held_before(record, TERMS)
+            assert again is not None
+            (request,) = again.requests
+            assert (request.rule, request.agent_id, request.created_s) == (UNKNOWN_OUTCOME.rule, "clerk", NOW)
         assert gate.spent(record, "r")
     assert claims == [True] * 6
     assert len(starts.had) == 2
