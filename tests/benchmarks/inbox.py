@@ -254,7 +254,7 @@ async def measure(url: str, options: argparse.Namespace) -> list[dict[str, Any]]
 async def rows_of(
     store: SessionStore, ids: list[str], origin: str, server: int, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    people = [RealBrowser(origin) for _ in range(max(8, -(-options.pages // 6)))]
+    people = [RealBrowser(origin) for _ in range(max(8, -(-options.pages // 4)))]
     for number, browser in enumerate(people):
         await browser.enter(People(store), f"p{number}")
     one, many = ids[:50], ids[50 : 50 + options.decisions]
