@@ -67,12 +67,7 @@ def encode(event: Event, *, content: Content = "full") -> bytes:
     b'{"v":1,"type":"session","content":"full","session_id":"s1","agent_'
     """
     name = _NAMES[type(event)]
-    _check_numbers(event)
-    if isinstance(event, StepEvent):
-        for index, call in enumerate(event.step.tool_calls):
-            _check_json(call.arguments, f"step.tool_calls.{index}.arguments", MAX_DEPTH)
-    if isinstance(event, LookEvent) and event.call is not None:
-        _check_json(event.call.arguments, "call.arguments", MAX_DEPTH)
+    _check(event)
     try:
         body = _ADAPTERS[name].dump_json(event)
     except PydanticSerializationError as error:
@@ -96,7 +91,7 @@ def decode(line: bytes, *, path: str = "", number: int | None = None) -> Event:
         raise DataError(f"unknown type {kind!r}; known: {', '.join(_ADAPTERS)}.", path=path, line=number, field="type")
     event: Event = validated(adapter, body, path=path, line=number)
     try:
-        _check_numbers(event)
+        _check(event)
     except DataError as error:  # 1e999 is JSON, and infinite
         raise DataError(error.reason, path=path, line=number, field=error.field) from error
     return event
@@ -114,10 +109,16 @@ def _open(line: bytes, path: str, number: int | None) -> tuple[str, bytes]:
     return kind, json.dumps(value).encode("ascii")
 
 
-def _check_numbers(event: Event) -> None:
+def _check(event: Event) -> None:
+    """Refuse what is read or written and no record checks when it is built."""
     for field, number in _unchecked_numbers(event):
         if number is not None and not math.isfinite(number):
             raise DataError(f"must be a finite number. Got {number!r}.", field=field)
+    if isinstance(event, StepEvent):
+        for index, call in enumerate(event.step.tool_calls):
+            _check_json(call.arguments, f"step.tool_calls.{index}.arguments", MAX_DEPTH)
+    elif isinstance(event, LookEvent) and event.call is not None:
+        _check_json(event.call.arguments, "call.arguments", MAX_DEPTH)
 
 
 def _unchecked_numbers(event: Event) -> Iterator[tuple[str, float | None]]:

@@ -14,6 +14,7 @@ from grampus_uq.recording.codec import encode
 from grampus_uq.recording.reader import PartialLine, scan
 from grampus_uq.recording.runs import Paths, recording_files
 from grampus_uq.records.events import Event, SessionStarted, StepEvent
+from grampus_uq.records.strict_json import parse_json
 
 _MOST_FINDINGS: Final = 100
 
@@ -108,8 +109,13 @@ class _Check:
 
     def _event(self, number: int, event: Event, line: bytes) -> None:
         if line:
-            for field in _unknown(json.loads(line), json.loads(encode(event))):
-                self._find("error", number, field, "is not a field of the format.")
+            try:
+                fields = parse_json(line, unique_names=True)
+            except ValueError as error:
+                self._find("error", number, "", str(error))
+            else:
+                for field in _unknown(fields, json.loads(encode(event))):
+                    self._find("error", number, field, "is not a field of the format.")
         if event.session_id != self._current:
             self._session(number, event)
         elif isinstance(event, SessionStarted):

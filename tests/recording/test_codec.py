@@ -200,6 +200,19 @@ def test_the_deepest_arguments_that_are_written_are_read() -> None:
     assert decode(encode(event)) == event
 
 
+@given(st.integers(0, 2 * MAX_DEPTH), st.sampled_from(["1", "1e999", "-1e999", '"x"', "9" * 300, "1e308"]))
+def test_a_line_is_read_only_where_it_could_be_written(levels: int, value: str) -> None:
+    """Deeper or infinite arguments were read, and `runs validate` then left the rest of the file unread."""
+    text = '{"a":' * levels + value + "}" * levels
+    line = encode(step_event(0, arguments={"q": "here"})).replace(b'"here"', text.encode())
+    if levels < MAX_DEPTH and "e999" not in value:
+        assert decode(encode(decode(line))) == decode(line)
+        return
+    with pytest.raises(DataError) as caught:
+        decode(line, path="a.jsonl", number=3)
+    assert (caught.value.line, caught.value.field) == (3, "step.tool_calls.0.arguments")
+
+
 def test_text_that_mentions_nan_is_text() -> None:
     event = step_event(0, text="The mean is NaN, not Infinity.")
     assert decode(encode(event)) == event

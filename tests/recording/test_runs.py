@@ -393,6 +393,25 @@ def test_every_wrong_line_is_named_and_the_lines_behind_it_are_still_checked(tmp
     assert str(report.findings[1]).startswith(f"{path}:2: is not JSON")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (b"[" * 65 + b"]" * 65, "step.tool_calls.0.arguments"),
+        (b"1e999", "step.tool_calls.0.arguments"),
+        (b'1,"q":2', ""),
+    ],
+    ids=["deep", "infinite", "a name twice"],
+)
+def test_arguments_that_no_writer_writes_are_named_by_their_line_and_the_rest_is_checked(
+    arguments: bytes, field: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "s1.jsonl"
+    step = encode(step_event(0, arguments={"q": "here"})).replace(b'"here"', arguments)
+    path.write_bytes(encode(started()) + step + b"damage\n")
+    assert [(severity, line) for severity, line, _ in findings(path)] == [("error", 2), ("error", 3)]
+    assert findings(path)[0][2] == field
+
+
 def test_a_step_that_comes_twice_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "s1.jsonl"
     path.write_bytes(written(started(), step_event(0), step_event(0)))
