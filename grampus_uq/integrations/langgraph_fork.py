@@ -167,8 +167,7 @@ class _Walk:
             latest = {record.proposed.id: record for record in records}  # what a human decided stands last
             effects = {record.proposed.id: record.effect for record in reversed(records)}
             for call_id, record in latest.items():
-                ended = call_id in (self._answered or ()) or not by_itself(
-                    record
-                )  # which may have begun without an end
+                # What runs once may have begun without an end.
+                ended = call_id in (self._answered or ()) or not by_itself(record)
                 if record.began_before or (record.phase is CallPhase.CLEARED and ended):
                     yield record.change(effect=effects[call_id])

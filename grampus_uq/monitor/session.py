@@ -246,7 +246,10 @@ class Session:
                 readings = await plan.sense(self._profile, step, given, stream.problem)
             if own:
                 readings += own
-            assessment = await self._read_and_commit(step, readings, started_ns)
+            if self._watch is None:  # without a coroutine: this is the usual step
+                assessment = self._commit(step, readings, started_ns)
+            else:
+                assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
         except BaseException:
             self._unread.lose(turn)
             raise
@@ -280,17 +283,19 @@ class Session:
         unread = bool(self._unread)  # before the state: a turn that another thread commits is in one of them
         known = is_proposed(self._state.turns, call, step_id, exactly=unread)
         readings = () if known else _NOT_PROPOSED
-        assessment = await self._read_and_commit(step, readings, started_ns)
+        if self._watch is None:  # without a coroutine: this is the usual step
+            assessment = self._commit(step, readings, started_ns)
+        else:
+            assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
         return assessment, assessment.action
 
-    async def _read_and_commit(self, step: Step, readings: Sequence[Reading], started_ns: int) -> StepUncertainty:
+    async def _read_and_commit(
+        self, watch: TrajectoryWatch, step: Step, readings: Sequence[Reading], started_ns: int
+    ) -> StepUncertainty:
         """Commit a step together with what it does to the trajectory.
 
         Turns are read before the lock, and again (cheaply: texts are remembered) where something came between.
         """
-        watch = self._watch
-        if watch is None:
-            return self._commit(step, readings, started_ns)
         for _ in range(_READ_TRIES):
             read = await watch.read(step)
             with self._lock:
