@@ -218,7 +218,8 @@ async def _copy_checkpoints(
     for checkpoint in await checkpoints_of(source, state):
         if checkpoint.step < until:
             checkpoint.state.belief = None
-            await target.put(KIND, _key(copy, copy.branch, checkpoint.step), checkpoint.body(), expected=0)
+            body = checkpoint.model_dump_json(exclude={"state": {"messages"}})
+            await target.put(KIND, _key(copy, copy.branch, checkpoint.step), body, expected=0)
 
 
 def label_run(run: ImportedRun, error_message: int) -> LabelledTrajectory:
