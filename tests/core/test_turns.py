@@ -761,6 +761,14 @@ def test_a_call_that_came_by_its_name_leaves_its_listing_to_no_other_id():
     assert is_proposed(state.turns, with_arguments("a", amount=5), None)
 
 
+def test_a_call_that_came_by_its_name_and_again_with_its_arguments_counts_once():
+    """Counted twice, it would use up the listing of its sibling, too."""
+    state = turn(START, "t", 1.0, with_arguments("a", amount=5), with_arguments("b", amount=6))
+    state = called(called(state, pay("a"))[0], with_arguments("a", amount=5))[0]
+    assert is_proposed(state.turns, with_arguments("x", amount=6), None)
+    assert not is_proposed(state.turns, with_arguments("x", amount=5), None)
+
+
 def step_of(call: ToolCall) -> Step:
     return Step(step_id="a", kind="llm_call", time_s=0.0, tool_calls=(call,))
 
