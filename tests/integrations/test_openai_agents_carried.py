@@ -375,7 +375,8 @@ async def test_a_sub_agents_approved_call_that_a_precondition_holds_back_by_then
 
 async def test_a_sub_agents_calls_may_be_decided_one_after_another_in_a_process_each() -> None:
     starts = StoredStarts(MemoryStore())
-    turns: Any = (0.7, [("d", "delegate", {"input": "Pay."})]), (0.9, [])
+    # An id of its own: earlier SDKs find the run of a sub-agent by it, whichever run of the process called it.
+    turns: Any = (0.7, [("d-each", "delegate", {"input": "Pay."})]), (0.9, [])
     payments = [pay("bob"), pay("eve", call_id="c2"), pay("carol", call_id="c3")]
     bank = Bank(*turns, starts=starts)
     paused = await bank.guard.pause(await bank.guard.run(delegating(bank, *payments), "Pay.", session_id="s"))
@@ -394,7 +395,7 @@ async def test_a_sub_agents_calls_may_be_decided_one_after_another_in_a_process_
 @pytest.mark.parametrize("signed", [False, True])
 async def test_a_sub_agent_that_could_not_go_on_does_so_later_and_its_call_runs_on_a_new_decision(signed: bool) -> None:
     """Its tool was gone for a while: the SDK tells the agent around it, and brings the call again nevertheless."""
-    bank = Bank((0.7, [("d", "delegate", {"input": "Pay."})]), (0.9, []), signed=signed)
+    bank = Bank((0.7, [(f"d-{signed}", "delegate", {"input": "Pay."})]), (0.9, []), signed=signed)
     paused = await bank.guard.pause(await bank.guard.run(delegating(bank, pay()), "Pay.", session_id="s"))
     for kind, gone in (("edit", True), (None, False), ("approve", False)):
         assert paused is not None
