@@ -118,6 +118,8 @@ def _fitted_for_lines(facts: FittedFor, paths: Sequence[str]) -> Iterator[str]:
             value = getattr(start, name) or None
             if value is None or len(found) < _DIFFERENT:
                 found.setdefault(value, start.session_id)
+        if all(None in found for found in runs.values()):  # no later run says more
+            break
     lacking = [f"run {found[None]!r:.80} has no {name}" for name, found in runs.items() if None in found]
     lacking += [
         " and ".join(f"run {run!r:.80} has {name} {value!r:.40}" for value, run in found.items())
