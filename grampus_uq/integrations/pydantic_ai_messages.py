@@ -55,8 +55,8 @@ def carried_in(messages: Sequence[ModelMessage]) -> dict[str, Any] | None:
 
 def carries_latest(messages: Sequence[ModelMessage]) -> bool:
     """Return True if the latest answer of the model carries a state: no later answer came without one."""
-    latest = next((message for message in reversed(messages) if isinstance(message, ModelResponse)), None)
-    return latest is not None and KEY in (latest.metadata or {})
+    latest = _latest_answer(messages)
+    return latest >= 0 and KEY in (messages[latest].metadata or {})
 
 
 def carry(messages: list[ModelMessage], snapshot: dict[str, Any]) -> None:
