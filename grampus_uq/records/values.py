@@ -34,10 +34,11 @@ from grampus_uq.records.vocabulary import Role as Role
 from grampus_uq.stats.stored_values import FROZEN
 
 _MOST: Final = 2**53
+_MOST_NS: Final = 2**62
 _MOST_USD: Final = 1e12
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 """A number of things; a sum of a thousand fits into 64 bits."""
-Nanoseconds = Annotated[int, Field(ge=0, le=2**62)]
+Nanoseconds = Annotated[int, Field(ge=0, le=_MOST_NS)]
 """Since 1970 (UTC)."""
 Cost = Annotated[float, Field(ge=0.0, le=_MOST_USD)]
 """US dollars; a sum of costs stays finite."""
@@ -297,7 +298,7 @@ def _check_rest(reading: Reading, counts: tuple[Any, ...]) -> None:
     if (
         all(type(count) is int and 0 <= count <= _MOST for count in counts)
         and type(reading.started_ns) is int
-        and 0 <= reading.started_ns <= 2**62
+        and 0 <= reading.started_ns <= _MOST_NS
         and (cost is None or 0.0 <= cost <= _MOST_USD)
         and math.isfinite(reading.duration_s)
         and (early is None or type(early) is bool)
