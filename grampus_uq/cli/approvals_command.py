@@ -299,8 +299,7 @@ async def _decide(
             drilled = done.told()
         else:
             decision = found.request.decide(kind, delegation=delegation, never=never, **given)
-            await store_decision(ledger, found, decision if signer is None else signer.sign(decision))
-            before = found.standing
+            before = await store_decision(ledger, found, decision if signer is None else signer.sign(decision))
     except ApprovalError as error:
         raise click.ClickException(str(error)) from error
     if as_json:

@@ -7,7 +7,7 @@ takes the decision back with the assertion. Each checks everything anew: the cal
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -124,8 +124,11 @@ async def store(visit: Visit, one: OpenRequest | Drill, decision: Decision) -> s
         done = await StoredDrills(ledger.store).answer(decision, visit.now_s, waiting=waiting)
         return done.told()
     assert isinstance(one, OpenRequest)  # noqa: S101 (a decision was read because it is)
-    await store_decision(ledger, one, decision)
-    more = visit.inbox.required - len(Voices([*_alike(one, decision), decision]).distinct())
+    before = await store_decision(ledger, one, decision)
+    first = _settled(visit, one, before)
+    if first is not None:
+        return f"{first.by} decided this first: {past(first.kind)}. Your decision is stored, and has no effect."
+    more = visit.inbox.required - len(Voices([*_alike(before, decision), decision]).distinct())
     waits = f" {more} more needed." if decision.kind in _AGREED and more > 0 else " The agent's program takes it up."
     return f"{_DONE[decision.kind]}.{waits}"
 
@@ -192,23 +195,28 @@ def _check_edit(one: OpenRequest | Drill, arguments: Mapping[str, Any]) -> None:
 
 
 def _check_first(visit: Visit, one: OpenRequest, mine: ApprovalDecision) -> None:
-    """Refuse what the decisions of before settle, by the runner's own rule; only the runner can check signatures."""
-    deputies = {decision.principal for decision in one.standing if decision.delegation is not None}
-    policy = ApprovalPolicy(required=visit.inbox.required, deputies=deputies)
-    arrived = [(decision, visit.now_s) for decision in one.standing]
-    settled, _ = policy.holding(one.request, arrived, standing=lambda given, at_s: None)
-    if settled:
-        last = settled[-1]
+    """Refuse what the decisions of before settle."""
+    last = _settled(visit, one, one.standing)
+    if last is not None:
         raise ApprovalError(f"{last.by} decided this already: {past(last.kind)}. Nothing more was stored.")
-    agreed = _alike(one, mine)
+    agreed = _alike(one.standing, mine)
     if mine.kind in _AGREED and len(Voices([*agreed, mine]).distinct()) == len(Voices(agreed).distinct()):
         raise ApprovalError("You decided this already. Somebody else has to agree.")
 
 
-def _alike(one: OpenRequest, mine: ApprovalDecision) -> list[ApprovalDecision]:
+def _settled(visit: Visit, one: OpenRequest, given: Sequence[ApprovalDecision]) -> ApprovalDecision | None:
+    """The decision that settled a request, by the runner's own rule; only the runner can check signatures."""
+    deputies = {decision.principal for decision in given if decision.delegation is not None}
+    policy = ApprovalPolicy(required=visit.inbox.required, deputies=deputies)
+    arrived = [(decision, visit.now_s) for decision in given]
+    settled, _ = policy.holding(one.request, arrived, standing=lambda given, at_s: None)
+    return settled[-1] if settled else None
+
+
+def _alike(given: Sequence[ApprovalDecision], mine: ApprovalDecision) -> list[ApprovalDecision]:
     """Return the decisions that agree to exactly the same arguments as this one."""
     wanted = canonical_json(mine.arguments)
-    return [d for d in one.standing if d.kind in _AGREED and canonical_json(d.arguments) == wanted]
+    return [d for d in given if d.kind in _AGREED and canonical_json(d.arguments) == wanted]
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> list[dict[str, str]]:

@@ -376,10 +376,11 @@ class Ledger:
         return job if above is None or there is None else above
 
     async def decisions(self, request_ids: Sequence[str]) -> dict[str, list[Arrived]]:
-        """The stored decisions on each request with their arrival by the store's clock, without unreadable ones."""
+        """The readable decisions on each request, in the order of their arrival by the store's clock."""
         parents = {quote(request_id, safe=""): request_id for request_id in request_ids}
         found: dict[str, list[Arrived]] = {request_id: [] for request_id in request_ids}
-        for document in await self.store.children("decision", list(parents)):
+        documents = await self.store.children("decision", list(parents))
+        for document in sorted(documents, key=lambda one: one.written_s):
             self._set_clock(document.read_s)
             request_id = parents[document.key.partition("/")[0]]
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, DataError
@@ -67,15 +68,21 @@ async def open_request(ledger: Ledger, request_id: str) -> OpenRequest:
     )
 
 
-async def store_decision(ledger: Ledger, found: OpenRequest, decision: ApprovalDecision) -> None:
+async def store_decision(
+    ledger: Ledger, found: OpenRequest, decision: ApprovalDecision
+) -> tuple[ApprovalDecision, ...]:
     """Store a decision on what was shown, and wake its session; raises ApprovalError for one that cannot hold.
 
+    Returns the decisions that stand and arrived before it, by the store's order: others may decide at the same moment.
     Whether its signature holds, and whether the principal may decide, is the runner's to say: it has the keys.
     """
     standing = await standing_in(ledger.store, [decision])
     deputies = [] if decision.delegation is None else [decision.principal]
     ApprovalPolicy(deputies=deputies).check(found.request, decision, now_s=ledger.now_s(), standing=standing)
     await ledger.decide(decision, shown=found.card, parameters=found.parameters)
+    _, stand = (await decisions_on(ledger, [found.request])).get(found.request.id, ((), ()))
+    mine = decision_digest(decision)
+    return tuple(takewhile(lambda one: decision_digest(one) != mine, stand))
 
 
 _Refusal = Mapping[str, Any]
