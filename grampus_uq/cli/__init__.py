@@ -31,6 +31,7 @@ _COMMANDS: Final = {
     "evaluate": "Find the signal that best separates good runs from bad ones, and the gain of holding calls by it.",
     "evidence": "Export what was shown, decided, signed and executed, and verify such a file offline.",
     "fit": "Fit a profile on PATHS: labelled recordings, or folders of them.",
+    "grants": "List and revoke grants, which let calls of one tool run without asking.",
     "health": "Report the state of a store's agents and reviewers over the last days.",
     "inbox": "Serve the inbox, the web pages for pending approvals; its commands manage people and keys.",
     "mcp": "Run the MCP server COMMAND behind a proxy on standard input and output, or other servers with --http.",

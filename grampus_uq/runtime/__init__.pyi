@@ -4,6 +4,7 @@ from .ledger import Ledger as Ledger
 from .pending_approvals import pending_approvals as pending_approvals
 from .rollback import branches as branches
 from .rollback import rollback as rollback
+from .standing_grants import revoke_grant as revoke_grant
 from .store import Append as Append
 from .store import Change as Change
 from .store import Delete as Delete

@@ -198,7 +198,8 @@ def _take(what: str, body: Mapping[str, Any], written_s: float, found: Verified,
     except ApprovalError:
         return
     if holds and what == "grant":
-        records.grants.setdefault(f"grant {record.id} of {record.principal}", {})[record.id] = record
+        revoked_s = None if body.get("revoked") is None else written_s
+        records.grants.setdefault(f"grant {record.id} of {record.principal}", {})[record.id] = record, revoked_s
     elif holds and what == "delegation":
         records.delegations[record.id] = record, *made_and_revoked(body, written_s)
     elif holds:

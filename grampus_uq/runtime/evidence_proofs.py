@@ -77,7 +77,7 @@ class Records:
     policy: ApprovalPolicy
     looked: bool
     decided: dict[str, list[Decided]] = field(default_factory=dict)
-    grants: dict[str, dict[str, Grant]] = field(default_factory=dict)
+    grants: dict[str, dict[str, tuple[Grant, float | None]]] = field(default_factory=dict)
     permits: dict[str, tuple[Permit, float | None]] = field(default_factory=dict)
     delegations: dict[str, tuple[Delegation, float | None, float | None]] = field(default_factory=dict)
     logs: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
@@ -164,9 +164,11 @@ class Records:
             return why
         if by.startswith("grant "):
             wrong: str | None = "that is not here, or whose signature does not hold"
-            for grant in self.grants.get(by, {}).values():
+            for grant, revoked_s in self.grants.get(by, {}).values():
                 in_scope = grant.covers(call, agent_id=agent_id, session_id=session_id, now_s=start.time_s - GRACE_S)
                 wrong = self._not_lifted(grant, start, in_scope)
+                if revoked_s is not None and revoked_s < start.time_s - GRACE_S:
+                    wrong = "that was revoked before"
                 if wrong is None and self._more_than(grant.max_uses, f"grant {grant.id}"):
                     wrong = "that was used up"
                 if wrong is None:

@@ -22,7 +22,7 @@ from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.asked_rows import row_changes
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.run_state import ATTENDED, STATE_VERSION, AgentState, PendingSession, SessionHead
-from grampus_uq.runtime.standing_grants import stored_grant
+from grampus_uq.runtime.standing_grants import GRANT, grant_body, standing_grant
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.stored_permits import closing_words, closings
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
@@ -395,8 +395,7 @@ class Ledger:
 
     async def grant(self, grant: Grant) -> None:
         """Store a grant."""
-        body = json.dumps({"grant": grant.model_dump(mode="json"), "uses": 0})
-        await self.store.put("grant", grant.id, body, expected=0, label=grant.tool)
+        await self.store.put(GRANT, grant.id, grant_body(grant, 0), expected=0, label=grant.tool)
 
     async def use_grant(
         self,
@@ -408,32 +407,31 @@ class Ledger:
         started_by: str | None = None,
     ) -> Grant | None:
         """Use one grant that covers this call now, by the store's clock, and count the use; None when there is none."""
-        for document in await self.store.scan("grant", label=call.name):
-            found, now_s = stored_grant(document, policy), document.read_s
-            if found is None or not found[0].covers(call, agent_id=agent_id, session_id=session_id, now_s=now_s):
+        for document in await self.store.scan(GRANT, label=call.name):
+            found = standing_grant(document, policy)
+            if found is None or not found.grant.covers(
+                call, agent_id=agent_id, session_id=session_id, now_s=found.now_s
+            ):
                 continue
             with contextlib.suppress(ApprovalError):
-                policy.check_other(found[0].principal, started_by)
+                policy.check_other(found.grant.principal, started_by)
                 if await self._count_use(document, policy):
-                    return found[0]
+                    return found.grant
         return None
 
     async def _count_use(self, document: Document, policy: ApprovalPolicy) -> bool:
         """Count one use; False when none is left, or under too much contention."""
         newest: Document | None = document
         for _ in range(_TRIES):
-            found = None if newest is None else stored_grant(newest, policy)
+            found = None if newest is None else standing_grant(newest, policy)
             if newest is None or found is None:
                 return False
-            grant, uses = found
-            if grant.max_uses is not None and uses >= grant.max_uses:
-                return False
+            grant, body = found.grant, grant_body(found.grant, found.uses + 1)
             try:
-                body = json.dumps({"grant": grant.model_dump(mode="json"), "uses": uses + 1})
-                await self.store.put("grant", newest.key, body, expected=newest.version, label=grant.tool)
+                await self.store.put(GRANT, grant.id, body, expected=found.version, label=grant.tool)
                 return True
             except SessionConflictError:
-                newest = await self.store.get("grant", newest.key)  # another worker used it at this moment
+                newest = await self.store.get(GRANT, grant.id)  # used, or revoked, at this moment
         return False
 
 

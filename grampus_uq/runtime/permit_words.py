@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
+from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.permit_conditions import stricter
 from grampus_uq.gate.permits import MOST_OPEN, Permit, PermitState, sentence
 from grampus_uq.records.visible_text import short
@@ -124,10 +125,10 @@ def _least_missing(target: Target, evidence: str) -> int:
     return count
 
 
-def until(permit: Permit) -> str:
-    """The day on which a permit ends, in UTC."""
+def until(permit: Permit | Grant, form: str = "%Y-%m-%d") -> str:
+    """The day on which a permit ends, in UTC; another `form` says the time, too."""
     try:
-        return time.strftime("%Y-%m-%d", time.gmtime(permit.expires_s))
+        return time.strftime(form, time.gmtime(permit.expires_s))
     except (OverflowError, OSError, ValueError):
         return f"{permit.expires_s:g} s"
 

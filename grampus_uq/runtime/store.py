@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 import anyio
 from pydantic import BaseModel
 
-from grampus_uq.errors import DamagedLogError, SessionConflictError, StoreError
+from grampus_uq.errors import DamagedLogError, DataError, SessionConflictError, StoreError
 from grampus_uq.records.values import sha256_of
 
 SCHEMA_VERSION = 3
@@ -34,6 +34,7 @@ WAKING: Final = "job"
 """The kind of documents that wake who waits in `wait_for_job`."""
 _POLL_S = 0.1
 _PAGE = 200
+_SHORTEST_ID = 6
 GENESIS: Final = "0" * 64
 """Predecessor hash of the first entry of a chained log."""
 _HEX: Final = frozenset("0123456789abcdef")
@@ -189,6 +190,20 @@ class SessionStore(Protocol):
 def pages(store: SessionStore, kind: str, label: str | None = None) -> AsyncIterator[Document]:
     """All documents of a kind, read in pages: memory does not grow with the store."""
     return _Pages(store, kind, label)
+
+
+async def find_record(
+    store: SessionStore, kind: str, record_id: str, read: Callable[[Document], Result | None]
+) -> Result:
+    """The record under this id, or under a unique beginning of it of 6 characters or more; raises DataError."""
+    exact = await store.get(kind, record_id)
+    found = [] if exact is None else [exact]
+    if exact is None and len(record_id) >= _SHORTEST_ID:
+        found = await store.scan(kind, prefix=record_id, limit=2)
+    if len(found) != 1 or (record := read(found[0])) is None:
+        which = f"No {kind} has" if not found else f"Several {kind}s have, or one that cannot be read has,"
+        raise DataError(f"{which} the id {record_id!r:.40}.")
+    return record
 
 
 async def try_write(store: SessionStore, *changes: Change) -> bool:

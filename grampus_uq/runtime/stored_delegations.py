@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grampus_uq.errors import ApprovalError, DataError, SessionConflictError
+from grampus_uq.errors import ApprovalError, SessionConflictError
 from grampus_uq.gate.delegations import Delegation, Stands
 from grampus_uq.gate.requests import ApprovalDecision
-from grampus_uq.runtime.store import Document, Put, SessionStore, pages, try_write
+from grampus_uq.runtime.store import Document, Put, SessionStore, find_record, pages, try_write
 
 DELEGATION: Final = "delegation"
-_SHORTEST_ID: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +58,7 @@ async def revoke_delegation(store: SessionStore, delegation_id: str, by: str) ->
 
 async def find_delegation(store: SessionStore, delegation_id: str) -> StoredDelegation:
     """The delegation with this id, or with a unique beginning of it of 6 characters or more; raises DataError."""
-    exact = await store.get(DELEGATION, delegation_id)
-    found = [] if exact is None else [exact]
-    if exact is None and len(delegation_id) >= _SHORTEST_ID:
-        found = await store.scan(DELEGATION, prefix=delegation_id, limit=2)
-    if len(found) != 1 or (read := _read(found[0])) is None:
-        which = "No delegation has" if not found else "Several delegations have, or one that cannot be read has,"
-        raise DataError(f"{which} the id {delegation_id!r:.40}.")
-    return read
+    return await find_record(store, DELEGATION, delegation_id, _read)
 
 
 async def stored_delegations(store: SessionStore, deputy: str | None = None) -> list[StoredDelegation]:

@@ -39,6 +39,7 @@ from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.let_ahead import LetAhead
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.session_lease import SessionLease
+from grampus_uq.runtime.standing_grants import taken_back
 from grampus_uq.runtime.stopping import StoppedError
 
 _Execute = Callable[[ToolCall, str], Awaitable[ToolResult]]
@@ -285,7 +286,7 @@ class Turn:
             await self.lease.save(*(("execution_started", started_facts(run_id, one, who)) for one in announced))
             await self._unstopped()
             decided = await self.let_ahead.decided_meanwhile(announced)
-            lapsed = [(record, why) for record in announced if (why := await self.gate.lapsed(record)) is not None]
+            lapsed = [(record, why) for record in announced if (why := await self._lapsed(record)) is not None]
             await self.lease.hold(begun)
         except StoppedError:
             await self._withdraw(announced)
@@ -305,6 +306,12 @@ class Turn:
             await self.lease.try_save(self.withdrawn(record, why=why))
         held = [*decided, *(record for record, _ in lapsed)]
         return [record for record in started if record not in held]
+
+    async def _lapsed(self, record: CallRecord) -> str | None:
+        """The end of what cleared an announced call, in words."""
+        if record.grant is not None:
+            return await taken_back(self.ledger.store, record.grant)
+        return await self.gate.lapsed(record)
 
     async def _unstopped(self) -> None:
         """Raise StoppedError after a stop order; the store is asked twice, for an answer may be lost on the way."""

@@ -204,6 +204,10 @@ TABLE = """
 2 delegations grant dan --hours nan --store sqlite:///nowhere.db
 2 delegations grant dan --hours 1e9 --store sqlite:///nowhere.db
 1 delegations revoke deadbeef --store sqlite:///nowhere.db
+1 grants list --store sqlite:///nowhere.db
+2 grants list
+1 grants revoke deadbeef --store sqlite:///nowhere.db
+2 grants revoke --store sqlite:///nowhere.db
 1 dashboard -o file.txt
 1 dashboard -o file.txt/x
 2 dashboard -o dash --alpha nan

@@ -157,11 +157,11 @@ def with_log_entry(do: str, at: int = 0, **fields: Any) -> Change:
     return work
 
 
-def of_definition(closed: str | None, written_s: float) -> Change:
+def of_definition(closed: str | None, written_s: float, what: str = "permit", name: str = "closed") -> Change:
     def work(entries: Entries) -> None:
         for entry in entries:
-            if entry["what"] == "permit":
-                entry["data"]["body"]["closed"], entry["data"]["written_s"] = closed, written_s
+            if entry["what"] == what:
+                entry["data"]["body"][name], entry["data"]["written_s"] = closed, written_s
 
     return work
 
@@ -225,6 +225,7 @@ FORGED: dict[str, Change] = {
     "grant: of other limits": signed("grant", limits={"to": {"equals": "zoe"}}),
     "grant: over before": signed("grant", expires_s=time.time() - 3_600),
     "grant: made afterwards": signed("grant", created_s=time.time() + 3_600),
+    "grant: revoked before": of_definition("ann", 1.0, "grant", "revoked"),
     "grant: used up": again("granted"),
     "grant: used up, under two keys": again("granted", idempotency_key="another"),
     "grant: another call under its key": again("granted", arguments=OTHER.arguments, digest=OTHER.digest()),
