@@ -109,7 +109,7 @@ def read_call(value: Any, *, stand_in_id: str = "") -> ReadCall:
     else:
         inner = field(value, "function", "custom", "function_call", "functionCall")
         named = value if inner is None or isinstance(inner, str) else inner
-        identity = text_field(value, "call_id", "tool_call_id", "id") or stand_in_id
+        identity = text_field(value, "call_id", "tool_call_id", "id") or text_field(inner, "id") or stand_in_id
         name = field(named, "name", "tool_name")
         kind = text_field(value, "type")
         if name is None and kind.endswith("_call"):

@@ -33,7 +33,7 @@ ROLES: Final = {role.value: role for role in Role} | {
     "ToolMessageChunk": Role.TOOL,
     "FunctionMessage": Role.TOOL,
 }
-_PARTS: Final = {"system-prompt": Role.SYSTEM, "user-prompt": Role.USER, "text": Role.ASSISTANT}
+_PARTS: Final = {"system-prompt": Role.SYSTEM, "user-prompt": Role.USER}
 _ANSWERS: Final = frozenset({"tool-return", "retry-prompt", "tool_result", "function_call_output"})
 
 
@@ -149,7 +149,7 @@ def _read(item: Any) -> list[Message] | None:
     role = field(item, "role")
     known = ROLES.get(role if isinstance(role, str) else kind)
     if known is not None:
-        return [_message(item, known)]
+        return _messages(item, known)
     if kind in _ANSWERS or kind.endswith("_call_output"):
         return [_answer(item)]
     if kind.endswith("_call"):
@@ -157,31 +157,28 @@ def _read(item: Any) -> list[Message] | None:
     return [] if kind in ("reasoning", "item_reference", "compaction") else None
 
 
-def _message(item: Any, role: Role) -> Message:
-    content = field(item, "content")
+def _messages(item: Any, role: Role) -> list[Message]:
     if role is Role.TOOL:
-        return _answer(item)
+        return [_answer(item)]
+    content = field(item, "content")
+    found: list[Message] = []
     if role is Role.USER and isinstance(content, list | tuple):  # Anthropic's tool results are the user's
-        answers = [_answer(part) for part in content if _kind(part) in _ANSWERS]
-        if answers:
-            return answers[0]
+        found = [_answer(part) for part in content if _kind(part) in _ANSWERS]
+        if found and not text_of(content):
+            return found
     calls: tuple[ToolCall, ...] = ()
     if role is Role.ASSISTANT:
         calls = tuple(read.call for read in calls_of(item))
         content = content if content is not None else field(item, "refusal")
-    return Message(
-        role=role,
-        content=text_of(content) if content is not None else None,
-        name=text_field(item, "name") or None,
-        tool_calls=calls,
-    )
+    text, name = None if content is None else text_of(content), text_field(item, "name") or None
+    return [*found, Message(role=role, content=text, name=name, tool_calls=calls)]
 
 
 def _answer(item: Any) -> Message:
     identity = text_field(item, "tool_call_id", "call_id", "tool_use_id")
     return Message(
         role=Role.TOOL,
-        content=_rendered(item) or observed_text(field(item, "content", "output")),
+        content=_rendered(item) or observed_text(field(item, "content", "output", "response")),
         name=text_field(item, "name", "tool_name") or None,
         tool_call_id=identity or None,
     )
@@ -198,23 +195,26 @@ def _of_parts(item: Any, parts: Iterable[Any]) -> list[Message]:
     """A request or a response of pydantic-ai, a content of Gemini."""
     instructions = text_field(item, "instructions")
     found = [Message(role=Role.SYSTEM, content=replace_lone_surrogates(instructions))] if instructions else []
+    role = field(item, "role")
+    speaker = ROLES.get(role if isinstance(role, str) else "", Role.USER)
     texts: list[str] = []
     calls: list[ToolCall] = []
     for part in parts:
         kind = _kind(part)
         if kind in _ANSWERS:
             found.append(_answer(part))
-        elif kind == "tool-call":
-            calls.append(read_call(part).call)
-        elif kind == "text":
-            texts.append(text_of(field(part, "content")))
         elif kind in _PARTS:
             found.append(Message(role=_PARTS[kind], content=text_of(field(part, "content"))))
-        elif text_of(part):  # Gemini's
-            role = field(item, "role")
-            found.append(
-                Message(role=ROLES.get(role if isinstance(role, str) else "", Role.USER), content=text_of(part))
-            )
+        elif kind == "text":
+            texts.append(text_of(part))
+        elif kind == "tool-call" or field(part, "function_call", "functionCall") is not None:
+            calls.append(read_call(part).call)
+        elif (answer := field(part, "function_response", "functionResponse")) is not None:  # Gemini's
+            found.append(_answer(answer).model_copy(update={"tool_call_id": text_field(answer, "id") or None}))
+        elif (said := text_of(part)) and speaker is Role.ASSISTANT:
+            texts.append(said)
+        elif said:
+            found.append(Message(role=speaker, content=said))
     if texts or calls:
         found.append(Message(role=Role.ASSISTANT, content="\n".join(texts), tool_calls=tuple(calls)))
     return found

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
@@ -330,6 +331,12 @@ TRANSCRIPTS = {
         {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "pay", "input": {"amount": 5}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "paid"}]},
     ],
+    "Gemini's form": lambda: [
+        ("system", "Be brief."),
+        {"role": "user", "parts": [{"text": "Pay bob."}]},
+        {"role": "model", "parts": [{"functionCall": {"id": "c1", "name": "pay", "args": {"amount": 5}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"id": "c1", "name": "pay", "response": "paid"}}]},
+    ],
 }
 
 
@@ -340,6 +347,30 @@ def test_a_transcript_of_any_library_is_the_same_transcript(build: Any) -> None:
     assert [(m.role, m.content or "", m.tool_calls, m.tool_call_id) for m in read.messages] == [
         (m.role, m.content or "", m.tool_calls, m.tool_call_id) for m in EXPECTED
     ]
+
+
+def _of_anthropic(results: list[str], said: list[str]) -> dict[str, Any]:
+    listed = [{"type": "tool_result", "tool_use_id": f"c{n}", "content": text} for n, text in enumerate(results)]
+    return {"role": "user", "content": [*listed, *({"type": "text", "text": text} for text in said)]}
+
+
+def _of_gemini(results: list[str], said: list[str]) -> dict[str, Any]:
+    listed = [{"function_response": {"id": f"c{n}", "response": text}} for n, text in enumerate(results)]
+    return {"role": "user", "parts": [*listed, *({"text": text} for text in said)]}
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.sampled_from((_of_anthropic, _of_gemini)),
+    st.lists(st.text("abc"), min_size=1, max_size=4),
+    st.lists(st.text("xyz", min_size=1), max_size=1),
+)
+def test_every_tool_result_of_a_message_is_read_and_what_the_user_said_beside_it(
+    build: Any, results: list[str], said: list[str]
+) -> None:
+    read = read_messages([build(results, said)]).messages
+    answers = [(Role.TOOL, text, f"c{n}") for n, text in enumerate(results)]
+    assert [(m.role, m.content, m.tool_call_id) for m in read] == [*answers, *((Role.USER, x, None) for x in said)]
 
 
 def test_a_text_is_what_the_user_said_and_one_message_is_a_transcript() -> None:
