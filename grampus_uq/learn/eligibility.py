@@ -30,10 +30,14 @@ _RULES_FOR_IRREVERSIBLE_CALLS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligibility:
-    """`reason` says why a run is left out ("": it may be used); `weight` is one over the chance that it was seen."""
+    """`reason` says why a run is left out ("": it may be used); `weight` is one over the chance that it was seen.
+
+    `most`: the largest weight that a run under its monitor can have, whether or not this one has it.
+    """
 
     reason: str
     weight: float = 1.0
+    most: float = 1.0
 
     @property
     def usable(self) -> bool:
@@ -67,11 +71,13 @@ def eligibility(run: Run) -> Eligibility:
     if outcome.success is None:
         return Eligibility(reason=NO_OUTCOME)
     start = run.start
+    explored = start is not None and not start.advisory and start.release_probability
+    most = 1.0 / explored if explored else 1.0
     if (start is not None and start.advisory) or not _would_have_stopped(run):
-        return Eligibility(reason="")
-    if start is None or not start.let_through or not start.release_probability:
+        return Eligibility(reason="", most=most)
+    if start is None or not start.let_through or not explored:
         return Eligibility(reason="no_beginning")
-    return Eligibility(reason="", weight=1.0 / start.release_probability)
+    return Eligibility(reason="", weight=most, most=most)
 
 
 def about_the_others(left_out: Mapping[str, int]) -> str:

@@ -125,18 +125,20 @@ def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: fl
 
 
 def weighted_threshold(
-    log_peaks: npt.ArrayLike, ties: npt.ArrayLike, weights: npt.ArrayLike, alpha: float
+    log_peaks: npt.ArrayLike, ties: npt.ArrayLike, weights: npt.ArrayLike, alpha: float, *, most: float = 1.0
 ) -> Threshold:
     """Set the conformal threshold from runs observed with known probabilities 1/w: the smallest pair at which
 
-        sum of w_i over runs up to it  >=  (1 - alpha) (sum of all w_i + the largest w_i).
+        sum of w_i over runs up to it  >=  (1 - alpha) (sum of all w_i + w),   w = max(most, the largest w_i).
 
     Guarantee: if the successful runs and the new one are exchangeable before some of them were stopped, and each was
     seen with probability 1/w_i, which depends on the run alone, then a new successful run that could have been seen
     exceeds the threshold at any step with probability at most alpha, on average over the calibration too. What breaks
-    it: runs that no draw could show (stopped at an irreversible call), wrong probabilities, a population that moved.
+    it: runs that no draw could show (stopped at an irreversible call), wrong probabilities, a population that moved,
+    `most` below the largest weight that a run can have: a rare draw may have shown none of those that weigh most.
 
     Args and errors as `conformal_threshold`; weights: shape (n,), finite, >= 1. With equal weights it is the same.
+    `most`: the largest weight that a new run can have, finite, >= 1.
 
     Source: weighted split conformal prediction, Tibshirani et al. 2019, theorem 2, with the largest weight standing for
     the new run's, which is not known.
@@ -148,11 +150,13 @@ def weighted_threshold(
     w = np.asarray(weights, dtype=np.float64)
     if w.shape != peaks.shape or not (np.isfinite(w) & (w >= 1.0)).all():
         raise ConfigurationError.of("weights", "weighted_threshold", f"of shape {peaks.shape}, finite, >= 1", weights)
+    if not 1.0 <= most < math.inf:
+        raise ConfigurationError.of("most", "weighted_threshold", "finite, >= 1", most)
     check_level("alpha", "weighted_threshold", alpha)
-    rank = None
+    rank, largest = None, max(most, float(w.max(initial=1.0)))
     if len(w):
         order = np.lexsort((draws, peaks))
-        reached = np.cumsum(w[order]) >= (1.0 - alpha) * (w.sum() + w.max()) - 1e-9
+        reached = np.cumsum(w[order]) >= (1.0 - alpha) * (w.sum() + largest) - 1e-9
         rank = int(np.argmax(reached)) + 1 if reached.any() else None
     sentence = (
         f"A run that would have succeeded ever raises this alarm with probability at most {percent(alpha)}, on "
@@ -160,7 +164,7 @@ def weighted_threshold(
         f"random count one over the probability of their draw. This assumes exchangeable tasks, {_ONCE}, and holds for "
         "runs that such a draw can show; a changed agent, task mix or verifier breaks it."
     )
-    needed = math.ceil(float(w.max() if len(w) else 1.0) * successes_needed(alpha))
+    needed = math.ceil(largest * successes_needed(alpha))
     return _at_rank(Mode.CONFORMAL, alpha, peaks, draws, rank, sentence, needed)
 
 

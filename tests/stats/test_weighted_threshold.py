@@ -58,12 +58,17 @@ def test_weights_of_a_narrow_type_are_summed_in_double_precision() -> None:
 def test_a_weight_that_is_no_inverse_probability_is_refused(weights: list[float]) -> None:
     with pytest.raises(ConfigurationError, match="weights"):
         weighted_threshold([1.0, 2.0], [0.5, 0.5], weights, 0.1)
+    if len(weights) > 1:
+        with pytest.raises(ConfigurationError, match="most"):
+            weighted_threshold([1.0, 2.0], [0.5, 0.5], [1.0, 1.0], 0.1, most=weights[0])
 
 
-def _selected(rng: np.random.Generator, runs: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Successes as an acting profile leaves them: risky ones were let through with probability `SHOWN` only."""
+def _selected(
+    rng: np.random.Generator, runs: int, show: float = SHOWN
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Successes as an acting profile leaves them: risky ones were let through with probability `show` only."""
     peaks = rng.normal(size=runs)
-    chance = np.where(peaks > 0.5, SHOWN, 1.0)
+    chance = np.where(peaks > 0.5, show, 1.0)
     shown = rng.random(runs) < chance
     return peaks[shown], rng.random(int(shown.sum())), 1.0 / chance[shown]
 
@@ -92,6 +97,17 @@ def test_a_new_success_raises_a_false_alarm_with_probability_at_most_alpha() -> 
 @pytest.mark.parametrize("sabotage", ["without the largest weight", "unweighted"])
 def test_sabotage_leaving_a_weight_out_breaks_the_promise(sabotage: str) -> None:
     assert _false_alarms(sabotage) > binomial_ceiling(4000, ALPHA)
+
+
+@pytest.mark.parametrize(("most", "kept"), [(20.0, True), (1.0, False)])
+def test_a_rare_draw_that_showed_nothing_still_counts_by_the_weight_that_it_would_have(most: float, kept: bool) -> None:
+    """The 31 % that would have been stopped were let through in one of twenty cases; of 20 successes mostly none."""
+    rng, alarms = np.random.default_rng(8), 0
+    for _ in range(1000):
+        peaks, ties, weights = _selected(rng, 20 if most == 1.0 else 150, 0.05)
+        threshold = weighted_threshold(peaks, ties, weights, ALPHA, most=most)
+        alarms += int(exceeds_many(threshold, rng.normal(size=1), rng.random(1)).sum())
+    assert (alarms <= binomial_ceiling(1000, ALPHA)) is kept
 
 
 def test_it_can_ring_at_all_once_there_are_enough_runs() -> None:

@@ -196,7 +196,8 @@ def set_thresholds(
     peaks, ties = _evidence(held_out, scorer, salt)
     wanted = sorted({alpha, *levels})
     if held_out.weights is not None:  # seen with unequal chances: no exact count, so no PAC statement
-        conformal, delta = [weighted_threshold(peaks, ties, held_out.weights, a) for a in wanted], None
+        weights, most, delta = held_out.weights, held_out.most, None
+        conformal = [weighted_threshold(peaks, ties, weights, a, most=most) for a in wanted]
     else:
         conformal = [conformal_threshold(peaks, ties, a) for a in wanted]
     pac = [] if delta is None else [pac_threshold(peaks, ties, a, delta) for a in wanted]

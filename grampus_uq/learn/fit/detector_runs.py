@@ -29,6 +29,7 @@ class DetectorRuns:
         success: shape (runs,), True for success; None when no outcomes were given.
         excluded: how many runs were left out, by reason.
         weights: shape (runs,), one over the chance that a run's outcome was seen; None: 1 for all.
+        most: the largest weight that a run of their kind can have, whether or not one of these has it.
         tasks: one a run: trials of one task share a name, and set a threshold together with one run; None: every run is
             a task of its own.
         others: by task, runs that were left out and take part in the draw of that one run.
@@ -43,6 +44,7 @@ class DetectorRuns:
     success: BoolArray | None
     excluded: Mapping[str, int] = field(default_factory=dict)
     weights: FloatArray | None = None
+    most: float = 1.0
     tasks: tuple[str, ...] | None = None
     others: Mapping[str, int] = field(default_factory=dict)
     cut: int = 0
@@ -83,6 +85,7 @@ class DetectorRuns:
             success=None if self.success is None else self.success[mask],
             excluded=self.excluded,
             weights=None if self.weights is None else self.weights[mask],
+            most=self.most,
             tasks=None if self.tasks is None else tuple(compress(self.tasks, mask)),
             others=self.others,
             at_calls=self.at_calls,
@@ -101,13 +104,15 @@ def detector_runs(
     outcomes: npt.ArrayLike | None = None,
     streams: Sequence[str] = ("score",),
     weights: npt.ArrayLike | None = None,
+    most: float = 1.0,
     tasks: Sequence[str] | None = None,
 ) -> DetectorRuns:
     """Check runs and bring them into order.
 
     `ids`: one a run, different; `lengths`: rows of each run, at least 1; `outcomes`: True for success, left out for an
     interruption budget, which needs no label; `weights`: one over the chance that a run's outcome was seen, >= 1;
-    `tasks`: one a run; all of shape (runs,). `scores`: shape (rows, streams), the runs one after the other, each in
+    `tasks`: one a run; all of shape (runs,). `most`: the largest weight that a run could have had, if it exceeds all of
+    these. `scores`: shape (rows, streams), the runs one after the other, each in
     order of its steps; higher means success is likelier; NaN is missing. `streams`: a name for each column of it.
 
     Raises ConfigurationError for names that repeat, none at all, and a score outside [0, 1].
@@ -125,11 +130,13 @@ def detector_runs(
     starts = np.cumsum(counts) - counts
     sorted_counts = counts[order]
     rows = np.arange(len(values)) + np.repeat(starts[order] - (np.cumsum(sorted_counts) - sorted_counts), sorted_counts)
-    weight = None if weights is None else np.asarray(weights, dtype=np.float64)[order]
+    weight = np.ones(len(names)) if weights is None else np.asarray(weights, dtype=np.float64)[order]
+    most = max(float(weight.max(initial=1.0)), most)
     return DetectorRuns(
         streams=tuple(streams),
         ids=tuple(names[place] for place in places),
-        weights=None if weight is None or (weight == 1.0).all() else weight,
+        weights=None if most == 1.0 else weight,
+        most=most,
         values=values[rows],
         lengths=sorted_counts,
         success=None if outcomes is None else np.asarray(outcomes, dtype=np.bool_)[order],

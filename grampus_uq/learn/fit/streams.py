@@ -82,6 +82,7 @@ def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool, at_
         outcomes=[run.success for run in runs] if labelled else None,
         streams=streams,
         weights=[run.eligibility.weight for run in runs] if labelled else None,
+        most=max((run.eligibility.most for run in runs), default=1.0) if labelled else 1.0,
         tasks=[run.task or f"run {name}" for name, run in named.items()],
     )
     every = [run for run in columns.runs if run.length]

@@ -52,7 +52,7 @@ class LabelledRuns:
     Attributes:
         ids: distinct names; paths: the file of each.
         success: shape (n,).
-        weights: shape (n,), one over the probability that the outcome was seen.
+        weights: shape (n,), one over the probability that the outcome was seen; most: the largest that it can be.
         tasks: trials of one task share a name; without_task: how many name none, and count as a task each.
         streams: by name, one value a step of the model, NaN where missing.
         asks: shape (n,), the step of the model that proposed the first irreversible call (-1: the call came before any;
@@ -69,6 +69,7 @@ class LabelledRuns:
     paths: tuple[str, ...]
     success: BoolArray
     weights: FloatArray
+    most: float
     tasks: tuple[str, ...]
     lengths: npt.NDArray[np.int64]
     streams: Mapping[str, FloatArray]
@@ -149,6 +150,7 @@ class LabelledRuns:
             outcomes=self.success[chosen],
             streams=tuple(columns),
             weights=self.weights[chosen],
+            most=self.most,
             tasks=list(compress(self.tasks, chosen)),
         )
         return replace(found, excluded=dict(self.excluded), others=dict(others), at_calls=at_calls)
@@ -206,6 +208,7 @@ def _labelled(columns: Columns) -> LabelledRuns:
         paths=tuple(run.path for run in usable),
         success=np.array([run.success for run in usable], dtype=np.bool_),
         weights=np.array([run.eligibility.weight for run in usable], dtype=np.float64),
+        most=max((run.eligibility.most for run in usable), default=1.0),
         tasks=tuple(_task(run) for run in usable),
         lengths=np.array([run.length for run in usable], dtype=np.int64),
         streams={name: values for name, values in streams.items() if not np.isnan(values).all()},

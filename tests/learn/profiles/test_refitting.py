@@ -20,9 +20,11 @@ from grampus_uq import (
 )
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.eligibility import eligibility
+from grampus_uq.learn.fit.detector import fit_detector
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.recording import RecordingProcessor, runs
+from grampus_uq.stats.eprocess_thresholds import Mode
 
 RHO = 0.25
 POLICY = UncertaintyPolicy(irreversible_tool_names=["send"])
@@ -70,6 +72,18 @@ def test_the_detector_is_fitted_on_the_same_runs_with_the_same_weights(tmp_path:
     assert scored.excluded == columns.excluded
     assert sorted(scored.weights.tolist()) == sorted(columns.weights.tolist())
     assert int(scored.success.sum()) == int(columns.success.sum())
+
+
+def test_a_rare_release_that_drew_nobody_promises_no_more_than_one_that_did(tmp_path: Path) -> None:
+    """The runs that would have been stopped are missing either way: PAC, or a threshold of theirs, would be too low."""
+    live(tmp_path, 80, let_through=1e-6)
+    read, scored = labelled_runs(tmp_path, Profile(policy=POLICY)), read_detector_runs([str(tmp_path)], ["fused"])
+    assert (read.weights == 1.0).all()
+    assert read.excluded["stopped_by_monitor"] > 0
+    for runs_of in (scored, read.detector_runs({"fused": read.streams["fused"]}, at_calls=False)):
+        threshold = fit_detector(runs_of, rng=np.random.default_rng(0), alpha=0.2, delta=0.1).detector.threshold
+        assert (threshold.mode, threshold.log_value) == (Mode.CONFORMAL, np.inf)
+        assert threshold.shortage.startswith("4000000 ")
 
 
 def test_without_a_random_release_nothing_is_weighted(tmp_path: Path) -> None:
