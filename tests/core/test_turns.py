@@ -769,6 +769,13 @@ def test_a_call_that_came_by_its_name_and_again_with_its_arguments_counts_once()
     assert not is_proposed(state.turns, with_arguments("x", amount=5), None)
 
 
+def test_a_retry_leaves_the_listing_of_an_equal_call_to_that_call():
+    state = turn(START, "t", 1.0, with_arguments("a", amount=5), with_arguments("b", amount=5))
+    for _ in range(2):
+        state = called(state, with_arguments("a", amount=5))[0]
+    assert is_proposed(state.turns, with_arguments("x", amount=5), None)
+
+
 def step_of(call: ToolCall) -> Step:
     return Step(step_id="a", kind="llm_call", time_s=0.0, tool_calls=(call,))
 
