@@ -132,8 +132,9 @@ def start_watching(detector: Detector, *, level: float = 0.01, acting: bool = Tr
 
     Guarantee: while the calibration runs and the later ones are exchangeable, the probability that either variant ever
     alarms is at most `level` (Ville for each at level/2, and a union bound). What breaks it: runs left out for how they
-    went. With `acting`, runs that alarmed are therefore left out of the labelled variant on both sides; they count in
-    the other one with their evidence cut at the threshold, where the intervention has not changed it yet.
+    went, also because a human decided on them by another rule, or taken in an order that depends on it. With `acting`,
+    runs that alarmed are therefore left out of the labelled variant on both sides; they count in the other one with
+    their evidence cut at the threshold, where the intervention has not changed it yet.
 
     The detector's `null_peaks` are the first runs of the variant that they belong to. `level` is in (0, 1). `acting` is
     False only for an advisory profile, which pauses no run: the labelled variant then sees alarms too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +103,35 @@ def test_watching_only_what_was_let_through_against_all_recorded_runs_breaks_the
 
     assert sum(alarmed(filtered=False) for _ in range(n)) <= binomial_ceiling(n, 0.1, 0.999)
     assert sum(alarmed(filtered=True) for _ in range(10)) >= 8
+
+
+@pytest.mark.parametrize(
+    ("reported", "least"),
+    [("as drawn", 0), ("a batch, as its runs finish", 8), ("the strangest labelled first", 8), ("undecided alone", 6)],
+)
+def test_runs_reported_by_how_they_went_break_the_level_though_each_of_them_counts(reported: str, least: int) -> None:
+    """Nothing changes. Long runs have the higher peaks; people decide on the half that another rule finds worst."""
+    alarms = 0
+    for number in range(8):
+        rng = np.random.default_rng((6, number))
+        lengths = rng.integers(1, 12, 950)
+        peaks = np.array([rng.normal(size=length).max() for length in lengths])
+        pairs = tuple(sorted(zip(peaks[:150].tolist(), rng.uniform(0.01, 0.99, 150).tolist(), strict=True)))
+        threshold = conformal_threshold([p for p, _ in pairs], [t for _, t in pairs], 0.1)
+        watched = replace(detector(rng), thresholds=(threshold,), null_peaks=pairs)
+        live = np.arange(150, 950)
+        if reported == "a batch, as its runs finish":
+            live = live[np.argsort(lengths[live], kind="stable")]
+        elif reported == "the strangest labelled first":
+            live = live[np.argsort(-peaks[live])]
+        elif reported == "undecided alone":
+            other = peaks[live] + 0.5 * rng.normal(size=len(live))
+            live = live[other < np.median(other)]
+        state = start_watching(watched, level=0.1)
+        for i in live[:400]:
+            state = take_run(state, Variant.SUCCESSES, f"r{i}", float(peaks[i]))
+        alarms += of(state, Variant.SUCCESSES).alarmed
+    assert alarms >= least if least else alarms <= binomial_ceiling(8, 0.05, 0.999)
 
 
 def test_both_sides_leave_alarmed_runs_out_where_the_alarm_acts() -> None:

@@ -63,9 +63,7 @@ def test_a_weight_that_is_no_inverse_probability_is_refused(weights: list[float]
             weighted_threshold([1.0, 2.0], [0.5, 0.5], [1.0, 1.0], 0.1, most=weights[0])
 
 
-def _selected(
-    rng: np.random.Generator, runs: int, show: float = SHOWN
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _selected(rng: np.random.Generator, runs: int, show: float = SHOWN) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Successes as an acting profile leaves them: risky ones were let through with probability `show` only."""
     peaks = rng.normal(size=runs)
     chance = np.where(peaks > 0.5, show, 1.0)
