@@ -12,14 +12,14 @@ import json
 import logging
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 import anyio
 import httpx
 
-from grampus_uq.errors import ConfigurationError, StoreError
+from grampus_uq.errors import StoreError
 from grampus_uq.inbox.arrivals import EACH_S, Arrivals
 from grampus_uq.inbox.request_pages import MOST_COUNTED, how_many
+from grampus_uq.records.configuration import web_address
 from grampus_uq.runtime.store import SessionStore
 
 _TRIES: Final = 5
@@ -38,8 +38,7 @@ class Notices:
     _arrivals: Arrivals = field(default_factory=Arrivals)
 
     def __post_init__(self) -> None:
-        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
-            raise ConfigurationError.of("--notify", "inbox", "an address, https://…", self.url)
+        web_address(self.url, "--notify", "inbox", "https://hooks.example.org/desk")
 
     async def run(self, store: SessionStore) -> None:
         """Look every two seconds, until cancelled; a store or a webhook that is away ends nothing."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import urlsplit
 
 from grampus_uq.models.litellm_model import LiteLLMModel
 from grampus_uq.models.local_model import LocalModel
 from grampus_uq.models.model_file import Progress
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel
+from grampus_uq.records.configuration import web_address
 
 
 def open_model(
@@ -44,6 +44,6 @@ def _key_for(api_base: str) -> str | None:
     own = os.environ.get("GRAMPUS_UQ_API_KEY")
     if own:
         return own
-    parts = urlsplit(api_base)
+    parts = web_address(api_base.strip(), "api_base", "open_model", "http://127.0.0.1:8000/v1")
     is_openai = parts.scheme == "https" and (parts.hostname or "").lower() == "api.openai.com"
     return os.environ.get("OPENAI_API_KEY") if is_openai else None

@@ -16,6 +16,7 @@ from grampus_uq.models.chat_format import CallOptions, Prices, parse_completion,
 from grampus_uq.models.http_pools import LoopPools
 from grampus_uq.models.own_threads import OwnThreads
 from grampus_uq.models.refusals import error_of, retry_after, scrubbed
+from grampus_uq.records.configuration import web_address
 from grampus_uq.records.values import Message, ModelResponse
 
 if TYPE_CHECKING:
@@ -163,19 +164,7 @@ async def _read_at_most(response: httpx.Response, limit: int) -> tuple[bytes, bo
 
 def _completions_url(api_base: str) -> str:
     """The address of chat completions; a wrong address is named, but nothing that may be a password."""
-    try:
-        parts = urlsplit(api_base.strip())
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        known = False
-    if not known:
-        raise ConfigurationError.of(
-            "api_base",
-            "OpenAICompatibleModel",
-            "an http or https address",
-            api_base,
-            "such as http://127.0.0.1:8000/v1",
-        )
+    parts = web_address(api_base.strip(), "api_base", "OpenAICompatibleModel", "http://127.0.0.1:8000/v1")
     if parts.username or parts.password:
         raise ConfigurationError("The 'api_base' must hold no user name and no password. Give the key as api_key.")
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/chat/completions", fragment=""))

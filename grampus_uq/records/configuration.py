@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
@@ -42,6 +43,22 @@ def _as_configuration_error(error: ValidationError, owner: type[BaseModel]) -> C
         )
     rule = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return ConfigurationError.of(field, owner.__name__, rule, first["input"])
+
+
+def web_address(url: str, parameter: str, owner: str, example: str) -> SplitResult:
+    """The parts of an http or https address. Raises ConfigurationError for another, and shows no password or query.
+
+    >>> web_address("http://h:8000/v1?key=x", "api_base", "OpenAICompatibleModel", "http://127.0.0.1:8000/v1").hostname
+    'h'
+    """
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # a port that is no number, half an IPv6 address
+        pass
+    rule, shown = f"an http or https address such as {example}", url.rpartition("@")[2].partition("?")[0]
+    raise ConfigurationError.of(parameter, owner, rule, shown)
 
 
 def nearest(name: str, known: Any) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.configuration import web_address
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
@@ -55,14 +55,7 @@ def _exporter(
     if protocol not in (None, "grpc", "http", "http/protobuf"):
         raise ConfigurationError.of("protocol", owner, "'grpc' or 'http'", protocol)
     base = endpoint if "://" in endpoint else f"http://{endpoint}"
-    try:
-        parts = urlsplit(base)
-        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is not a number
-        sound = False
-    if not sound:
-        shown = endpoint.rpartition("@")[2]  # what stands before it is a password
-        raise ConfigurationError.of("endpoint", owner, "an address such as http://localhost:4317", shown)
+    web_address(base, "endpoint", owner, "http://localhost:4317")
     by_path = any(path in base for path in _PATHS)
     if protocol == "grpc" or (protocol is None and not by_path and not base.rstrip("/").endswith(":4318")):
         given: dict[str, Any] = {"insecure": not base.startswith("https://"), "headers": tuple((headers or {}).items())}

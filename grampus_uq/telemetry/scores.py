@@ -12,18 +12,16 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from typing import Any, Final, NamedTuple
+
+import httpx
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.configuration import web_address
 from grampus_uq.records.events import Event, StepEvent
-from grampus_uq.telemetry.evaluations import escalates, evaluations
+from grampus_uq.telemetry.evaluations import FUSED, SCORES, WORDS, escalates, fused_of
 from grampus_uq.telemetry.outbox import Outbox
 from grampus_uq.telemetry.spans import SpanEmitter
-
-if TYPE_CHECKING:
-    import httpx
 
 _TIMEOUT_S: Final = 10.0
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -52,26 +50,19 @@ class Poster:
         attempts: int = 4,
         longest_wait_s: float = 30.0,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError.of("endpoint", owner, "an http or https URL", f"{parts.scheme}://…")
+        parts = web_address(url, "endpoint", owner, "http://localhost:6006")
         if parts.username or parts.password:
             raise ConfigurationError.of("endpoint", owner, "a URL without a password in it", f"{parts.scheme}://…@…")
         if attempts < 1:
             raise ConfigurationError.of("attempts", owner, "at least 1", attempts)
-        self.url, self._owner, self._headers = url, owner, dict(headers or {})
+        self.url, self._headers = url, dict(headers or {})
         self._attempts, self._longest_wait_s = attempts, longest_wait_s
         self._stopping = threading.Event()
         self._client: httpx.Client | None = None
         self._process = 0
 
-    def __repr__(self) -> str:
-        return f"Poster({urlsplit(self.url).hostname})"
-
     def post(self, body: Any) -> httpx.Response:
         """Post a JSON body; the response of a success. Raises RefusedError when it was not taken in the end. Blocks."""
-        import httpx
-
         wait_s = 0.5
         for attempt in range(1, self._attempts + 1):
             retry_after_s = None
@@ -93,8 +84,6 @@ class Poster:
         raise AssertionError("the last attempt returns or raises")
 
     def _send(self, body: Any) -> httpx.Response:
-        import httpx
-
         if self._client is None or self._process != os.getpid():  # a connection of the parent process is not ours
             self._client = httpx.Client(timeout=_TIMEOUT_S, headers=self._headers, follow_redirects=False)
             self._process = os.getpid()
@@ -126,8 +115,7 @@ _OURS: Final = uuid.UUID("6a6f0d2e-93a5-5c0f-9b7e-2f9a6c1d8e44")  # names our sc
 _DELAY_S: Final = 3.0  # the span should be there first: its exporter waits a second
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Score:
+class _Score(NamedTuple):
     trace_id: str
     span_id: str
     session_id: str
@@ -141,14 +129,17 @@ class _Score:
 class _Scores:
     """The queue of both backends: an event's scores go in, `_post` gets batches."""
 
-    def __init__(self, spans: SpanEmitter, poster: Poster, *, delay_s: float) -> None:
-        name = type(self).__name__
+    def __init__(
+        self, spans: SpanEmitter, url: str, authorization: str | None, *, delay_s: float, attempts: int
+    ) -> None:
+        owner = type(self).__name__
         if not isinstance(spans, SpanEmitter):
             raise ConfigurationError.of(
-                "spans", name, "the SpanEmitter that the monitor was given as its tracer", type(spans).__name__
+                "spans", owner, "the SpanEmitter that the monitor was given as its tracer", type(spans).__name__
             )
-        self._spans, self._poster = spans, poster
-        self._outbox: Outbox[_Score] = Outbox(self._post, name=name, batch=256, delay_s=delay_s)
+        headers = {"Authorization": authorization} if authorization else {}
+        self._spans, self._poster = spans, Poster(url, owner=owner, headers=headers, attempts=attempts)
+        self._outbox: Outbox[_Score] = Outbox(self._post, name=owner, batch=256, delay_s=delay_s)
 
     def _post(self, batch: Sequence[_Score]) -> None:
         """Send a batch; called on the queue's thread."""
@@ -162,19 +153,12 @@ class _Scores:
         if span is None or not span.trace_flags.sampled:  # its span is nowhere: nothing to put a score on
             return
         step = event.assessment
-        urgent = escalates(step)
-        for found in evaluations(step):
-            score = _Score(
-                trace_id=format(span.trace_id, "032x"),
-                span_id=format(span.span_id, "016x"),
-                session_id=event.session_id,
-                step_id=step.step_id,
-                name=found.name,
-                value=found.value,
-                label=found.label,
-                time_ns=event.ended_ns,
-            )
-            self._outbox.put(score, urgent=urgent)
+        urgent, trace_id, span_id = escalates(step), format(span.trace_id, "032x"), format(span.span_id, "016x")
+        for name, value in zip(SCORES, (fused_of(step), step.p_success, step.trajectory_risk), strict=True):
+            if value is not None:
+                label = WORDS[step.level] if name == FUSED else None
+                score = _Score(trace_id, span_id, event.session_id, step.step_id, name, value, label, event.ended_ns)
+                self._outbox.put(score, urgent=urgent)
 
     @property
     def dropped(self) -> int:
@@ -211,31 +195,25 @@ class PhoenixAnnotations(_Scores):
         delay_s: float = _DELAY_S,
         attempts: int = 4,
     ) -> None:
-        owner = type(self).__name__
         base = endpoint or os.environ.get("PHOENIX_COLLECTOR_ENDPOINT") or "http://localhost:6006"
         key = api_key or os.environ.get("PHOENIX_API_KEY")
-        poster = Poster(
-            base.rstrip("/") + "/v1/span_annotations",
-            owner=owner,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            attempts=attempts,
+        authorization = f"Bearer {key}" if key else None
+        super().__init__(
+            spans, base.rstrip("/") + "/v1/span_annotations", authorization, delay_s=delay_s, attempts=attempts
         )
-        super().__init__(spans, poster, delay_s=delay_s)
 
     def _post(self, batch: Sequence[_Score]) -> None:
-        data = []
-        for score in batch:
-            result = {"score": score.value} if score.label is None else {"score": score.value, "label": score.label}
-            data.append(
-                {
-                    "span_id": score.span_id,
-                    "name": score.name,
-                    "annotator_kind": "CODE",
-                    "identifier": "grampus_uq",
-                    "result": result,
-                    "metadata": {"session_id": score.session_id, "step_id": score.step_id},
-                }
-            )
+        data = [
+            {
+                "span_id": score.span_id,
+                "name": score.name,
+                "annotator_kind": "CODE",
+                "identifier": "grampus_uq",
+                "result": {"score": score.value} | ({} if score.label is None else {"label": score.label}),
+                "metadata": {"session_id": score.session_id, "step_id": score.step_id},
+            }
+            for score in batch
+        ]
         self._poster.post({"data": data})
 
 
@@ -259,21 +237,17 @@ class LangfuseScores(_Scores):
         delay_s: float = _DELAY_S,
         attempts: int = 4,
     ) -> None:
-        owner = type(self).__name__
         public = public_key or os.environ.get("LANGFUSE_PUBLIC_KEY")
         secret = secret_key or os.environ.get("LANGFUSE_SECRET_KEY")
         for name, key in (("public_key", public), ("secret_key", secret)):
             if not key:
-                raise ConfigurationError.of(name, owner, "given, or set as LANGFUSE_" + name.upper(), None)
+                raise ConfigurationError.of(
+                    name, type(self).__name__, "given, or set as LANGFUSE_" + name.upper(), None
+                )
         base = host or os.environ.get("LANGFUSE_HOST") or "https://cloud.langfuse.com"
         basic = base64.b64encode(f"{public}:{secret}".encode()).decode()
-        poster = Poster(
-            base.rstrip("/") + "/api/public/ingestion",
-            owner=owner,
-            headers={"Authorization": f"Basic {basic}"},
-            attempts=attempts,
-        )
-        super().__init__(spans, poster, delay_s=delay_s)
+        url = base.rstrip("/") + "/api/public/ingestion"
+        super().__init__(spans, url, f"Basic {basic}", delay_s=delay_s, attempts=attempts)
 
     def _post(self, batch: Sequence[_Score]) -> None:
         events = []

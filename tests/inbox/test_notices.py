@@ -150,7 +150,7 @@ async def test_a_webhook_that_is_away_ends_nothing(
     assert f"given up after 5 tries: {why}" in caplog.text
 
 
-@pytest.mark.parametrize("url", ["", "x", "file:///etc/passwd", "https://", "ftp://x"])
+@pytest.mark.parametrize("url", ["", "x", "file:///etc/passwd", "https://", "ftp://x", "https://[", "https://x:y"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="notify"):
         Notices(url=url, link="x")

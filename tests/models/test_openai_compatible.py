@@ -21,6 +21,7 @@ from grampus_uq.errors import (
     RateLimitedError,
     UnsupportedByModelError,
 )
+from grampus_uq.models.model_choice import open_model
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, Role, ToolCall
@@ -357,13 +358,15 @@ def test_a_key_read_from_a_file_with_its_newline_works(run: Runner) -> None:
     "api_base", ["", "localhost:8000", "ftp://h/v1", "http://", "http://h:99999/v1", "http://[::1/v1"]
 )
 def test_an_address_that_cannot_be_right_is_named(api_base: str) -> None:
-    with pytest.raises(ConfigurationError, match="api_base"):
-        OpenAICompatibleModel(api_base)
+    for build in (OpenAICompatibleModel, lambda address: open_model("m", api_base=address)):
+        with pytest.raises(ConfigurationError, match="api_base"):
+            build(api_base)
 
 
-def test_a_password_in_the_address_is_refused_without_being_shown() -> None:
-    with pytest.raises(ConfigurationError, match="api_key") as caught:
-        OpenAICompatibleModel("https://me:hunter2@h/v1")
+@pytest.mark.parametrize("rest", ["h/v1", "h:99999/v1", "/v1", "h:0?api-key=hunter2"])
+def test_a_password_in_the_address_is_refused_without_being_shown(rest: str) -> None:
+    with pytest.raises(ConfigurationError, match="api_") as caught:
+        OpenAICompatibleModel(f"https://me:hunter2@{rest}")
     assert "hunter2" not in str(caught.value)
 
 

@@ -200,7 +200,7 @@ def test_what_cannot_work_is_refused_before_the_first_step(monkeypatch):
         LangfuseScores(kept.emitter, public_key="pk")
     with pytest.raises(ConfigurationError, match="spans"):
         PhoenixAnnotations(kept.monitor)
-    for url in ("ftp://x", "localhost:6006", "http://user:planted@x"):
+    for url in ("ftp://x", "localhost:6006", "http://user:planted@x", "http://user:planted@x:y", "http://["):
         with pytest.raises(ConfigurationError, match="endpoint") as refused:
             PhoenixAnnotations(kept.emitter, endpoint=url)
         assert "planted" not in str(refused.value)
