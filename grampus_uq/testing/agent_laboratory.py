@@ -45,8 +45,12 @@ class AgentLaboratory:
             raise RuntimeError("Pipes were asked for.")
         self._in, self._out = self._process.stdin, self._process.stdout
         self._unread = b""
-        self._hear(self._timeout_s)
-        self.lacks: Mapping[str, str] = self.live(folder, {}).lacks
+        try:
+            self._next()
+            self.lacks: Mapping[str, str] = self.live(folder, {}).lacks
+        except BaseException:
+            self.close()
+            raise
 
     def live(
         self,
@@ -69,16 +73,12 @@ class AgentLaboratory:
         )
         self._in.write(ORDER.dump_json(order) + b"\n")
         self._in.flush()
-        child = self._hear(self._timeout_s)["child"]
+        child = self._next()["child"]
         end = self._wait(order.answer, child)
-        if kill:
+        if kill and end is None:
             os.kill(child, signal.SIGKILL)
-            end = self._hear(self._timeout_s)
-            if end["signal"] != signal.SIGKILL:
-                raise AssertionError(f"the agent's process was to be killed, but ended with {end}")
-        elif end is None:
-            end = self._hear(self._timeout_s)
-        if not kill and end is not None and end["status"] != 0:
+        end = end or self._next()
+        if end["status"] != (-signal.SIGKILL if kill else 0):
             raise AssertionError(f"the agent's process ended with {end}:\n{self._last_words()}")
         return ANSWER.validate_json(order.answer.read_bytes())
 
@@ -93,8 +93,18 @@ class AgentLaboratory:
                 return end
             if time.monotonic() > deadline_s:
                 os.kill(child, signal.SIGKILL)
+                self._next()  # its end, which the next life must not take for its own
                 raise AssertionError(f"the agent did not answer within {self._timeout_s} s:\n{self._last_words()}")
         return None
+
+    def _next(self) -> dict[str, Any]:
+        """The next word of the process; AssertionError when there is none in time."""
+        word = self._hear(self._timeout_s)
+        if not word:
+            raise AssertionError(
+                f"the process of the agents said nothing for {self._timeout_s} s:\n{self._last_words()}"
+            )
+        return word
 
     def _hear(self, timeout_s: float) -> dict[str, Any]:
         """The next word of the process; empty when there is none in time, AssertionError when it is gone."""

@@ -105,12 +105,7 @@ def main(arguments: Sequence[str]) -> None:
             _live(factory, order)
         _say({"child": child})
         _, status = os.waitpid(child, 0)
-        _say(
-            {
-                "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                "status": os.waitstatus_to_exitcode(status),
-            }
-        )
+        _say({"status": os.waitstatus_to_exitcode(status)})
 
 
 def _say(word: dict[str, Any]) -> None:
