@@ -20,7 +20,7 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionE
 from grampus_uq.records.values import Message, TokenUsage
 from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.concurrent_tasks import run_together, run_with_watch
-from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler
+from grampus_uq.runtime.graph_nodes import ESCALATES, PASSED, NodeHandler
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Document, SessionStore, parsed
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -224,8 +224,10 @@ class Graph:
         checkpoint = await self._stored(graph_id or self.graph_id)
         if human_response is not None:
             name = self._answered(checkpoint, node)
-            if human_response:
-                checkpoint.state.messages.append(Message(role=Role.USER, content=human_response))
+            if human_response:  # also to what ran beside a node that died: it is merged as what came after the state
+                said, at = Message(role=Role.USER, content=human_response), len(checkpoint.state.messages)
+                for state in (checkpoint.state, *checkpoint.done.values()):
+                    state.messages.insert(at, said)
             checkpoint.state.status = AgentStatus.RUNNING
             checkpoint.state.metadata.pop("uncertainty_escalate", None)
             checkpoint.waiting = [one for one in checkpoint.waiting if one != name]
@@ -360,8 +362,10 @@ class Graph:
         await checkpoint.save()
 
     def _waits(self, name: str, state: AgentState) -> bool:
-        """Return True for a node that waits for a human, unless its escalation node waits in its place."""
-        escalates = self._nodes[name].route is not None and state.metadata.get("uncertainty_escalate") is True
+        """Return True for a node that waits for a human; not for a guard whose escalation node waits in its place."""
+        node = self._nodes[name]
+        leads_on = getattr(node.handler, ESCALATES, False) and node.route is not None
+        escalates = leads_on and state.metadata.get("uncertainty_escalate") is True
         return state.status is AgentStatus.WAITING_FOR_HUMAN and not escalates
 
     async def _targets(self, name: str, state: AgentState) -> list[str]:

@@ -12,6 +12,8 @@ from grampus_uq.runtime.run_state import AgentState
 NodeHandler = Callable[[AgentState], Awaitable[AgentState]]
 PASSED = "__grampus_passed_by_an_answer__"
 """Marks a node that is finished by an answer; any other waiting node runs again when it is answered."""
+ESCALATES = "__grampus_escalates__"
+"""Marks a guard that leads on to the node that waits in its place; every other node that waits is waited for."""
 
 
 def human_node(prompt: str = "Waiting for a human.") -> NodeHandler:
@@ -50,4 +52,5 @@ def uncertainty_guard_node(
         return judged
 
     setattr(handler, PASSED, True)
+    setattr(handler, ESCALATES, escalate_node is not None)
     return handler

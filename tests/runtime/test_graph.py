@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import (
@@ -25,8 +27,9 @@ from grampus_uq import (
     open_store,
 )
 from grampus_uq.errors import SessionConflictError, StoreError
+from grampus_uq.records.vocabulary import UncertaintyAction
 from grampus_uq.runtime.graph import NodeHandler
-from grampus_uq.runtime.graph_nodes import PASSED
+from grampus_uq.runtime.graph_nodes import ESCALATES, PASSED, uncertainty_guard_node
 from grampus_uq.runtime.store import Change, Document, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.sampling import examples
@@ -345,6 +348,44 @@ async def test_wherever_it_dies_a_graph_loses_no_message_and_repeats_no_finished
     assert all(visited.count(name) <= 2 for name in visited)  # one that was running when it died, at most
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_an_answer_that_comes_after_a_node_died_is_kept_and_costs_no_message_of_what_ran_beside_it(
+    parallel: bool,
+) -> None:
+    """A human is asked in one round, in the next a node ends and then its process; then comes the answer."""
+    store, visited, dies = MemoryStore(), list[str](), True
+
+    async def fails(state: AgentState) -> AgentState:
+        await anyio.sleep(0.01)
+        if dies:
+            raise RuntimeError("the process died here")
+        return await say("fails", visited)(state)
+
+    def route(state: AgentState) -> str:
+        if dies and not parallel:
+            raise RuntimeError("the process died here")
+        return "on"
+
+    def build() -> Graph:
+        graph = Graph(graph_id="g", store=store).add_node("start", say("start", visited), entry=True)
+        for name in ("first", "beside", "end"):
+            graph.add_node(name, say(name, visited))
+        graph.add_node("human", human_node("May I?")).add_node("fails", fails)
+        graph.add_edge("start", "human").add_edge("start", "first").add_edge("first", "beside")
+        graph.add_conditional_edge("beside", route, {"on": "end"})
+        return graph.add_edge("first", "fails") if parallel else graph
+
+    with pytest.raises(RuntimeError, match="died"):
+        await build().execute(fresh())
+    dies = False
+    state = await build().restore_and_execute(human_response="yes")
+    assert state.status is AgentStatus.COMPLETED
+    fails_too = ["fails"] if parallel else []
+    said = sorted(str(message.content) for message in state.messages)
+    assert said == sorted(["start", "May I?", "first", "beside", "yes", "end", *fails_too])
+    assert visited.count("beside") == 1
+
+
 async def test_a_human_node_is_passed_only_with_an_answer_also_an_empty_one() -> None:
     visited: list[str] = []
     graph = Graph(graph_id="g").add_node("human", human_node("Look.")).add_node("end", say("end", visited))
@@ -357,7 +398,23 @@ async def test_a_human_node_is_passed_only_with_an_answer_also_an_empty_one() ->
     assert visited == ["end"]
 
 
-KINDS = st.lists(st.sampled_from(["works", "works", "asks", "waits", "fails"]), min_size=6, max_size=6)
+KINDS = st.lists(st.sampled_from(["works", "works", "asks", "waits", "judges", "fails"]), min_size=6, max_size=6)
+
+
+class Doubts:
+    """A monitor that would have every answer pause."""
+
+    async def observe_llm_response(self, *given: Any, **more: Any) -> tuple[None, UncertaintyAction]:
+        return None, UncertaintyAction.PAUSE_FOR_HUMAN
+
+    def summary_metadata(self) -> dict[str, Any]:
+        return {}
+
+
+def led_by_routes(edges: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The edges that may be conditional ones as well: the only one of their source, and of their target."""
+    sources, targets = Counter(source for source, _ in edges), Counter(target for _, target in edges)
+    return {(source, target) for source, target in edges if sources[source] == targets[target] == 1}
 
 
 @given(
@@ -365,11 +422,14 @@ KINDS = st.lists(st.sampled_from(["works", "works", "asks", "waits", "fails"]), 
     kinds=KINDS,
     order=st.randoms(use_true_random=False),
 )
+@example(edges={(0, 1), (1, 2)}, kinds=["judges", "asks", "works", "works", "works", "works"], order=random.Random(0))
+@example(edges={(0, 1), (1, 2)}, kinds=["judges", "works", "works", "works", "works", "works"], order=random.Random(0))
 @settings(max_examples=examples(200), deadline=None)
 def test_no_node_is_passed_without_an_answer_of_its_own_and_no_failure_is_forgotten(
     edges: set[tuple[int, int]], kinds: list[str], order: Any
 ) -> None:
     graph, answered, asked, failing = Graph(graph_id="g"), set[str](), set[str](), set[str]()
+    routed = {str(source) for source, _ in led_by_routes(edges)}
 
     def node(name: str, kind: str) -> NodeHandler:
         async def handler(state: AgentState) -> AgentState:
@@ -378,6 +438,13 @@ def test_no_node_is_passed_without_an_answer_of_its_own_and_no_failure_is_forgot
             if kind == "asks":
                 asked.add(name)
                 return await human_node("May I?")(state)
+            if kind == "judges":
+                judged = await uncertainty_guard_node(Doubts(), escalate_node="asks")(state)
+                if name not in routed:
+                    asked.add(name)
+                return judged
+            if state.status is AgentStatus.WAITING_FOR_HUMAN:  # where a guard leads on to, is waited for
+                asked.add(name)
             if kind == "waits" and name not in answered:
                 asked.add(name)
                 state.status = AgentStatus.WAITING_FOR_HUMAN
@@ -386,13 +453,17 @@ def test_no_node_is_passed_without_an_answer_of_its_own_and_no_failure_is_forgot
                 state.status = AgentStatus.FAILED
             return state
 
-        setattr(handler, PASSED, kind == "asks")
+        setattr(handler, PASSED, kind in ("asks", "judges"))
+        setattr(handler, ESCALATES, kind == "judges")
         return handler
 
     for number, kind in enumerate(kinds):
         graph.add_node(str(number), node(str(number), kind), entry=number == 0)
     for source, target in sorted(edges):
-        graph.add_edge(str(source), str(target))
+        if str(source) in routed:
+            graph.add_conditional_edge(str(source), lambda state: "on", {"on": str(target)})
+        else:
+            graph.add_edge(str(source), str(target))
 
     async def run() -> None:
         state = await graph.execute(fresh())
