@@ -38,14 +38,14 @@ def reported_at(missed: Sequence[bool], *, tolerated: float, level: float = 0.05
     odds = np.array(_TIMES) * tolerated / (1.0 - tolerated)
     q = odds / (1.0 + odds)
     at_miss, at_catch = np.log(q / tolerated), np.log((1.0 - q) / (1.0 - tolerated))
-    running: list[np.ndarray] = []
+    running = np.full(len(q), -math.inf)  # of all begun bets on a chance together: they move alike
     for n, miss in enumerate(missed):
+        begun = n // _EVERY + 1
         if n % _EVERY == 0:
-            j = n // _EVERY
-            running.append(np.full(len(q), -math.log((j + 1) * (j + 2) * len(q))))
-        running = [capital + (at_miss if miss else at_catch) for capital in running]
-        unbegun = -math.log(len(running) + 1)  # what the later beginnings have in sum
-        if np.logaddexp.reduce([*np.concatenate(running), unbegun]) > -math.log(level):
+            running = np.logaddexp(running, -math.log(begun * (begun + 1) * len(q)))
+        running += at_miss if miss else at_catch
+        unbegun = -math.log(begun + 1)  # what the later beginnings have in sum
+        if np.logaddexp.reduce([*running, unbegun]) > -math.log(level):
             return n + 1
     return None
 

@@ -144,10 +144,22 @@ def _solve_upper_tail(k: int, n: int, log_tail: float) -> float:
         middle = (low + high) / 2.0
         if not low < middle < high:
             return middle
-        if binomial_log_sf(n, middle)[k] < log_tail:
+        if _log_upper_tail(k, n, middle) < log_tail:
             low = middle
         else:
             high = middle
+
+
+def _log_upper_tail(k: int, n: int, p: float) -> float:
+    """log P(Bin(n, p) >= k) from the terms near the mode alone: those beyond 12 standard deviations are below e^-50."""
+    mode, width = min(n, int((n + 1) * p)), math.ceil(12.0 * math.sqrt(n * p * (1.0 - p))) + 60
+    first, last = max(0, mode - width), min(n, mode + width)
+    if not first < k <= last:
+        return 0.0 if k <= first else -math.inf
+    j = np.arange(first, last, dtype=np.float64)
+    relative = np.cumsum([0.0, *(np.log(n - j) - np.log(j + 1.0) + (math.log(p) - math.log1p(-p)))])
+    terms = np.exp(relative - relative.max())
+    return math.log(float(terms[k - first :].sum()) / float(terms.sum()))
 
 
 def _check_count(owner: str, n: int, *, least: int = 0) -> None:
