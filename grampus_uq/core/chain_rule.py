@@ -21,6 +21,13 @@ def as_reading(agrees: bool) -> float:
     return 0.9 if agrees else 0.1
 
 
+def chance_of(fusion: LogisticFusion, score: float | None, agrees: bool | None) -> float | None:
+    """The chance that a tier's answer is right; None without a score where every case learned on had one."""
+    if score is None and SCORE in fusion.without_gaps:
+        return None
+    return fusion({SCORE: score, AGREES: None if agrees is None else as_reading(agrees)})
+
+
 class ChainTier(BaseModel):
     """One tier of a fitted chain: its chance of being right, and below which the next one looks (None: the last)."""
 
@@ -78,9 +85,7 @@ class Chain(BaseModel):
         Without a chance the next tier looks, or a human.
         """
         one = self.tiers[tier]
-        unlearned = score is None and SCORE in one.chance.without_gaps
-        readings = {SCORE: score, AGREES: None if agrees is None else as_reading(agrees)}
-        chance = None if unlearned else one.chance(readings)
+        chance = chance_of(one.chance, score, agrees)
         if one.below is not None and (chance is None or chance < one.below):
             return "next", chance
         least = self.release.at_least

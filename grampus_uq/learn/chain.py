@@ -13,16 +13,17 @@ for the least expected cost; the others, which have chosen nothing, set the one 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from grampus_uq.core.chain_rule import AGREES, MOST_TIERS, SCORE, Chain, ChainTier, Expected, as_reading
+from grampus_uq.core.chain_rule import AGREES, MOST_TIERS, SCORE, Chain, ChainTier, Expected, as_reading, chance_of
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.fit.fit_calibration import apply_exactly, fit_fusion
+from grampus_uq.learn.fit.fit_calibration import fit_fusion
 from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.stats.selective import budget_needed, budget_of_wrong_releases
@@ -107,7 +108,7 @@ def fit_chain(
     order = rng.permutation(n)
     learn, rest = order[: n // 3], order[n // 3 :]
     fusions = [_fusion(tier, learn) for tier in tiers]
-    chances = [apply_exactly(one, _readings(tier)) for one, tier in zip(fusions, tiers, strict=True)]
+    chances = [_chances(one, tier) for one, tier in zip(fusions, tiers, strict=True)]
     best = _paying(tiers, chances, learn, _Aim(budget, delta, cost_of_question), rng)
     fixed = _route(tiers, chances, best.tiers, best.below, rest)
     found = budget_of_wrong_releases(fixed.chance, fixed.right, budget=budget, delta=delta)
@@ -156,6 +157,14 @@ def _readings(tier: TierCases) -> dict[str, FloatArray]:
     if tier.agrees is not None:
         found[AGREES] = np.where(tier.agrees, as_reading(True), as_reading(False))
     return found
+
+
+def _chances(fusion: LogisticFusion, tier: TierCases) -> FloatArray:
+    """As a live call has them, bit for bit; NaN where there is none."""
+    scores = [None if math.isnan(score) else score for score in tier.score.tolist()]
+    agrees = [None] * len(scores) if tier.agrees is None else tier.agrees.tolist()
+    found = (chance_of(fusion, *readings) for readings in zip(scores, agrees, strict=True))
+    return np.array([math.nan if chance is None else chance for chance in found], dtype=np.float64)
 
 
 def _fusion(tier: TierCases, cases: IntArray) -> LogisticFusion:

@@ -136,6 +136,24 @@ def test_a_surer_answer_is_never_sent_further_than_a_less_sure_one(one: float, o
         assert gravity.index(second) <= gravity.index(first)
 
 
+@settings(max_examples=examples(8), deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.05, 0.3]))
+def test_what_is_expected_of_a_chain_is_what_it_does_with_the_cases_that_set_its_threshold(
+    seed: int, missing: float
+) -> None:
+    """Scores are missing among these alone: no tier learned what an answer without one is worth."""
+    rng = np.random.default_rng(seed)
+    cases = world(rng, 300)
+    rest = np.random.default_rng(seed).permutation(300)[100:]
+    gone = rest[rng.random(200) < missing]
+    for tier in cases.tiers:
+        tier.score[gone] = np.nan
+    chain = fitted(cases, seed, delta=None)
+    seen = followed(chain, cases.drawn(rest))
+    assert chain.expected.questions == pytest.approx(seen.questions)
+    assert chain.expected.wrong == pytest.approx(seen.wrong)
+
+
 def test_an_answer_without_a_score_never_goes_out_on_nothing() -> None:
     chain = fitted(world(np.random.default_rng(5), 600))
     assert chain.after(0, None) == ("next", None)
