@@ -102,7 +102,9 @@ class OpenAICompatibleModel(ChatClient):
             raise ModelError(f"{self._where()} closed the connection: {self._words(error)}", retryable=True) from error
 
     async def _read(self, response: httpx.Response) -> bytes:
-        body, whole = await _read_at_most(response, self._max_response_bytes)
+        stated = response.headers.get("content-length", "")
+        large = stated.isascii() and stated.isdigit() and (len(stated) > 18 or int(stated) > self._max_response_bytes)
+        body, whole = (b"", False) if large else await _read_at_most(response, self._max_response_bytes)
         if not whole:
             limit = f"{self._max_response_bytes:,} bytes"
             raise ModelError(f"{self._where()} sent more than the {limit} that an answer may have.")
@@ -145,17 +147,13 @@ class OpenAICompatibleModel(ChatClient):
 
 async def _read_at_most(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
     """Read a body, decompressed, up to `limit` bytes; says whether that was the whole of it."""
-    stated = response.headers.get("content-length", "")
-    if stated.isascii() and stated.isdigit() and (len(stated) > 18 or int(stated) > limit):
-        return b"", False
     parts: list[bytes] = []
     size = 0
     with anyio.CancelScope() as scope:
         async for part in response.aiter_bytes():
+            parts.append(part[: max(0, limit - size)])
             size += len(part)
-            if size <= limit:
-                parts.append(part)
-            else:
+            if size > limit:
                 # A `break` would leave httpx's nested generators to the garbage collector, and trio warns of that.
                 # Cancelling the next read ends them all, and the connection with them.
                 scope.cancel()

@@ -135,8 +135,10 @@ class Outbox(Generic[_T]):
         return in_time
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name=f"grampus-uq-{self._name}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=f"grampus-uq-{self._name}", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the next item tries again
+            thread.start()
+            self._thread = thread
 
     def _drain(self, timeout_s: float) -> bool:
         """Wait, with the lock, until what was put so far is done."""
@@ -147,7 +149,7 @@ class Outbox(Generic[_T]):
         if self._thread is None:
             self._start()
         self._state.notify_all()
-        return self._state.wait_for(lambda: self._done >= target, timeout_s)
+        return self._thread is not None and self._state.wait_for(lambda: self._done >= target, timeout_s)
 
     def _run(self) -> None:
         context.attach(context.set_value(_SUPPRESSED, True))  # of this thread: an instrumented client makes no spans
@@ -202,8 +204,7 @@ class Outbox(Generic[_T]):
 def _close_at_exit(reference: weakref.ref[Outbox[_T]]) -> None:
     outbox = reference()
     if outbox is not None:
-        with contextlib.suppress(RuntimeError):  # no thread can be started any more
-            outbox.close(_EXIT_S)
+        outbox.close(_EXIT_S)
 
 
 def _begin_again(reference: weakref.ref[Outbox[_T]]) -> None:

@@ -157,6 +157,16 @@ def test_the_models_that_take_only_max_completion_tokens_get_that(run: Runner) -
     assert server.requests[1].body["max_completion_tokens"] == 9
 
 
+def test_a_refusal_that_repeats_a_long_prompt_is_read_as_far_as_it_explains_itself(run: Runner) -> None:
+    def refuse(request: Request, server: Loopback) -> Reply:
+        words = {"message": "Unsupported: 'temperature'.", "input": "x" * 200_000}
+        return as_json({"error": words}, 400) if "temperature" in request.body else good(request, server)
+
+    _, server, client = ask(run, refuse, temperature=0.5)
+    assert server.hits == 2
+    assert list(client.capabilities().refused) == ["temperature"]
+
+
 def test_everything_that_can_be_refused_at_once_is_left_out_in_one_call(run: Runner) -> None:
     response, server, client = ask(
         run, refusing("temperature", "logprobs", "max_tokens"), temperature=1.0, top_logprobs=20, max_tokens=3

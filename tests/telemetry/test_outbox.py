@@ -146,6 +146,20 @@ def test_the_thread_is_there_only_while_it_is_needed():
     assert outbox.close(30)  # again
 
 
+def test_where_no_thread_can_be_started_the_next_item_tries_again():
+    sink = Sink()
+    outbox = Outbox(sink, name="starved", delay_s=0.0)
+    before = threading.stack_size(2**46)
+    try:
+        outbox.put(1)
+        assert not outbox.flush(30)
+    finally:
+        threading.stack_size(before)
+    outbox.put(2)
+    assert outbox.close(30)
+    assert sink.items == [1, 2]
+
+
 def test_an_outbox_that_nobody_holds_is_freed():
     outbox = Outbox(Sink(), name="freed")
     gone = weakref.ref(outbox)
