@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.values import Message, ModelResponse, Role, TokenUsage, ToolCall
-from grampus_uq.wire.fields import text_field
+from grampus_uq.wire.fields import shown, text_field
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 from grampus_uq.wire.model_call import to_response
 from grampus_uq.wire.responses import read_choices
@@ -67,14 +66,8 @@ class CallOptions:
 
     def sent(self) -> frozenset[str]:
         """Names of the parameters that this call sends."""
-        given = {
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-            "logprobs": self.top_logprobs,
-            "tools": self.tools,
-            "response_format": self.response_format,
-        }
-        return frozenset(name for name, value in {**given, **self.extra}.items() if value is not None)
+        named = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
+        return frozenset(named.get(name, name) for name in self.keywords())
 
     def keywords(self) -> dict[str, Any]:
         """The parameters as the chat format names them."""
@@ -191,5 +184,4 @@ def _short(error: BaseException) -> str:
 
 
 def _refuse(what: str, value: Any) -> NoReturn:
-    # reprlib looks only so deep and so far, which `repr` does not: the value may be huge.
-    raise ModelError(f"The model's answer {what}: {reprlib.repr(value):.200}", retryable=True)
+    raise ModelError(f"The model's answer {what}: {shown(value)}", retryable=True)

@@ -13,7 +13,7 @@ from grampus_uq.errors import ModelError, ModelTimeoutError, UnsupportedByModelE
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, Role
 from grampus_uq.signals.p_true import true_false_mass
-from grampus_uq.wire.model_call import accepted_options, parse_response, refused_options
+from grampus_uq.wire.model_call import accepted_options, ask_model, parse_response
 
 Verdict = tuple[str, str]
 
@@ -89,14 +89,7 @@ class Meter:
 
     async def ask(self, messages: Sequence[Message], *, about: str = "", **options: Any) -> ModelResponse:
         """Ask without the options that the model refuses, unless the probe is `about` one of them."""
-        while True:
-            try:
-                return await self.complete(messages=messages, **options)
-            except UnsupportedByModelError as refusal:
-                refused = refused_options(refusal.parameter) & options.keys()
-                if refusal.parameter == about or not refused:
-                    raise
-                options = {name: value for name, value in options.items() if name not in refused}
+        return await ask_model(self, messages, self.model, options, needed=about)
 
     def refused(self, parameter: str) -> str | None:
         """The words with which the model refused a parameter that the client then left out, None when it did not."""

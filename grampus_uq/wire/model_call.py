@@ -23,12 +23,14 @@ async def ask_model(
     *,
     refused: set[str] | None = None,
     on_refusal: Callable[[], None] = lambda: None,
+    needed: str = "",
 ) -> ModelResponse:
     """Ask; each time the model refuses an option (logprobs, temperature, ...) ask again without it.
 
     Options whose value is None, or that the client's `complete` has no parameter for, are left out. So are those in
     `refused`, which takes up every further refusal, for the caller's next question; `on_refusal` is called for each.
-    Raises what the client raises, and ModelError when the reply is not a response at all.
+    Raises what the client raises, also its refusal of the parameter that is `needed`, and ModelError when the reply is
+    not a response at all.
     """
     refused = set() if refused is None else refused
     accepted = accepted_options(client)
@@ -42,7 +44,7 @@ async def ask_model(
             return parse_response(await client.complete(messages=list(messages), model=model, **wanted))
         except UnsupportedByModelError as refusal:
             named = refused_options(refusal.parameter)
-            if named.isdisjoint(wanted):
+            if named.isdisjoint(wanted) or refusal.parameter == needed:
                 raise
             refused |= named
             on_refusal()
