@@ -559,20 +559,29 @@ class Gate:
         Not that of a call that other processes may start too (not `shared`): a sub-agent goes on in any of them.
         """
         why = await self.hindrance(record)
-        try:
-            if why is None and shared and not await self.take_start(record, terms):
-                return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
-        except StoreError as error:
-            why = f"it could not be stored that the call starts: {error}"[:300]
-        return None if why is None else self.not_begun(record, terms, why)
+        if why is not None:
+            return self.not_begun(record, terms, why)
+        return await self._held_elsewhere(record, terms) if shared else None
 
-    async def held_before(self, record: CallRecord, terms: Terms) -> CallRecord | None:
-        """`held_again` for a host that starts the call later, if it may run: not where it started here before."""
+    async def _held_elsewhere(self, record: CallRecord, terms: Terms) -> CallRecord | None:
+        try:
+            first = await self.take_start(record, terms)
+        except StoreError as error:
+            return self.not_begun(record, terms, f"it could not be stored that the call starts: {error}"[:300])
+        return None if first else asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
+
+    async def held_before(self, record: CallRecord, terms: Terms, *, starts: bool) -> CallRecord | None:
+        """`held_again` for a host that starts the call later, if it may run: not where it started here before.
+
+        In two steps, because what hinders one call may keep others from starting: `starts` is the second.
+        """
         by = let_by(record, terms.run_id)
         if by is not None and not self._spend(by):
             return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
         try:
-            return await self.held_again(record, terms, shared=True)
+            return await (
+                self._held_elsewhere(record, terms) if starts else self.held_again(record, terms, shared=False)
+            )
         finally:
             self.give_back(record, terms.run_id)
 

@@ -333,10 +333,14 @@ class HeldCalls:
                 self.records.keep(slot, settled(record, text, is_error=record.waiting))
         self.arrived.clear()
 
-    async def void(self, record: CallRecord) -> bool:
-        """True if a call that was just approved waits again, for frameworks that cannot hold it later."""
+    async def void(self, record: CallRecord, *, starts: bool) -> bool:
+        """True if a call that was just approved waits again, for frameworks that cannot hold it later.
+
+        First all calls are asked for without `starts`, then those that still may run with it (`Gate.held_before`).
+        """
         slot = next((s for s, r in self.records.items() if r is record), None)
-        again = None if slot is None or not self.acts else await self.gate.held_before(record, self.terms)
+        acts = slot is not None and self.acts
+        again = await self.gate.held_before(record, self.terms, starts=starts) if acts else None
         if slot is None or again is None or record.phase is not CallPhase.CLEARED:
             return False
         self.records.keep(slot, again)

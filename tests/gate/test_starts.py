@@ -234,17 +234,19 @@ async def test_what_is_checked_before_its_start_is_claimed_meanwhile_and_not_ask
     records = [approved(), NEW.change(step_id="llm_2", phase=CallPhase.CLEARED, cleared_by="permit abc").clear_here()]
     for record in list(records):
         records.append(record)
-        shut[0] = True
-        held = await gate.held_before(record, TERMS)
+        shut[0], had = True, len(starts.had)
+        held = await gate.held_before(record, TERMS, starts=False)
         assert held is not None
         assert not held.requests[0].unknown_outcome
         shut[0] = False
-        assert await gate.held_before(record, TERMS) is None
+        assert await gate.held_before(record, TERMS, starts=False) is None
+        assert len(starts.had) == had
+        assert await gate.held_before(record, TERMS, starts=True) is None
         assert not gate.spent(record, "r")
         ran, _ = await started(gate, record)
         assert ran.phase is CallPhase.STARTED
         for one in (gate, process(starts, permits=Permit())):
-            again = await one.held_before(record, TERMS)
+            again = await one.held_before(record, TERMS, starts=True)
             assert again is not None
             (request,) = again.requests
             assert (request.rule, request.agent_id, request.created_s) == (UNKNOWN_OUTCOME.rule, "clerk", NOW)

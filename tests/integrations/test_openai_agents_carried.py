@@ -392,6 +392,32 @@ async def test_a_sub_agents_calls_may_be_decided_one_after_another_in_a_process_
     assert sorted(paid) == [["bob", 5], ["carol", 5]]
 
 
+async def test_a_precondition_that_holds_one_call_of_a_sub_agent_starts_none_beside_it() -> None:
+    """In the process after that a human was asked about the others as if they might have run."""
+    starts, paid, shut = StoredStarts(MemoryStore()), list[Any](), [True]
+
+    def process() -> tuple[Bank, Agent[Any]]:
+        def closed(call: Any) -> str | None:
+            return "eve is away" if shut and call.arguments["to"] == "eve" else None
+
+        turns: Any = (0.7, [("d-held", "delegate", {"input": "Pay."})]), (0.9, [])
+        bank = Bank(*turns, starts=starts, precondition=closed)
+        bank.paid = paid
+        return bank, delegating(bank, pay("bob"), pay("eve", call_id="c2"), pay("carol", call_id="c3"))
+
+    bank, outer = process()
+    paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
+    asked = []
+    while paused is not None and len(asked) < 5:
+        asked.append([(one.call and one.call.arguments["to"], one.unknown_outcome) for one in paused.requests])
+        bank, outer = process()
+        result = await bank.guard.resume(outer, paused.text, [sign(request) for request in paused.requests])
+        paused = await bank.guard.pause(result)
+        shut.clear()
+    assert asked == [[("bob", False), ("eve", False), ("carol", False)], [("eve", False)]]
+    assert sorted(paid) == [["bob", 5], ["carol", 5], ["eve", 5]]
+
+
 @pytest.mark.parametrize("signed", [False, True])
 async def test_a_sub_agent_that_could_not_go_on_does_so_later_and_its_call_runs_on_a_new_decision(signed: bool) -> None:
     """Its tool was gone for a while: the SDK tells the agent around it, and brings the call again nevertheless."""

@@ -117,7 +117,8 @@ class _Held:
             record = held.decide(request.decide("approve", principal="ann"))
             self.approved.add(request.id)
             if self.asks_first:  # as a host does whose framework cannot make a call wait once it is on its way
-                await held.void(record)
+                await held.void(record, starts=False)
+                await held.void(held.records[0], starts=True)
         release = await held.release(pay(1))
         if release.run:
             told = any(request.unknown_outcome for request in release.record.requests)
@@ -226,7 +227,7 @@ def test_advisory_mode_stores_no_start_and_holds_no_call() -> None:
         assert [document async for document in pages(held.store, START)] == []
         held.store.down = True
         calls = take_up(held.chosen(), held.gates[0], "s", "clerk", held.states[0])
-        assert not await calls.void(calls.decide(calls.requests()[0].decide("approve", principal="ann")))
+        assert not await calls.void(calls.decide(calls.requests()[0].decide("approve", principal="ann")), starts=True)
 
     asyncio.run(run())
 
