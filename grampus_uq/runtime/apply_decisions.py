@@ -28,7 +28,7 @@ from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.begun_with import BegunWith, broken, contracts
 from grampus_uq.runtime.cards import card
-from grampus_uq.runtime.ledger import Ledger, decision_digest
+from grampus_uq.runtime.ledger import decision_digest
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.turn import Turn
@@ -57,9 +57,7 @@ def _open_requests(turn: Turn) -> list[_Open]:
     return [*((request, None) for request in state.review), *((record.requests[0], record) for record in calls)]
 
 
-async def apply_response(
-    turn: Turn, ledger: Ledger, response: HumanResponse, *, earlier: Iterable[ApprovalRequest] = ()
-) -> None:
+async def apply_response(turn: Turn, response: HumanResponse, *, earlier: Iterable[ApprovalRequest] = ()) -> None:
     """Take a human's response to a session that waits; raises ApprovalError when a decision is refused.
 
     `earlier`: requests that its calls waited under before they were asked anew: a rejection of one still counts.
@@ -71,31 +69,26 @@ async def apply_response(
             if request.child_session is not None:
                 await turn.delegates[record.call.name].answer(request, response)
     if isinstance(response, str):
-        await _take_decisions(turn, ledger, [], earlier, runs_nothing=True)
+        await _take_decisions(turn, [], earlier, runs_nothing=True)
         await _apply_guidance(turn, replace_lone_surrogates(response))
         return
     given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
     children = {request.id for request in state.pending() if request.child_session is not None}
-    await _take_decisions(turn, ledger, [d for d in given if d.request_id not in children], earlier)
+    await _take_decisions(turn, [d for d in given if d.request_id not in children], earlier)
     await _apply_expiry(turn)
     for record in delegated:  # cleared to look again at what was decided: a child asks for its own calls
         state.keep(cleared(record, record.cleared_by or "monitor"))
 
 
 async def _take_decisions(
-    turn: Turn,
-    ledger: Ledger,
-    given: Sequence[ApprovalDecision],
-    earlier: Iterable[ApprovalRequest],
-    *,
-    runs_nothing: bool = False,
+    turn: Turn, given: Sequence[ApprovalDecision], earlier: Iterable[ApprovalRequest], *, runs_nothing: bool = False
 ) -> None:
     """Store the given decisions, and carry out those that hold, with those that other processes stored.
 
     With `runs_nothing` only those that let no call run. Raises ApprovalError when a given one does not hold or comes
     too late: nothing is carried out then. Stored ones that do not hold are written to the audit.
     """
-    lease, approvals = turn.lease, turn.gate.approvals
+    lease, ledger, approvals = turn.lease, turn.ledger, turn.gate.approvals
     await _renew(turn)
     waiting = {request.id: (request, record) for request, record in _open_requests(turn)}
     standing = await standing_in(ledger.store, given)

@@ -32,7 +32,6 @@ from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, ToolCall, canonical_json
 from grampus_uq.records.visible_text import arguments_in_short, short, visible
 from grampus_uq.records.vocabulary import Effect, Role
-from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.let_ahead import LOOKED, LetGo
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import PARENT
@@ -48,6 +47,8 @@ _ALTERNATIVES: Final = 5
 _MOST_SAID: Final = 500
 LOOKS_USED: Final = "looks"
 """In the metadata of a session: how many looks there were, their tokens and seconds."""
+Asked = tuple[ModelClient, str]
+"""A client, and the name of its model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +103,7 @@ class Proposal:
     call: ToolCall
     reply: ModelResponse
     prompt: Sequence[Message]
-    client: ModelClient
-    model: str
+    asked: Asked
     by: LetGo
 
 
@@ -125,12 +125,10 @@ class LookingAgain:
     """Looks again at the calls of one leased session; `client` and `model` are the agent's."""
 
     turn: Turn
-    ledger: Ledger
     looks: Looks
     client: ModelClient
     model: str
     schemas: Callable[[], list[dict[str, Any]]]
-    effect_of: Callable[[ToolCall], Effect]
 
     async def at(self, record: CallRecord) -> Proposal | None:
         """Look again at a call that was held just now, where nothing holds it that a look may not lift.
@@ -146,7 +144,8 @@ class LookingAgain:
         if chain is None or profile.advisory:
             await self._learn_at(record, session)
             return None
-        if not self._held_for_a_look(record):
+        held = record.waiting and len(record.requests) == 1 and record.requests[0].rule in LOOKED_AT
+        if not held or not self._may_be_looked_at(record):
             return None
         prompt, (request,) = self._before(record), record.requests
         answer, number, said = _Answer(), 0, list[str]()
@@ -177,14 +176,12 @@ class LookingAgain:
         if answer.call is None or answer.reply is None or answer.look is None or _equal(answer.call, record.proposed):
             self.turn.let_ahead.by_chain(record, let_go)
             return None
-        client, model = self._client_of(answer.look)
         return Proposal(
             held=record,
             call=answer.call,
             reply=answer.reply,
             prompt=prompt,
-            client=client,
-            model=model,
+            asked=self._asked_of(answer.look),
             by=let_go,
         )
 
@@ -192,7 +189,7 @@ class LookingAgain:
         """True while the call is as it was held, and nobody decided about it; a store that is down cannot say so."""
         (request,) = held.requests
         try:
-            decided = (await self.ledger.decisions([request.id]))[request.id]
+            decided = (await self.turn.ledger.decisions([request.id]))[request.id]
         except StoreError:
             return False
         return not decided and self.turn.lease.state.record(held) == held
@@ -200,7 +197,7 @@ class LookingAgain:
     async def _learn_at(self, record: CallRecord, session: Session) -> None:
         """Record what every tier would have called in the place of the run's first irreversible call; once a run."""
         state = self.turn.lease.state
-        guarded = any(self.effect_of(one.proposed) is Effect.IRREVERSIBLE for one in state.turn)
+        guarded = any(self.turn.effect(one.proposed) is Effect.IRREVERSIBLE for one in state.turn)
         if not guarded or LOOKS_USED in state.metadata:
             return
         state.metadata[LOOKS_USED] = [0, 0, 0.0]
@@ -237,11 +234,6 @@ class LookingAgain:
         at = [i for i, message in enumerate(messages) if record.proposed.id in (call.id for call in message.tool_calls)]
         return list(messages[: at[-1]]) if at else []
 
-    def _held_for_a_look(self, record: CallRecord) -> bool:
-        """True where nothing holds a call that a look may not lift."""
-        held = record.waiting and len(record.requests) == 1 and record.requests[0].rule in LOOKED_AT
-        return held and self._may_be_looked_at(record)
-
     def _may_be_looked_at(self, record: CallRecord) -> bool:
         return (
             self.turn.lease.state.vouched
@@ -252,7 +244,7 @@ class LookingAgain:
             and not record.step_id.endswith(LOOKED)
         )
 
-    def _client_of(self, look: Look) -> tuple[ModelClient, str]:
+    def _asked_of(self, look: Look) -> Asked:
         return look.client or self.client, look.model or self.model
 
     async def _ask(self, record: CallRecord, name: str, prompt: Sequence[Message]) -> _Answer:
@@ -275,7 +267,7 @@ class LookingAgain:
 
     async def _answer(self, look: Look, prompt: Sequence[Message]) -> _Answer:
         begun = time.monotonic()
-        client, model = self._client_of(look)
+        client, model = self._asked_of(look)
         behind = [Message(role=Role.USER, content=look.question)] if look.question else []
         options = {"temperature": look.temperature, "tools": self.schemas() or None, "top_logprobs": _ALTERNATIVES}
         reply, call, missing, probability, tokens = None, None, "it was late", None, 0
@@ -293,7 +285,7 @@ class LookingAgain:
         except Exception as error:  # noqa: BLE001 (another's model and its answer: what fails is a missing look)
             call, missing = None, f"it failed ({type(error).__name__})"
             log.warning("the look of %s failed: %s", look.name, type(error).__name__)
-        if call is not None and self.effect_of(call) is not Effect.IRREVERSIBLE:
+        if call is not None and self.turn.effect(call) is not Effect.IRREVERSIBLE:
             call, missing = None, "its call can be undone"
         missing, seconds = "" if call is not None else missing, time.monotonic() - begun
         if seconds > look.timeout_s:  # a client that cannot be cancelled answers all the same

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from grampus_uq.runtime.checkpoints import write_checkpoint
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.let_ahead import LOOKED
-from grampus_uq.runtime.looks import LookingAgain, Proposal
+from grampus_uq.runtime.looks import Asked, LookingAgain, Proposal
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.turn import Turn
@@ -133,29 +133,14 @@ class Loop:
     # -- the model ------------------------------------------------------------------------------------------------
 
     async def _model_step(self) -> RunEvent:
-        state, session = self._state, self.lease.session
+        state = self._state
         response = await self.lease.run(self._ask)
         step_id = f"llm_{state.current_step}"
-        taken = {call.id for message in state.messages for call in message.tool_calls}
-        calls, refused = _bounded(response.tool_calls, step_id, taken)
+        calls, refused = _bounded(response.tool_calls, step_id, state.messages)
         content = bounded_text(response.content)
         state.total_token_usage = (state.total_token_usage or TokenUsage()) + response.token_usage
-        prompt = list(state.messages)
-        assessment, action = None, UncertaintyAction.PROCEED
-        if session is not None:
-            assessment, action = await self.lease.run(
-                lambda: session.observe_llm_response(
-                    content,
-                    step_id,
-                    prompt_messages=prompt,
-                    model_client=self.client,
-                    model_id=self.agent.model,
-                    tool_calls=calls,
-                    logprobs=stream_of(response),
-                    usage=response.token_usage,
-                    tools=self.schemas() or None,
-                )
-            )
+        prompt, asked = list(state.messages), (self.client, self.agent.model)
+        assessment, action = await self._observed(response, step_id, calls, prompt, asked)
         state.current_step += 1
         state.propose(content, calls, step_id)
         if calls and (begun := BegunWith.read(state)) is not None:
@@ -187,6 +172,27 @@ class Loop:
         }
         return await ask_model(self.client, messages, self.agent.model, options)
 
+    async def _observed(
+        self, reply: ModelResponse, step_id: str, calls: list[ToolCall], prompt: Sequence[Message], asked: Asked
+    ) -> tuple[StepUncertainty | None, UncertaintyAction]:
+        """Have the monitor judge an answer to this prompt, with its `calls` as they are stored."""
+        session = self.lease.session
+        if session is None:
+            return None, UncertaintyAction.PROCEED
+        return await self.lease.run(
+            lambda: session.observe_llm_response(
+                bounded_text(reply.content),
+                step_id,
+                prompt_messages=prompt,
+                model_client=asked[0],
+                model_id=asked[1],
+                tool_calls=calls,
+                logprobs=stream_of(reply),
+                usage=reply.token_usage,
+                tools=self.schemas() or None,
+            )
+        )
+
     def _wait_for_all(self, step: StepUncertainty) -> None:
         """Make every call of a too uncertain step wait, or, without calls, its answer."""
         state, doubt = self._state, doubt_of(step)
@@ -208,7 +214,7 @@ class Loop:
             await self._abort(belief.step_uncertainties[-1] if belief else None)
         if self.looking is not None and new:
             proposal = await self.looking.at(self._state.turn[0])
-            event = None if proposal is None else await self._propose(proposal)
+            event = None if proposal is None else await self._propose(self.looking, proposal)
             if event is not None:
                 yield event
                 return
@@ -217,32 +223,19 @@ class Loop:
         with contextlib.suppress(StoreError):  # asked again after the next turn, or before one of these calls
             await hear_replaced(self.turn)
 
-    async def _propose(self, proposal: Proposal) -> RunEvent | None:
+    async def _propose(self, looking: LookingAgain, proposal: Proposal) -> RunEvent | None:
         """Propose another look's call in the held one's place, as a turn of its own; None where it may not any more.
 
         Until its step is judged the held call waits, so that a human is asked whatever happens on the way.
         """
-        state, session, held = self._state, self.lease.session, proposal.held
+        state, held = self._state, proposal.held
         step_id = f"llm_{state.current_step}{LOOKED}"
-        taken = {call.id for message in state.messages for call in message.tool_calls}
-        calls, refused = _bounded((proposal.call,), step_id, taken)
-        if session is None or self.looking is None or refused or state.current_step >= self.agent.max_iterations:
+        calls, refused = _bounded((proposal.call,), step_id, state.messages)
+        if refused or state.current_step >= self.agent.max_iterations:
             return None
         content = bounded_text(proposal.reply.content)
-        step, action = await self.lease.run(
-            lambda: session.observe_llm_response(
-                content,
-                step_id,
-                prompt_messages=proposal.prompt,
-                model_client=proposal.client,
-                model_id=proposal.model,
-                tool_calls=calls,
-                logprobs=stream_of(proposal.reply),
-                usage=proposal.reply.token_usage,
-                tools=self.schemas() or None,
-            )
-        )
-        if action.stops or not await self.looking.still_waits(held):
+        step, action = await self._observed(proposal.reply, step_id, calls, proposal.prompt, proposal.asked)
+        if action.stops or not await looking.still_waits(held):
             return None
         state.settle(held, _REPLACED, is_error=True)
         state.keep_replaced([*state.replaced(), held])
@@ -322,12 +315,15 @@ class Loop:
             self._state.store_failures += 1
 
 
-def _bounded(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> tuple[list[ToolCall], dict[str, str]]:
+def _bounded(
+    calls: tuple[ToolCall, ...], step_id: str, messages: Sequence[Message]
+) -> tuple[list[ToolCall], dict[str, str]]:
     """The calls as a store can hold them, each under an id new to the transcript, and by id why some must not run.
 
     Arguments that could not be read back (too deep, long or many digits, no JSON) are refused before judging.
     """
-    seen, bounded, refused, number = set(taken), list[ToolCall](), dict[str, str](), 0
+    seen = {call.id for message in messages for call in message.tool_calls}
+    bounded, refused, number = list[ToolCall](), dict[str, str](), 0
     for index, call in enumerate(calls):
         identity = replace_lone_surrogates(call.id)[:_MAX_NAME]
         if not identity or identity in seen:

@@ -272,7 +272,7 @@ class AgentRunner:
             turn.restore()
             if self.changed_tools is not ChangedTools.RUN:
                 await meet_changes(turn, self._begun_with(agent), self.schemas())
-            await apply_response(turn, self.ledger, human_response, earlier=asked)
+            await apply_response(turn, human_response, earlier=asked)
         except (Exception, anyio.get_cancelled_exc_class()):
             await lease.release(unfinished=True)
             raise
@@ -336,13 +336,7 @@ class AgentRunner:
         turn, looking = self._turn(lease), None
         if self.looks is not None:
             looking = LookingAgain(
-                turn=turn,
-                ledger=self.ledger,
-                looks=self.looks,
-                client=self.model_client,
-                model=agent.model,
-                schemas=self.schemas,
-                effect_of=lambda call: self.gate.effect(call, self._declared(call.name), turn.policy()),
+                turn=turn, looks=self.looks, client=self.model_client, model=agent.model, schemas=self.schemas
             )
         return Loop(
             lease=lease,

@@ -96,6 +96,10 @@ class Turn:
         """The monitor's current policy."""
         return self._unwatched if self.lease.session is None else self.lease.session.profile.policy
 
+    def effect(self, call: ToolCall) -> Effect:
+        """The effect of a call under the current policy."""
+        return self.gate.effect(call, self._declared(call.name), self.policy())
+
     def terms(self) -> Terms:
         """The terms of this session's calls under the current rules."""
         state = self._state
@@ -148,8 +152,7 @@ class Turn:
         for record in [record for record in self._state.turn if record.phase is CallPhase.STARTED]:
             if record.call.name in self.delegates:  # the process may have died before it named the child
                 record = record.change(child_session=self._state.child_session(record))
-            effect = self.gate.effect(record.call, self._declared(record.call.name), self.policy())
-            new = self._state.keep(recovered(record, terms, self.gate.approvals, effect, now_s))
+            new = self._state.keep(recovered(record, terms, self.gate.approvals, self.effect(record.call), now_s))
             if new.waiting:
                 unknown.append(record)
             else:  # what merely reads runs again in the process that started it, too
@@ -209,8 +212,8 @@ class Turn:
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             if record.proposed.is_among(self._state.rejected):
                 continue  # `judge` answers for it
-            effect = self.gate.effect(record.proposed, self._declared(record.proposed.name), self.policy())
-            self._state.keep(asked(record.change(effect=effect), terms, self.gate.approvals, doubt, self.lease.now_s()))
+            record = record.change(effect=self.effect(record.proposed))
+            self._state.keep(asked(record, terms, self.gate.approvals, doubt, self.lease.now_s()))
 
     def review(self, doubt: Doubt, step_id: str) -> ApprovalRequest:
         """A request on the run itself."""

@@ -107,7 +107,7 @@ async def test_an_old_copy_of_the_store_does_not_run_again_what_is_among_the_sta
         if number:
             (pending,) = await ledger.pending()
             await ledger.decide(pending.requests[0].decide("approve", principal="ann"))
-            await apply_response(calls.session.current(), ledger, None)
+            await apply_response(calls.session.current(), None)
         became.append(await calls.next(opened))
         for one in (calls, parts, ledger.store):
             await one.aclose()

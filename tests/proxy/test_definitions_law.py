@@ -120,7 +120,7 @@ class World:
             for request in session.requests:
                 await self.one.ledger.decide(request.decide("approve", principal="ann"))
         if self.one.calls.session.is_open:
-            await apply_response(self.one.calls.session.current(), self.one.ledger, None)
+            await apply_response(self.one.calls.session.current(), None)
 
 
 async def live(steps: list[tuple[str, Any]]) -> None:
@@ -153,7 +153,7 @@ class Restarted:
         """Approve the one call that waits: the rule of its request."""
         ((request,),) = [session.requests for session in await self.ledger.pending()]
         await self.ledger.decide(request.decide("approve", principal="ann"))
-        await apply_response(self.calls.session.current(), self.ledger, None)
+        await apply_response(self.calls.session.current(), None)
         return request.rule
 
 

@@ -229,7 +229,7 @@ class ConnectionSession:
         waits = any(one.waiting for one in self.current().lease.state.turn)
         for _ in range(2 if waits else 0):
             with contextlib.suppress(StoreError):
-                await apply_response(self.current(), self._ledger, None)
+                await apply_response(self.current(), None)
                 break
         await self._endings.end(self.current().lease, reason, unrun=unrun, notes=notes)
 

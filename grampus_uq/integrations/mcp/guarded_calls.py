@@ -501,7 +501,7 @@ class GuardedCalls:
                 if late or any(self._seen.get(request) != count for request, count in counts.items()):
                     async with self.session.lock:
                         earlier = list(self._watched.values())
-                        await apply_response(self.session.current(), self._ledger, None, earlier=earlier)
+                        await apply_response(self.session.current(), None, earlier=earlier)
                         await self.session.current().lease.save()
                     self._seen = counts
                     self.session.wake()
