@@ -114,6 +114,19 @@ class Ledger:
             raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
         return loaded
 
+    async def fresh(self, agent_id: str, session_id: str, **values: Any) -> tuple[AgentState, int]:
+        """A new state, in the place of an ended session of the same id; raises SessionError for one that is alive."""
+        loaded = await self.load(agent_id, session_id)
+        state = AgentState(agent_id=agent_id, session_id=session_id, **values)
+        if loaded is None:
+            return state, 0
+        if loaded[0].status not in ENDED:
+            raise SessionError(
+                f"Session {session_id!r:.80} of agent {agent_id!r:.80} is {loaded[0].status}: resume it, or choose "
+                "another session_id."
+            )
+        return state.replaces(loaded[0]), loaded[1]
+
     def state_in(self, found: Document) -> AgentState:
         """The state in a stored session without its messages, with the end of its lease; raises StoreError."""
         self._set_clock(found.read_s)

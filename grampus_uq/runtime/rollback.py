@@ -329,7 +329,7 @@ async def _run_compensation(
     """Store that the hook is called, call it, and store what it did; the request stays pending until then."""
     for call in calls:
         call.compensation_started = True
-    lease = await runner.take(new, version)
+    lease = await runner.leases.take(new, version)
     try:
         await lease.note("compensation_started", {"calls": [call.idempotency_key for call in calls]})
         why = await _compensated(lambda: lease.run(lambda: compensate(calls)), calls)

@@ -28,7 +28,7 @@ from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response, me
 from grampus_uq.runtime.begun_with import BEGUN_WITH, BegunWith, ChangedTools
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
-from grampus_uq.runtime.ledger import Ledger, Note, session_key
+from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.looks import LOOKS_USED, LookingAgain, Looks
 from grampus_uq.runtime.loop import Loop, RunEvent
 from grampus_uq.runtime.run_state import (
@@ -40,8 +40,8 @@ from grampus_uq.runtime.run_state import (
     ExecutionResult,
     PendingSession,
 )
-from grampus_uq.runtime.session_lease import SessionLease
-from grampus_uq.runtime.stopping import StopOrders, StoppedError, StopReport, order_stop
+from grampus_uq.runtime.session_lease import Leases, SessionLease
+from grampus_uq.runtime.stopping import StoppedError, StopReport, order_stop
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.stored_permits import StoredPermits
@@ -148,8 +148,7 @@ class AgentRunner:
         self.changed_tools = ChangedTools(changed_tools)
         self._endings = Endings(self.effects, calibration_watch)
         self.lease_s = lease_s
-        self._worker = uuid.uuid4().hex
-        self._stops = StopOrders(self.ledger)
+        self.leases = Leases(self.ledger, lease_s)
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -226,7 +225,7 @@ class AgentRunner:
         begun = self._begun_with(agent_def)
         begun.keep(state, self.schemas())
         _storable(state)
-        lease = await self.take(state, version, ("begun", begun.model_dump(exclude={"open"})))
+        lease = await self.leases.take(state, version, ("begun", begun.model_dump(exclude={"open"})))
         async with aclosing(self._drive(lease, agent_def)) as events:
             async for event in events:
                 yield event
@@ -265,7 +264,7 @@ class AgentRunner:
         if self.changed_tools is ChangedTools.REFUSE:
             refuse_changes(state, self.schemas())
         asked = [request for request in state.pending() if request.child_session is None]
-        lease = await self.take(state, version)
+        lease = await self.leases.take(state, version)
         try:
             lease.session = self._session(state, agent)
             turn = self._turn(lease)
@@ -284,7 +283,7 @@ class AgentRunner:
         """The stored session, after a moment for a stream of this process that was just left to release it."""
         state, version = await self.ledger.known(agent_id, session_id)
         for _ in range(_RELEASE_POLLS):
-            if state.status is not AgentStatus.RUNNING or not (state.worker or "").startswith(self._worker):
+            if state.status is not AgentStatus.RUNNING or not (state.worker or "").startswith(self.leases.worker):
                 break
             await anyio.sleep(0.01)
             state, version = await self.ledger.known(agent_id, session_id)
@@ -325,12 +324,6 @@ class AgentRunner:
         return await order_stop(self.ledger, principal=principal, wait_s=wait_s)
 
     # -- parts ----------------------------------------------------------------------------------------------------
-
-    async def take(self, state: AgentState, version: int, *notes: Note) -> SessionLease:
-        """Lease a session in this state to this worker; raises SessionConflictError when another has it."""
-        return await SessionLease.take(
-            self.ledger, state, version, worker=self._worker, lease_s=self.lease_s, stops=self._stops, notes=notes
-        )
 
     def _loop(self, lease: SessionLease, agent: AgentDefinition) -> Loop:
         turn, looking = self._turn(lease), None
@@ -388,18 +381,8 @@ class AgentRunner:
         if len(session_key(agent.name, session_id)) > _LONGEST_KEY:
             rule = f"at most {_LONGEST_KEY} characters with the agent's name, as in a URL"
             raise ConfigurationError.of("session_id", "AgentRunner.run", rule, f"{session_id:.40}…")
-        loaded = await self.ledger.load(agent.name, session_id)
-        version = 0
-        if loaded is not None:
-            version = loaded[1]
-            if loaded[0].status not in ENDED:
-                raise SessionError(
-                    f"Session {session_id!r:.80} of agent {agent.name!r:.80} is {loaded[0].status}: resume it, or "
-                    "choose another session_id."
-                )
         definition = agent.model_dump(mode="json", exclude={"tools"})
-        state = AgentState(agent_id=agent.name, session_id=session_id, definition=definition, metadata=metadata)
-        return (state if loaded is None else state.replaces(loaded[0])), version
+        return await self.ledger.fresh(agent.name, session_id, definition=definition, metadata=metadata)
 
     def _session(self, state: AgentState, agent: AgentDefinition) -> Any:
         if self.monitor is None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 from pydantic import JsonValue
@@ -23,53 +22,22 @@ from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.run_state import DEATHS, AgentState
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, stops_to_heed
+from grampus_uq.runtime.store import Result
 from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
-
-Result = TypeVar("Result")
 
 _WRITES = 3
 _AT_LEAST_S = 0.05  # a store that takes longer for every save would be asked for ever
 _STEPS_SHOWN = 4
 
 
-class SessionLease:
-    """A session leased by one worker: its state, its version in the store, and its audit."""
+class Leases:
+    """Leases sessions of one store to one worker, for `lease_s` seconds that each lease renews."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        state: AgentState,
-        version: int,
-        *,
-        worker: str,
-        lease_s: float,
-        stops: StopOrders,
-        session: Session | None = None,
-    ) -> None:
-        self.state = state
-        self.session = session
-        self.audit = AuditLog(ledger.store, state.agent_id, state.session_id)
-        self._ledger = ledger
-        self._version = version
-        self._worker = f"{worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well
-        self._lease_s = lease_s
-        self._stops = stops
-        self._orders_seen = -1
-        self._lock = anyio.Lock()
-        self._since = time.monotonic()
+    def __init__(self, ledger: Ledger, lease_s: float) -> None:
+        self.ledger, self.lease_s = ledger, lease_s
+        self.worker, self.stops = uuid.uuid4().hex, StopOrders(ledger)
 
-    @classmethod
-    async def take(
-        cls,
-        ledger: Ledger,
-        state: AgentState,
-        version: int,
-        *,
-        worker: str,
-        lease_s: float,
-        stops: StopOrders,
-        notes: Sequence[Note] = (),
-    ) -> SessionLease:
+    async def take(self, state: AgentState, version: int, *notes: Note) -> SessionLease:
         """Lease the session; raises SessionConflictError when another worker has it or takes it at this moment."""
         left = state.leased_for_s()
         if left:
@@ -78,17 +46,32 @@ class SessionLease:
                 "renewed."
             )
         named = (state.metadata.get(name) for name in (PARENT, PARENT_RUN, ABOVE))
-        if await ledger.parent_status(*named) in ENDED:
+        if await self.ledger.parent_status(*named) in ENDED:
             raise SessionError(
                 f"Session {state.session_id!r:.80} belongs to a parent that has ended or was rolled back: it runs no "
                 "more."
             )
-        lease = cls(ledger, state, version, worker=worker, lease_s=lease_s, stops=stops)
+        lease = SessionLease(self, state, version)
         state.taken_over()
-        state.stops_seen = await stops_to_heed(ledger, state)
-        state.claimed_s, state.worker, state.status = ledger.now_s(), lease._worker, AgentStatus.RUNNING
+        state.stops_seen = await stops_to_heed(self.ledger, state)
+        state.claimed_s, state.worker, state.status = self.ledger.now_s(), lease._worker, AgentStatus.RUNNING
         await lease.save(*notes)
         return lease
+
+
+class SessionLease:
+    """A session leased by one worker: its state, its version in the store, its audit, and the monitor's session."""
+
+    def __init__(self, leases: Leases, state: AgentState, version: int) -> None:
+        self.state = state
+        self.session: Session | None = None
+        self.audit = AuditLog(leases.ledger.store, state.agent_id, state.session_id)
+        self._ledger, self._stops, self._lease_s = leases.ledger, leases.stops, leases.lease_s
+        self._version = version
+        self._worker = f"{leases.worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well
+        self._orders_seen = -1
+        self._lock = anyio.Lock()
+        self._since = time.monotonic()
 
     @property
     def version(self) -> int:

@@ -5,7 +5,6 @@ What a decision is worth says the engine's own gate, from what the engine keeps:
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -18,8 +17,8 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.session_lease import SessionLease
-from grampus_uq.runtime.stopping import StopOrders, StoppedError
+from grampus_uq.runtime.session_lease import Leases, SessionLease
+from grampus_uq.runtime.stopping import StoppedError
 from grampus_uq.runtime.store import SessionStore
 
 _MARK = "engine_mark"
@@ -67,27 +66,20 @@ class HostedRunner:
         self.agent_id = agent_id
         self.ledger = Ledger(store)
         self.lease_s = lease_s
-        self._worker = uuid.uuid4().hex
-        self._stops = StopOrders(self.ledger)
+        self._leases = Leases(self.ledger, lease_s)
 
     async def begin(self, session_id: str, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
         """Await the work, which is the engine's run of this session; raises SessionError for one that is alive."""
-        loaded = await self.ledger.load(self.agent_id, session_id)
-        state = AgentState(agent_id=self.agent_id, session_id=session_id)
-        if loaded is not None:
-            if loaded[0].status not in ENDED:
-                raise SessionError(f"Session {session_id!r:.80} is {loaded[0].status}: resume it.")
-            state = state.replaces(loaded[0])
+        state, version = await self.ledger.fresh(self.agent_id, session_id)
         state.metadata[_MARK] = await self.host.mark(session_id)
-        return await self._run(await self._take(state, 0 if loaded is None else loaded[1]), work)
+        return await self._run(await self._leases.take(state, version), work)
 
     async def resume(self, agent_id: str, session_id: str) -> AgentStatus:
         """Go on with a session by the decisions that are stored, where there are any or something expired."""
         state, version = await self.ledger.known(agent_id, session_id)
         if state.status in ENDED:
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
-        lease = await self._take(state, version)
-        return await self._run(lease, partial(self._go_on, state))
+        return await self._run(await self._leases.take(state, version), partial(self._go_on, state))
 
     async def _go_on(self, state: AgentState) -> None:
         session_id = state.session_id
@@ -120,8 +112,3 @@ class HostedRunner:
         finally:
             _held.reset(before)
         return state.status
-
-    async def _take(self, state: AgentState, version: int) -> SessionLease:
-        return await SessionLease.take(
-            self.ledger, state, version, worker=self._worker, lease_s=self.lease_s, stops=self._stops
-        )

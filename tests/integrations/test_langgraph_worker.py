@@ -144,7 +144,7 @@ async def test_one_worker_at_a_time_has_a_thread(bank: Bank, store: SessionStore
     async with bank.runner(store) as one:
         await one.invoke(GIVEN, "t")
         state, version = await one.ledger.known("payer", "t")
-        await one._take(state, version)
+        await one._leases.take(state, version)
         with pytest.raises(SessionConflictError):
             await one.resume("payer", "t")
 

@@ -487,7 +487,7 @@ async def test_a_session_whose_process_died_goes_on_though_the_clock_went_back_m
         group.cancel_scope.cancel()
     store.ahead_s = -86_400.0
     async with bench(store, hold_s=0.05) as two:
-        two.calls.session._lease_s = 0.5
+        two.calls.session._leases.lease_s = 0.5
         await two.call(1, path="a")
         assert (await two.answered(1))["result"]["_meta"]["grampus_uq/rule"] == "unknown_outcome"
         assert two.calls.session.names.session_id == "s"

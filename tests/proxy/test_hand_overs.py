@@ -744,7 +744,7 @@ async def test_a_result_that_was_delivered_is_not_handed_over_after_a_death() ->
         await anyio.sleep(0.2)  # it is saved beside
         group.cancel_scope.cancel()  # no end, as by SIGKILL
     async with bench(store, hold_s=0.3) as two:
-        two.calls.session._lease_s = 0.5
+        two.calls.session._leases.lease_s = 0.5
         await two.call(1, path="a")
         assert "UTC, and answered" in await text(two, 1)
 

@@ -81,7 +81,7 @@ async def test_a_session_that_a_worker_runs_is_not_given_up_and_one_that_nobody_
     store, world = MemoryStore(), World()
     one = await stuck(store, world)
     state, version = await one.ledger.known("mailer", "s")
-    await one.take(state, version)
+    await one.leases.take(state, version)
     assert await dead_letters(store) == []  # somebody went on with it
     with pytest.raises(SessionError, match="not set aside"):
         await drop(Ledger(store), "mailer", "s")

@@ -85,7 +85,7 @@ class Scene:
 
     async def changes_hands(self) -> None:
         if self.lease is None:
-            self.lease = await self.other.take(*(await self.other.ledger.known("mailer", "waits")))
+            self.lease = await self.other.leases.take(*(await self.other.ledger.known("mailer", "waits")))
         else:
             await self.lease.release()
             self.lease = None

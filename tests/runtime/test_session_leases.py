@@ -23,8 +23,8 @@ from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.session_lease import SessionLease
-from grampus_uq.runtime.stopping import StopOrders, StoppedError, order_stop
+from grampus_uq.runtime.session_lease import Leases
+from grampus_uq.runtime.stopping import StoppedError, order_stop
 from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.sqlite import SQLiteStore
@@ -107,10 +107,7 @@ async def test_an_approved_call_that_could_not_be_announced_starts_once_the_stor
 async def test_a_lost_write_does_not_overwrite_another_workers_takeover() -> None:
     """Its own write was never made; meanwhile another worker took the session up. The next save must not win."""
     store = Faulty()
-    ledger, orders = Ledger(store), StopOrders(Ledger(store))
-    lease = await SessionLease.take(
-        ledger, AgentState(agent_id="a", session_id="s"), 0, worker="one", lease_s=0.05, stops=orders
-    )
+    lease = await Leases(Ledger(store), 0.05).take(AgentState(agent_id="a", session_id="s"), 0)
     store.lose = lambda changes: "before"
     with pytest.raises(StoreError):
         await lease.save()
@@ -118,7 +115,7 @@ async def test_a_lost_write_does_not_overwrite_another_workers_takeover() -> Non
     await anyio.sleep(0.06)
     loaded = await Ledger(store).load("a", "s")
     assert loaded is not None
-    other = await SessionLease.take(Ledger(store), *loaded, worker="two", lease_s=30.0, stops=orders)
+    other = await Leases(Ledger(store), 30.0).take(*loaded)
     for _ in range(2):
         lease.state.output = "of the worker that lost the session"
         with pytest.raises(SessionConflictError, match="taken over"):
@@ -133,7 +130,7 @@ async def test_a_lost_write_does_not_overwrite_another_workers_takeover() -> Non
 async def test_a_save_whose_answer_was_lost_long_ago_is_found_made_and_the_transcript_stays_whole() -> None:
     store = Faulty()
     ledger, state = Ledger(store), AgentState(agent_id="a", session_id="s")
-    lease = await SessionLease.take(ledger, state, 0, worker="one", lease_s=30.0, stops=StopOrders(ledger))
+    lease = await Leases(ledger, 30.0).take(state, 0)
     for number, how in enumerate(["after", "before", "after", None, "before", None]):
         lease.state.messages.append(Message(role=Role.USER, content=f"{number}"))
         down = [how, "before"]
@@ -315,7 +312,7 @@ async def test_leases_and_expiry_are_measured_by_the_stores_clock_however_wrong_
     result = await one.resume("mailer", "s", request.decide("approve", principal="ann"))
     assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
     state = AgentState(agent_id="a", session_id="held")
-    lease = await SessionLease.take(Ledger(store), state, 0, worker="w", lease_s=30.0, stops=StopOrders(Ledger(store)))
+    lease = await Leases(Ledger(store), 30.0).take(state, 0)
     loaded = await Ledger(store).load("a", "held")
     assert loaded is not None
     assert 25.0 < loaded[0].leased_for_s() <= 30.0
@@ -338,10 +335,8 @@ async def test_a_thousand_old_orders_cost_one_read_and_stop_nobody() -> None:
             return await super().get(kind, key)
 
     ledger = Ledger(Counting(store))
-    orders = StopOrders(ledger)
-    lease = await SessionLease.take(
-        ledger, AgentState(agent_id="a", session_id="s"), 0, worker="w", lease_s=30.0, stops=orders
-    )
+    leases = Leases(ledger, 30.0)
+    orders, lease = leases.stops, await leases.take(AgentState(agent_id="a", session_id="s"), 0)
     await lease.check_stop()
     asked.clear()
     for _ in range(100):
@@ -359,15 +354,12 @@ async def test_a_thousand_old_orders_cost_one_read_and_stop_nobody() -> None:
 
 async def test_an_order_to_all_also_stops_a_session_whose_worker_died_and_is_replaced_later() -> None:
     store = MemoryStore()
-    orders = StopOrders(Ledger(store))
-    await SessionLease.take(
-        Ledger(store), AgentState(agent_id="a", session_id="s"), 0, worker="w", lease_s=0.01, stops=orders
-    )
+    await Leases(Ledger(store), 0.01).take(AgentState(agent_id="a", session_id="s"), 0)
     await anyio.sleep(0.02)
     await order_stop(Ledger(store))
     loaded = await Ledger(store).load("a", "s")
     assert loaded is not None
-    again = await SessionLease.take(Ledger(store), *loaded, worker="v", lease_s=30.0, stops=StopOrders(Ledger(store)))
+    again = await Leases(Ledger(store), 30.0).take(*loaded)
     with pytest.raises(StoppedError):
         await again.check_stop()
 
@@ -382,8 +374,8 @@ async def test_a_session_that_obeys_before_anybody_looks_again_is_told_as_reache
             return written_s
 
     store = Obeyed()
-    state, orders = AgentState(agent_id="a", session_id="s"), StopOrders(Ledger(store))
-    lease = await SessionLease.take(Ledger(store), state, 0, worker="w", lease_s=30.0, stops=orders)
+    state = AgentState(agent_id="a", session_id="s")
+    lease = await Leases(Ledger(store), 30.0).take(state, 0)
     report = await order_stop(Ledger(store), *whom)
     assert report.reached == report.acknowledged == ("a/s",)
 
@@ -450,7 +442,7 @@ def test_a_session_that_does_not_stop_in_time_is_named(tmp_path: Path) -> None:
         store = open_store(url)
         ledger = Ledger(store)
         state = AgentState(agent_id="a", session_id="dead")
-        await SessionLease.take(ledger, state, 0, worker="w", lease_s=60.0, stops=StopOrders(ledger))
+        await Leases(ledger, 60.0).take(state, 0)
         await store.aclose()
 
     anyio.run(die_running)
@@ -572,7 +564,7 @@ async def test_a_thousand_sessions_that_wait_for_orders_ask_the_store_as_often_a
 
     store = MemoryStore()
     ledger = Ledger(Counting(store))
-    orders, stopped = StopOrders(ledger), list[int]()
+    leases, stopped = Leases(ledger, 60.0), list[int]()
     started = anyio.Event()
 
     async def hang() -> None:
@@ -585,7 +577,7 @@ async def test_a_thousand_sessions_that_wait_for_orders_ask_the_store_as_often_a
 
     async def run(number: int, scope: anyio.CancelScope) -> None:
         state = AgentState(agent_id="a", session_id=f"{number}")
-        lease = await SessionLease.take(ledger, state, 0, worker="w", lease_s=60.0, stops=orders)
+        lease = await leases.take(state, 0)
         try:
             with scope:
                 await lease.run(hang)

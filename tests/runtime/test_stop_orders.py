@@ -26,6 +26,7 @@ from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.session_lease import Leases
 from grampus_uq.runtime.stopping import order_stop
 from grampus_uq.runtime.store import Change, Document, Put
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -167,13 +168,14 @@ async def test_where_orders_cannot_be_read_an_approved_call_does_not_run_and_a_h
     assert (ran, len(first.pending)) == (["search"], 1)
     decision = first.pending[0].decide("approve", principal="ann")
 
-    class Late(AgentRunner):
-        async def take(self, state: Any, version: int) -> Any:
-            hold = await super().take(state, version)
+    class Late(Leases):
+        async def take(self, state: Any, version: int, *notes: Any) -> Any:
+            hold = await super().take(state, version, *notes)
             store.deaf = True
             return hold
 
-    two = Late(one.model_client, FunctionTools(pay, search), store=store)
+    two = AgentRunner(one.model_client, FunctionTools(pay, search), store=store)
+    two.leases = Late(two.ledger, two.lease_s)
     with pytest.raises(StoreError):  # not told to the model as refused: the approval stands
         await two.resume("mailer", "s", decision)
     assert ran == ["search"]

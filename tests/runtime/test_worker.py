@@ -131,7 +131,7 @@ async def test_a_session_whose_worker_died_is_taken_up_when_its_lease_ran_out(op
     one = runner(World(), ["Done."], p_true=0.95, store=open_store(), lease_s=0.2)
     state, version = await one._fresh(AGENT, session, {})
     state.messages.append(Message(role=Role.USER, content="say something"))
-    await one.take(state, version)  # and nothing more: it died
+    await one.leases.take(state, version)  # and nothing more: it died
     async with working(runner(World(), ["Done."], p_true=0.95, store=open_store(), lease_s=0.2)):
 
         async def done() -> bool:

@@ -300,7 +300,7 @@ async def test_a_session_that_kills_its_workers_is_set_aside_after_so_many_death
     for deaths in range(1, 5 * tries + 1):
         state, version = await one.ledger.known("mailer", "s")
         state._leased_until = 0.0  # it ran out
-        lease = await one.take(state, version)  # and nothing more: it died
+        lease = await one.leases.take(state, version)  # and nothing more: it died
         worker = Worker(runner=one, agents=["mailer"], tries=tries)
         lease.state.lease_s = -1.0
         await one.ledger.save(lease.state, lease._version)
@@ -422,7 +422,7 @@ async def test_one_row_that_cannot_be_queued_hides_no_other_orphan() -> None:
         for row in await store.scan(WAKING):
             await store.write(Delete(kind=WAKING, key=row.key, expected=row.version))
         state, version = await one.ledger.known("mailer", name)
-        await one.take(state, version)  # and its worker died
+        await one.leases.take(state, version)  # and its worker died
 
     async def done() -> bool:
         return await status(store, "good") is AgentStatus.COMPLETED
@@ -475,7 +475,7 @@ async def waiting_child(store: MemoryStore, world: World) -> Any:
 async def test_who_decides_on_a_sub_agent_that_is_at_work_is_told_to_try_again() -> None:
     store, world = MemoryStore(), World()
     asked = await waiting_child(store, world)
-    lease = await runner(world, store=store).take(*await Ledger(store).known("mailer", asked.session_id))
+    lease = await runner(world, store=store).leases.take(*await Ledger(store).known("mailer", asked.session_id))
     with pytest.raises(SessionError, match="at work now: try again"):
         await Ledger(store).find_request(asked.id)
     await lease.release()
@@ -575,7 +575,7 @@ async def test_a_decision_that_a_session_needs_stays_though_the_session_is_taken
 
     async def moved() -> None:
         state, version = await one.ledger.known("mailer", "s")
-        await one.take(state, version)
+        await one.leases.take(state, version)
 
     store.moved = moved
     await anyio.sleep(0.01)
@@ -721,7 +721,7 @@ async def test_a_process_that_stood_still_before_its_tool_looks_whether_the_sess
     shared = Stopped()
     shared._documents, shared._logs, shared._by_label = store._documents, store._logs, store._by_label
     sleeper = runner(world, store=shared, lease_s=0.2)
-    sleeper._stops = StopOrders(sleeper.ledger)
+    sleeper.leases.stops = StopOrders(sleeper.ledger)
     with pytest.raises(SessionConflictError):
         await sleeper.resume("mailer", "s")
     assert world.sent == []

@@ -28,8 +28,8 @@ from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger, Note, session_key
 from grampus_uq.runtime.run_state import ATTENDED, AgentState
-from grampus_uq.runtime.session_lease import SessionLease
-from grampus_uq.runtime.stopping import StopOrders, StoppedError
+from grampus_uq.runtime.session_lease import Leases, SessionLease
+from grampus_uq.runtime.stopping import StoppedError
 from grampus_uq.runtime.turn import Turn
 
 _POLL_S: Final = 0.3
@@ -70,8 +70,8 @@ class ConnectionSession:
     ) -> None:
         self.names = names
         self.refusal: str | None = None
-        self._monitor, self._ledger, self._gate, self._say, self._lease_s = monitor, ledger, gate, say, lease_s
-        self._stops = StopOrders(ledger)
+        self._monitor, self._ledger, self._gate, self._say = monitor, ledger, gate, say
+        self._leases = Leases(ledger, lease_s)
         self._endings = Endings(gate.effects, watch)
         self._opened = anyio.Event()
         self._turn: Turn | None = None
@@ -113,7 +113,7 @@ class ConnectionSession:
     async def _leased(self) -> SessionLease:
         """The session's lease. A process that died holds it for some seconds more; one that lives has the session."""
         session_id = self.names.session_id
-        until = anyio.current_time() + 2 * self._lease_s
+        until = anyio.current_time() + 2 * self._leases.lease_s
         saves: set[tuple[str | None, int]] = set()
         while anyio.current_time() < until and len(saves) < 2:  # whoever lives saves again
             try:
@@ -145,10 +145,7 @@ class ConnectionSession:
         if loaded is not None:
             CallNotes(state).remember(loaded[0])
         state.metadata[ATTENDED] = True
-        worker = uuid.uuid4().hex
-        return await SessionLease.take(
-            self._ledger, state, version, worker=worker, lease_s=self._lease_s, stops=self._stops
-        )
+        return await self._leases.take(state, version)
 
     async def confirm(self) -> None:
         """Look whether the session is still this process's. Raises RefusedError if not, StoreError."""
