@@ -146,11 +146,6 @@ def plain(value: Any) -> Any:
         return str(value)
 
 
-def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:
-    """A call as it was proposed; arguments that are not a JSON object are kept as one text, and marked."""
-    return read_call({"id": call_id, "name": name, "arguments": arguments}).call
-
-
 def item_call(item: Any) -> ToolCall | None:
     """The call in an item of the model's output, None for an item that is not a call."""
     return read_call(item).call if text_field(item, "type") in _CALLS else None

@@ -14,10 +14,10 @@ from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.integrations.carried_calls import write_snapshot
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.model_turn import ModelTurn
-from grampus_uq.integrations.openai_agents_model import Written, answered_calls, form_of, item_call, plain, tool_call
+from grampus_uq.integrations.openai_agents_model import Written, answered_calls, form_of, item_call, plain
 from grampus_uq.integrations.openai_agents_tools import HELD_BEGINS, PRINCIPAL
 from grampus_uq.integrations.settings import AdapterSettings
-from grampus_uq.wire import field, text_field
+from grampus_uq.wire import field, read_call, text_field
 
 _MAX_PROPOSED = 256
 
@@ -98,7 +98,7 @@ class WatchedRun:
         else:
             known = next((c for c in self._latest if (c.id, c.name) == (call_id, name)), None)
             known = known if known is not None and known.arguments == arguments else None
-        return tool_call(call_id, name, arguments) if known is None else known
+        return known or read_call({"id": call_id, "name": name, "arguments": arguments}).call
 
     def meant(self, call_id: str, name: str, given: Any) -> ToolCall:
         """The call that a shell, apply-patch or custom tool is given; without an id, the one that has not run yet."""
@@ -106,7 +106,7 @@ class WatchedRun:
         for call in (*self.calls.records.known(name), *self._latest):
             if call.name == name and call_id in ("", call.id) and form_of(call.arguments) == form:
                 return call
-        return tool_call(call_id, name, form)
+        return read_call({"id": call_id, "name": name, "arguments": form}).call
 
     def vouched_items(self, items: Any) -> Any:
         """A model's input without the approvals of provider-run calls that no human signed here: a provider acts on it.

@@ -65,7 +65,6 @@ from grampus_uq.integrations.pydantic_ai_runs import (
     WatchedRun,
     back_to_gate,
     call_key,
-    dump,
     metadata_of,
     resume,
     waiting,
@@ -427,7 +426,7 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
         return result.output
     _only_ours(result, key)
     run.children[key] = json.loads(result.all_messages_json())
-    raise ApprovalRequired(metadata={KEY: [dump(request) for request in waiting(result)]})
+    raise ApprovalRequired(metadata={KEY: [request.model_dump(mode="json") for request in waiting(result)]})
 
 
 def _only_ours(result: AgentRunResult[Any], key: str) -> None:

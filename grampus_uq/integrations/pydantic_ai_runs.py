@@ -212,7 +212,7 @@ def resume(
     """
     messages = as_messages(history)
     carried = carried_by(messages)
-    carry(messages, {**carried, "decisions": [dump(decision) for decision in decisions]})
+    carry(messages, {**carried, "decisions": [decision.model_dump(mode="json") for decision in decisions]})
     results = back_to_gate(messages)
     if also is not None:
         results.update(also)
@@ -234,9 +234,4 @@ def back_to_gate(messages: Sequence[ModelMessage], within: str | None = None) ->
 
 def metadata_of(*records: CallRecord) -> dict[str, Any]:
     """The metadata of a waiting call in the framework's deferred request: what it, or what is inside it, waits for."""
-    return {KEY: [dump(request) for record in records if record.waiting for request in record.requests]}
-
-
-def dump(value: ApprovalRequest | ApprovalDecision) -> dict[str, Any]:
-    """A request or a decision as JSON values."""
-    return value.model_dump(mode="json")
+    return {KEY: [one.model_dump(mode="json") for record in records if record.waiting for one in record.requests]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -235,7 +235,7 @@ class Graph:
                 self._follow(await self._targets(name, checkpoint.state), name, checkpoint, [])
             elif name not in checkpoint.ready:
                 checkpoint.ready.append(name)
-            self._release_joins(checkpoint)
+            self._release_joins(checkpoint, checkpoint.arrived, [])
         return await self._advance(checkpoint)
 
     def _answered(self, checkpoint: GraphCheckpoint, node: str | None) -> str:
@@ -358,7 +358,7 @@ class Graph:
             checkpoint.state.status = AgentStatus.FAILED
             checkpoint.ready, checkpoint.waiting = [], []
         else:
-            self._release_joins(checkpoint)
+            self._release_joins(checkpoint, checkpoint.arrived, [])
         await checkpoint.save()
 
     def _waits(self, name: str, state: AgentState) -> bool:
@@ -382,21 +382,16 @@ class Graph:
 
     def _follow(self, targets: list[str], name: str, checkpoint: GraphCheckpoint, running: list[str]) -> None:
         for target in targets:
-            arrived = checkpoint.arrived.setdefault(target, [])
-            arrived.append(name)
-            expected = self._live_sources(target, checkpoint, running)
-            if not expected - set(arrived) and target not in checkpoint.ready:
-                checkpoint.ready.append(target)
-                checkpoint.arrived[target] = []
+            checkpoint.arrived.setdefault(target, []).append(name)
+            self._release_joins(checkpoint, [target], running)
 
-    def _release_joins(self, checkpoint: GraphCheckpoint) -> None:
-        """Run the joins whose missing branches have ended or turned elsewhere."""
-        for target, arrived in checkpoint.arrived.items():
-            if (
-                arrived
-                and target not in checkpoint.ready
-                and not self._live_sources(target, checkpoint, []) - set(arrived)
-            ):
+    def _release_joins(self, checkpoint: GraphCheckpoint, targets: Iterable[str], running: list[str]) -> None:
+        """Run those of these nodes whose missing branches have ended or turned elsewhere."""
+        for target in targets:
+            arrived = {*checkpoint.arrived[target]}
+            if not arrived or target in checkpoint.ready:
+                continue
+            if not self._live_sources(target, checkpoint, running) - arrived:
                 checkpoint.ready.append(target)
                 checkpoint.arrived[target] = []
 

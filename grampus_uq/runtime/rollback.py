@@ -37,7 +37,6 @@ from grampus_uq.runtime.run_state import AgentState, ExecutedCall, ExecutionResu
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
-from grampus_uq.runtime.sub_agents import SubAgent
 from grampus_uq.runtime.worker_jobs import PARENT, Job
 
 _Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
@@ -190,7 +189,7 @@ async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int, rej
     found = list[ExecutedCall]()
     for call in executed_calls(entries, state, to_step, runner.policy()):
         agent = runner.sub_agents.get(call.call.name)
-        if isinstance(agent, SubAgent):
+        if agent is not None:
             began = state.model_copy(update={"run_id": segment_at(state, step_number(call.step_id) or 0).run_id})
             child = began.child_session(CallRecord.new(call.call, call.step_id))
             if await agent.runner.ledger.store.get("session", session_key(agent.agent.name, child)) is not None:

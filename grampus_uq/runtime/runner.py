@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from pydantic import JsonValue
@@ -47,10 +47,13 @@ from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.stored_permits import StoredPermits
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import call_executor
-from grampus_uq.runtime.turn import Delegate, Turn
+from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 from grampus_uq.wire.lone_surrogates import bounded_text
 from grampus_uq.wire.model_call import recorded_model
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.sub_agents import SubAgent
 
 _RELEASE_POLLS = 10
 _RESERVED = frozenset({ABOVE, ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, REPLACED, STARTED_BY})
@@ -102,7 +105,7 @@ class AgentRunner:
         approvals: ApprovalPolicy | None = None,
         effects: ToolEffects | None = None,
         precondition: Precondition | None = None,
-        sub_agents: Sequence[Delegate] = (),
+        sub_agents: Sequence[SubAgent] = (),
         looks: Looks | None = None,
         lease_s: float = 30.0,
         logprobs: bool = True,

@@ -159,6 +159,5 @@ class SubAgent:
             return self
         if depth >= _DEEPEST:
             return None
-        agents = [agent for agent in self.runner.sub_agents.values() if isinstance(agent, SubAgent)]
-        below = (agent._owner(request, depth + 1) for agent in agents)
+        below = (agent._owner(request, depth + 1) for agent in self.runner.sub_agents.values())
         return next((found for found in below if found is not None), None)

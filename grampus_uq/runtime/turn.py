@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import SessionConflictError, StoreError
@@ -30,42 +30,23 @@ from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate, by_itself
 from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.monitor.session import Session
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.audit import call_facts, started_facts
 from grampus_uq.runtime.concurrent_tasks import run_together
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.let_ahead import LetAhead
-from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.standing_grants import taken_back
 from grampus_uq.runtime.stopping import StoppedError
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.sub_agents import SubAgent
 
 _Execute = Callable[[ToolCall, str], Awaitable[ToolResult]]
 """Runs a call under an idempotency key."""
 
 _STORE_DOWN = "Not executed: the session store cannot be reached, and this call must not run without a record."
-
-
-class Delegate(Protocol):
-    """An agent that the model may call as a tool: its own session asks for its own calls."""
-
-    name: str
-
-    def schema(self) -> dict[str, Any]:
-        """The agent as a tool, in the OpenAI wire form."""
-        ...
-
-    async def execute(
-        self, record: CallRecord, parent: Session | None, state: AgentState
-    ) -> ToolResult | list[ApprovalRequest]:
-        """Run it or go on with it; its result, or what it waits for."""
-        ...
-
-    async def answer(self, request: ApprovalRequest, response: Any) -> None:
-        """Pass a decision on one of its requests on to it; raises ApprovalError when it is refused."""
-        ...
 
 
 class Turn:
@@ -79,7 +60,7 @@ class Turn:
         gate: Gate,
         declared: Callable[[str], Effect | None],
         execute: _Execute,
-        delegates: Mapping[str, Delegate],
+        delegates: Mapping[str, SubAgent],
         unwatched: UncertaintyPolicy | None = None,
     ) -> None:
         self.lease = lease

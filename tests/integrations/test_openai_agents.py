@@ -38,9 +38,10 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.integrations.openai_agents import AbortedRunError, UncertaintyGuard
-from grampus_uq.integrations.openai_agents_model import read_messages, read_output, tool_call
+from grampus_uq.integrations.openai_agents_model import read_messages, read_output
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
+from grampus_uq.wire import read_call
 from tests.integrations.agents_sdk import FakeModel, Guarded, clerk, tools
 from tests.integrations.sentences import parameters
 
@@ -520,7 +521,7 @@ def test_token_probabilities_and_usage_are_read_from_the_answer() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": NaN}', "null", "7"])
 def test_arguments_that_are_no_object_are_kept_as_a_value(text: str) -> None:
-    assert tool_call("c", "pay", text).digest()
+    assert read_call({"id": "c", "name": "pay", "arguments": text}).call.digest()
 
 
 def test_a_transcript_of_the_sdk_is_read_as_messages() -> None:

@@ -70,7 +70,7 @@ async def test_the_watch_counts_a_session_once_it_has_ended(tmp_path: Path) -> N
         parts = ProxyParts(settings, url, said.append)
         calls = parts.exchange(f"s{number}", resumes=False).calls
         await calls.propose(ToolCall(id="c", name="read_note", arguments={}))
-        await calls.aclose()
+        await calls.session.aclose()
         await parts.aclose()
     store = open_store(url)
     counted = {status.n_runs for status in await CalibrationWatch(store, detector).statuses()}

@@ -165,13 +165,13 @@ async def test_an_approved_call_does_not_run_by_a_definition_that_the_proxy_forg
     one.lists("good")
     assert not await one.runs()
     await one.approve()
-    await one.calls.aclose()
+    await one.calls.session.aclose()
     one = Restarted(parts)
     assert not await one.runs()
     assert await one.approve() == "tool_not_listed"
     one.lists("EVIL")  # nothing is pinned yet: it is the first
     assert await one.runs()
-    await one.calls.aclose()
+    await one.calls.session.aclose()
     await parts.aclose()
 
 
@@ -195,7 +195,7 @@ async def test_what_other_sessions_were_let_through_by_counts_at_the_next_call()
     a.lists("EVIL")
     assert not await a.runs()
     for one in (a, b, c):
-        await one.calls.aclose()
+        await one.calls.session.aclose()
     await parts.aclose()
 
 
@@ -207,14 +207,14 @@ async def test_an_approved_call_runs_after_a_restart_by_the_definition_that_it_w
     one.lists("good")
     assert not await one.runs()
     await one.approve()
-    await one.calls.aclose()
+    await one.calls.session.aclose()
     one = Restarted(parts)
     one.lists(again)
     assert await one.runs() == (again == "good")
     if again == "EVIL":
         assert await one.approve() == "tool_changed"
         assert await one.runs()
-    await one.calls.aclose()
+    await one.calls.session.aclose()
     await parts.aclose()
 
 

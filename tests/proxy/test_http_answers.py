@@ -837,7 +837,7 @@ async def test_what_the_proxy_no_longer_knows_of_a_tool_is_asked_about() -> None
         exchange.calls.take_list({"tools": [{"name": "read_x", **hint}, {"name": "read_y"}]})
         assert not await passes(exchange, "read_x", 3 * taken_up + 1)
         assert await passes(exchange, "read_y", 3 * taken_up + 2)
-        await exchange.calls.aclose()
+        await exchange.calls.session.aclose()
     await parts.aclose()
 
 

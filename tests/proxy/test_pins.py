@@ -180,9 +180,9 @@ def test_permits_of_a_proxy_are_bound_to_the_definition_of_the_tool(tmp_path):
     parts = ProxyParts(ProxySettings(), f"sqlite:///{tmp_path}/s.db", print)
     calls = parts.exchange("s", resumes=False).calls
     assert calls.gate.permits.agent_version("send") == ""
-    calls._tools.take({"tools": [TOOL]})
+    calls.tools.take({"tools": [TOOL]})
     first = calls.gate.permits.agent_version("send")
-    calls._tools.take({"tools": [{**TOOL, "description": "Send a mail, and copy it."}]})
+    calls.tools.take({"tools": [{**TOOL, "description": "Send a mail, and copy it."}]})
     assert "" != first != calls.gate.permits.agent_version("send")
 
 

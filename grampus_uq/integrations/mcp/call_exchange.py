@@ -154,7 +154,7 @@ class CallExchange:
         call = ToolCall(id=f"call_{uuid.uuid4().hex}", name=name, arguments=arguments)
         if own is not message:
             await self.calls.open()
-            told = self._states.read(stated, self._binding(call), now_s=self.calls.now_s())
+            told = self._states.read(stated, self._binding(call), now_s=self.calls.ledger.now_s())
             round_ = told.round + 1
         try:
             return await self._awaited(message, own, call, cancelled, told=told, round_=round_, until=until)
@@ -214,7 +214,7 @@ class CallExchange:
             agent_id=names.agent_id,
             session_id=names.session_id,
             call_digest=call.digest(),
-            rules=self.calls.rules(),
+            rules=self.calls.session.current().terms().rules,
         )
 
     def _pending(self, message: Message, call: ToolCall, wait: Wait, round_: int) -> Mapping[str, Any]:
@@ -223,7 +223,7 @@ class CallExchange:
         if wait.request is None:
             return text_result(_RUNNING, is_error=True, modern=modern)
         if modern and round_ < _MOST_ROUNDS:
-            now_s = self.calls.now_s()
+            now_s = self.calls.ledger.now_s()
             state = self._states.issue(self._binding(call), wait.request.id, now_s=now_s, round=round_)
             asked: dict[str, Any] = {"resultType": "input_required", "requestState": state}
             if self.elicitation is not None and self._shows_form(message, wait.request, round_):
@@ -312,7 +312,7 @@ class CallExchange:
         """The client and the server are gone."""
         if self._spans is not None:
             self._spans.close()
-        await self.calls.aclose()
+        await self.calls.session.aclose()
 
     def _ended(self, record: CallRecord, why: EndOfCall) -> None:
         if self._spans is not None:

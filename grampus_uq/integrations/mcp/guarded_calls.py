@@ -9,7 +9,7 @@ handed over is handed over. After that the same call is a new one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -74,7 +74,7 @@ class GuardedCalls:
             names, monitor=monitor, ledger=ledger, gate=gate, say=say, watch=watch, lease_s=lease_s
         )
         self.gate = gate
-        self._monitor, self._ledger, self._tools, self._say = monitor, ledger, tools, say
+        self._monitor, self.ledger, self.tools, self._say = monitor, ledger, tools, say
         self._pins, self._only_listed = ToolPins(ledger.store, names.agent_id), only_listed
         self._seen, self._watched = dict[str, int](), dict[str, ApprovalRequest]()  # by the id of a request
         self._storing: set[str] = set()
@@ -92,18 +92,10 @@ class GuardedCalls:
         """Renew the lease, take up decisions, save what was delivered and heed stop orders, until it is cancelled."""
         await self.session.run(partial(run_with_watch, self._take_decisions, self._save_delivered))
 
-    async def aclose(self) -> None:
-        """The client and the server are gone: a session that resumes is released, any other ends."""
-        await self.session.aclose()
-
     def take_list(self, result: Any, *, begins: bool = True) -> None:
         """Take the result of a `tools/list`: calls from now on are judged by it. Raises ValueError as `ListedTools`."""
-        self._tools.take(result, begins=begins)
-        self.gate.effects = self._tools.effects()
-
-    def schema(self, tool: str) -> Mapping[str, Any] | None:
-        """The schema of a tool's arguments, as this session's latest list gave it."""
-        return self._tools.schema(tool)
+        self.tools.take(result, begins=begins)
+        self.gate.effects = self.tools.effects()
 
     # -- proposing ------------------------------------------------------------------------------------------------
 
@@ -125,7 +117,7 @@ class GuardedCalls:
             sizes = (len(record.proposed.canonical()) for record in state.turn if record.waiting)
             if len(call.canonical()) + sum(sizes) > _MAX_WAITING:
                 raise RefusedError("Not executed: the arguments of the calls that wait are too large together.")
-            self._open[call.id] = opened = OpenCall(id=call.id, shown=self._tools.shown(call.name))
+            self._open[call.id] = opened = OpenCall(id=call.id, shown=self.tools.shown(call.name))
             doubt = await self._doubt(call, opened.shown) if self._acts else None
             self._note_call(call)
             if self._monitor.plan.brings_model:
@@ -212,13 +204,13 @@ class GuardedCalls:
         for one in list(self._equal_to(likeness(started.call))):
             if one.waiting:
                 why = f"the same call {self.known_of(one.proposed)}"
-                turn.lease.state.keep(asked_again(one, turn.terms(), self.gate.approvals, self._ledger.now_s(), why))
+                turn.lease.state.keep(asked_again(one, turn.terms(), self.gate.approvals, self.ledger.now_s(), why))
         self.session.wake()
 
     def _sends(self, record: CallRecord) -> None:
         """Remember a call that is to go to its server: what is saved before that holds it."""
         if matters(record):
-            self._notes.sends(record.proposed.id, likeness(record.call), self._ledger.now_s())
+            self._notes.sends(record.proposed.id, likeness(record.call), self.ledger.now_s())
 
     def _note_call(self, call: ToolCall) -> None:
         state = self.session.current().lease.state
@@ -238,7 +230,7 @@ class GuardedCalls:
         session = turn.lease.session
         if session is None:
             return
-        schema = self._tools.schema(call.name)
+        schema = self.tools.schema(call.name)
         asked = [] if request is None else [Message(role=Role.USER, content=request)]
         function = {"name": call.name, "parameters": schema or {"type": "object"}}
         await session.observe_llm_response(
@@ -264,11 +256,11 @@ class GuardedCalls:
             record = next((one for one in turn.lease.state.turn if one.proposed.id == call.id), None)
             if record is None:
                 return Answer(text=_FORGOTTEN, is_error=True)
-            shown = self._tools.shown(record.proposed.name) if self._was_asked(record) else call.shown
+            shown = self.tools.shown(record.proposed.name) if self._was_asked(record) else call.shown
             doubt = await self._void(record, shown) if record.phase is CallPhase.CLEARED else None
             if doubt is not None:
                 self._notes.sends_not(call.id)
-                again = asked(record, turn.terms(), self.gate.approvals, doubt, self._ledger.now_s())
+                again = asked(record, turn.terms(), self.gate.approvals, doubt, self.ledger.now_s())
                 record = turn.lease.state.keep(self._asked_under(self._notes.told(again), shown))
                 await turn.lease.save()
             if record.phase is CallPhase.CLEARED:
@@ -297,7 +289,7 @@ class GuardedCalls:
         if not announced:
             return await self.next(call)
         await self._pins.keep(shown)
-        self._tools.note_cleared(shown)
+        self.tools.note_cleared(shown)
         return Run(record=record)
 
     def _asked_under(self, record: CallRecord, shown: tuple[Pin, ...]) -> CallRecord:
@@ -352,7 +344,7 @@ class GuardedCalls:
             if not answered:
                 self._notes.sends_not(record.proposed.id)
             elif matters(record):
-                now_s, same = self._ledger.now_s(), likeness(record.call)
+                now_s, same = self.ledger.now_s(), likeness(record.call)
                 self._notes.answered(record.proposed.id, same, now_s, is_error=is_error)
             outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
             record = state.record(record)
@@ -380,7 +372,7 @@ class GuardedCalls:
             state = turn.lease.state
             self._awaited.discard(record.proposed.id)
             if any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
-                now_s = self._ledger.now_s()
+                now_s = self.ledger.now_s()
                 after = recovered(state.record(record), turn.terms(), self.gate.approvals, record.effect, now_s)
                 if after.waiting:
                     state.keep(self._notes.told(after))
@@ -415,7 +407,7 @@ class GuardedCalls:
             started = [r for r in state.turn if r.proposed.id == record.proposed.id and r.phase is CallPhase.STARTED]
             for one in started:
                 void = self.gate.not_begun(one, turn.terms(), why)
-                state.keep(self._asked_under(self._notes.told(void), self._tools.shown(one.proposed.name)))
+                state.keep(self._asked_under(self._notes.told(void), self.tools.shown(one.proposed.name)))
         notes = [turn.withdrawn(one) for one in started]
         with contextlib.suppress(SessionConflictError):
             await turn.lease.try_save(*notes)
@@ -493,11 +485,9 @@ class GuardedCalls:
                 requests = [request for record in waiting.values() for request in record.requests]
                 still = {i: one for i, one in self._watched.items() if one.call is not None and one.call.id in waiting}
                 self._watched = still | {request.id: request for request in requests}
-                arrived = await self._ledger.decisions(list(self._watched))
+                arrived = await self.ledger.decisions(list(self._watched))
                 counts = {request: len(found) for request, found in arrived.items() if found}
-                late = any(
-                    request.expired(self._ledger.now_s()) and not request.unknown_outcome for request in requests
-                )
+                late = any(request.expired(self.ledger.now_s()) and not request.unknown_outcome for request in requests)
                 if late or any(self._seen.get(request) != count for request, count in counts.items()):
                     async with self.session.lock:
                         earlier = list(self._watched.values())
@@ -508,14 +498,6 @@ class GuardedCalls:
             except StoreError as error:
                 self._say(f"decisions cannot be looked for: {error}")
                 await anyio.sleep(10 * _POLL_S)
-
-    def now_s(self) -> float:
-        """The store's clock."""
-        return self._ledger.now_s()
-
-    def rules(self) -> str:
-        """The digest of the rules that calls are asked under now."""
-        return self.session.current().terms().rules
 
 
 def _short(text: str) -> str:

@@ -195,7 +195,7 @@ class _Door:
         owed.begins_session = begins and message.method == "initialize" and not self._upstream.advisory
         if message.is_call and not self._upstream.advisory:
             try:
-                schema = session.exchange.calls.schema(message.params["name"])
+                schema = session.exchange.calls.tools.schema(message.params["name"])
                 check_parameters(request.headers.items(), message, schema)
             except UnclearError as error:
                 return _refused(error)
@@ -301,7 +301,7 @@ class _Door:
             params = json.loads(body or b"{}").get("params", {})
             headers = [(name, value) for name, value in headers if not name.startswith(PARAMETER.encode())]
             if is_modern(params):
-                headers += parameter_headers(session.exchange.calls.schema(record.call.name), params["arguments"])
+                headers += parameter_headers(session.exchange.calls.tools.schema(record.call.name), params["arguments"])
         return httpx.Request(
             request.method,
             self._upstream.url,
