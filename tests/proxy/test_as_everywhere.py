@@ -109,7 +109,7 @@ async def test_an_old_copy_of_the_store_does_not_run_again_what_is_among_the_sta
             await ledger.decide(pending.requests[0].decide("approve", principal="ann"))
             await apply_response(calls.session.current(), None)
         became.append(await calls.next(opened))
-        for one in (calls, parts, ledger.store):
+        for one in (calls.session, parts, ledger.store):
             await one.aclose()
         shutil.copy(*((copy, store) if number else (store, copy)))
     assert [type(one) for one in became] == [Wait, Run, Wait, Wait]
