@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord
@@ -31,10 +31,22 @@ with MissingDependencyError.unless("langgraph", "langgraph", "Forking a thread")
     from langchain_core.runnables import RunnableConfig
     from langgraph.types import Command, StateSnapshot
 
-if TYPE_CHECKING:
-    from grampus_uq.runtime.restart_points import SuspectSet
 
 _STEP = re.compile(r"llm_(\d+)(?:/|$)")
+
+
+class Suspects(Protocol):
+    """A prediction set over a recorded run, such as `grampus_uq.learn.attribution.Attribution`."""
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The run's steps, each with a `step_id`."""
+        ...
+
+    @property
+    def set_steps(self) -> Sequence[int]:
+        """Ascending indices of the suspected steps."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +64,7 @@ class Fork:
 
 
 def fork_before(
-    app: Any, config: RunnableConfig, at: int | SuspectSet, *, note: str | None = None, messages_key: str = "messages"
+    app: Any, config: RunnableConfig, at: int | Suspects, *, note: str | None = None, messages_key: str = "messages"
 ) -> Fork:
     """Find the checkpoint before a step of the model, counted from 0, or before the first step of a prediction set.
 
@@ -74,7 +86,7 @@ def fork_before(
 
 
 async def afork_before(
-    app: Any, config: RunnableConfig, at: int | SuspectSet, *, note: str | None = None, messages_key: str = "messages"
+    app: Any, config: RunnableConfig, at: int | Suspects, *, note: str | None = None, messages_key: str = "messages"
 ) -> Fork:
     """`fork_before`, awaited."""
     step, walk = _first(at), _Walk(messages_key)
@@ -84,7 +96,7 @@ async def afork_before(
     return walk.fork(snapshot, step, note)
 
 
-def _first(at: int | SuspectSet) -> int:
+def _first(at: int | Suspects) -> int:
     if isinstance(at, int):
         return at
     if not at.set_steps:
