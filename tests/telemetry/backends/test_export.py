@@ -499,7 +499,7 @@ def test_an_address_that_cannot_be_one_is_refused_without_showing_its_password(
     write(tmp_path / "a.jsonl", session("s1"))
     code, _, err = run(capsys, str(tmp_path), f"--otlp={address}")
     assert code == 2
-    assert "an address such as http://localhost:4317" in err
+    assert "an http or https address such as http://localhost:4317" in err
     assert "hunter2" not in err
 
 

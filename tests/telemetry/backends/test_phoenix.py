@@ -27,7 +27,6 @@ from grampus_uq.recording import encode, read, runs
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, SessionStarted, StepEvent
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.telemetry import PhoenixAnnotations, SpanEmitter
-from grampus_uq.telemetry.evaluations import evaluations
 from grampus_uq.testing import ScriptedModel
 from tests.demo.examinees import SURE, UNSURE, examinee, plan_for
 from tests.telemetry.backends.recorded import watch_first_half, watch_second_half
@@ -247,11 +246,12 @@ def test_the_steps_are_annotated_with_their_scores(backend: Phoenix, tmp_path: P
         assert notes.close(timeout_s=30)
     assert notes.dropped == 0
     span_of = {span["attributes"]["step_id"]: span["context"]["span_id"] for span in estimates(came)}
-    wanted = {
-        (span_of[event.step.step_id], found.name, round(found.value, 9), found.label)
-        for event in seen
-        for found in evaluations(event.assessment)
-    }
+    wanted = set[tuple[str, str, float, str | None]]()
+    for event in seen:
+        span, step = span_of[event.step.step_id], event.assessment
+        assert step.p_success is not None
+        wanted.add((span, "uncertainty.confidence.fused", round(step.fused_confidence, 9), step.level.value))
+        wanted.add((span, "uncertainty.p_success", round(step.p_success, 9), None))
     asked = "&".join(f"span_ids={one}" for one in span_of.values())
     url = f"{backend.url}/v1/projects/{project}/span_annotations?{asked}&limit=100"
 
@@ -262,8 +262,7 @@ def test_the_steps_are_annotated_with_their_scores(backend: Phoenix, tmp_path: P
         }
 
     wait_until(lambda: annotated() == wanted, "the annotations")
-    assert {name for _, name, _, _ in wanted} == {"uncertainty.confidence.fused", "uncertainty.p_success"}
-    assert len(wanted) == 2 * len(seen)
+    assert len(wanted) == 2 * len(seen) == 6
     assert {one["annotator_kind"] for one in get_json(url)["data"]} == {"CODE"}
 
 
