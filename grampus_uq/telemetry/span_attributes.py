@@ -1,6 +1,7 @@
 """The attributes of each span of a step: bare keys, the evidence, the alarm, the monitor's own calls and cost.
 
-Every key is in `grampus_uq.telemetry.conventions`.
+The keys of OpenTelemetry's GenAI conventions are written out: those conventions are still in development, and the
+packages that hold them rename and move them. docs/telemetry.md lists every key.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ from opentelemetry.util.types import AttributeValue
 from grampus_uq.records.events import PERMIT, DecisionEvent, StepEvent
 from grampus_uq.records.values import Reading, StepUncertainty
 from grampus_uq.records.vocabulary import UncertaintySource
-from grampus_uq.telemetry.conventions import ATTRIBUTES, ESCALATED, PARENT
+from grampus_uq.telemetry.conventions import ESCALATED
 from grampus_uq.telemetry.evaluations import WORDS, escalates, fused_of
 from grampus_uq.telemetry.span_content import plain_name
 
 _CALL_PROBABILITY: Final = UncertaintySource.CALL_PROBABILITY
 _IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far", "call_evidence")
-_ON_PARENT: Final = tuple(key for key, attribute in ATTRIBUTES.items() if PARENT in attribute.on)
+_ON_PARENT: Final = (
+    "uncertainty.confidence.fused",
+    "uncertainty.confidence.propagated",
+    "uncertainty.p_success",
+    "uncertainty.trajectory_risk",
+    "uncertainty.level",
+    "uncertainty.action",
+    ESCALATED,
+)
 Attributes = dict[str, AttributeValue]
 
 
@@ -118,7 +127,7 @@ def estimate_attributes(event: StepEvent, *, tool_names: Collection[str] | None 
 
 
 def parent_attributes(estimate: Attributes) -> Attributes:
-    """The attributes of a recording parent span: those of its latest step's estimate that the table puts there too."""
+    """The attributes of a recording parent span, from those of its latest step's estimate."""
     found: Attributes = {key: estimate[key] for key in _ON_PARENT if key in estimate}
     found["uncertainty.step_id"] = estimate["step_id"]
     return found

@@ -1,7 +1,7 @@
 """Turns a committed step into spans (estimate, semantic, escalate) below the current span, at the step's own times.
 
 Numbers, words and ids only: no message, no tool argument and no tool output ever becomes an attribute, unless `content`
-asks for it. Every attribute is in `grampus_uq.telemetry.conventions`.
+asks for it. docs/telemetry.md lists every attribute.
 """
 
 from __future__ import annotations

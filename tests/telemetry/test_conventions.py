@@ -1,11 +1,9 @@
-"""One table of attributes: the code emits nothing beside it and everything in it, and the page shows the same."""
+"""One table of attributes, on the page: the code emits nothing beside it and everything in it."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import anyio
 import pytest
@@ -16,14 +14,12 @@ from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogR
 from grampus_uq import Effect, Message, Reading, Role, ToolCall
 from grampus_uq.records.events import StepEvent, TrajectoryReading
 from grampus_uq.stats.trajectory_risk import StepComponents
-from grampus_uq.telemetry.conventions import ATTRIBUTES, EVALUATION, PARENT
 from grampus_uq.telemetry.instruments import INSTRUMENTS
 from grampus_uq.testing import ScriptedModel, answer, top_logprobs
 from tests.scripted_runs import ESTIMATOR, POLICY, Captured, acts, play
+from tests.telemetry.attribute_tables import ATTRIBUTES, PARENT, table
 from tests.telemetry.kept_spans import KeptSpans
 
-PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
-TYPES = {"string": str, "double": float, "int": int, "boolean": bool}
 ARGUMENTS = {"to": "Alice"}
 
 
@@ -37,7 +33,7 @@ def seen(kept):
             for key, value in (attributes or {}).items():
                 attribute = ATTRIBUTES[key]
                 assert place in attribute.on, (key, place)
-                assert type(value) is TYPES[attribute.type], (key, value)
+                assert type(value) is attribute.type, (key, value)
                 found.add((key, place))
     return found
 
@@ -95,36 +91,11 @@ def test_everything_in_the_table_is_emitted_where_the_table_says_and_nothing_els
 def test_whatever_a_run_does_its_spans_carry_only_what_the_table_knows(script):
     kept = KeptSpans(monitor={"policy": POLICY, "estimator": ESTIMATOR})
     anyio.run(play, kept.monitor.session("s", "a"), script)
-    assert all(ATTRIBUTES[key].privacy != "content" for key, _ in seen(kept))
-
-
-def table(heading):
-    """The rows of the table under a heading of the page, cells without their code marks."""
-    text = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
-    return [[re.sub(r"`", "", cell).strip() for cell in row] for row in rows]
-
-
-def test_the_page_shows_the_table_of_attributes_as_the_code_has_it():
-    shown = {row[0]: row[1:] for row in table("Attributes")}
-    expected = {
-        key: [
-            attribute.type,
-            ", ".join(_short(where) for where in attribute.on),
-            attribute.when.replace("`", ""),
-            attribute.privacy,
-        ]
-        for key, attribute in ATTRIBUTES.items()
-    }
-    assert shown == expected
-
-
-def _short(where):
-    return {EVALUATION: "event"}.get(where, where.removeprefix("uncertainty."))
+    assert all(ATTRIBUTES[key].tells != "content" for key, _ in seen(kept))
 
 
 def test_the_page_shows_the_table_of_metrics_as_the_code_has_it():
-    shown = {row[0]: row[1:] for row in table("Metrics")}
+    shown = {row[0]: row[1:] for row in table("telemetry.md", "Metrics")}
     expected = {
         name: [instrument.kind.replace("_", " "), instrument.unit, ", ".join(instrument.labels), instrument.description]
         for name, instrument in INSTRUMENTS.items()
