@@ -10,7 +10,8 @@ collector's fileexporter, `opentelemetry/proto/trace/v1/trace.proto`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,12 +19,14 @@ from grampus_uq.errors import DataError
 from grampus_uq.importers.imported_records import Refused, line_records, refuse_to
 from grampus_uq.importers.json_stream import Element, nested
 from grampus_uq.importers.otlp_wire import is_protobuf, span_messages
-from grampus_uq.importers.record_fields import listed, object_of, object_or_none
+from grampus_uq.importers.record_fields import listed
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _TRAIL: Final = ("resourceSpans", "scopeSpans", "spans")
 _MOST_NS: Final = 2**63
 _ERROR: Final = 2  # STATUS_CODE_ERROR
-_DEEPEST: Final = 32
+_READ: Final = ("name", "startTimeUnixNano", "endTimeUnixNano", "attributes", "events", "status")
+_FIELD: Final = re.compile(r"Failed to parse (\w+) field")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,84 +101,26 @@ def _of_request(
 
 
 def _of_json(element: Element) -> OtlpSpan:
+    """A span of OTLP/JSON, which differs from protobuf's own JSON in its ids: they are in hex."""
+    from google.protobuf.json_format import ParseDict, ParseError
+    from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
     value = element.value
-    events = listed(value.get("events"), "events", element.error)
-    status = value.get("status")
-    code = status.get("code") if isinstance(status, dict) else None
-    return OtlpSpan(
-        trace_id=_identity(value.get("traceId"), "traceId", element),
-        span_id=_identity(value.get("spanId"), "spanId", element),
-        parent_id=_identity(value.get("parentSpanId", ""), "parentSpanId", element, empty=True),
-        name=_text(value.get("name", ""), "name", element),
-        start_ns=_nanoseconds(value.get("startTimeUnixNano"), "startTimeUnixNano", element),
-        end_ns=_nanoseconds(value.get("endTimeUnixNano"), "endTimeUnixNano", element),
-        attributes=_attributes(value.get("attributes"), "attributes", element),
-        events=tuple(_event(event, f"events[{i}]", element) for i, event in enumerate(events)),
-        failed=code in (_ERROR, "STATUS_CODE_ERROR"),
-        chars=element.chars,
-        place=element,
-    )
+    ids = [_identity(value.get("traceId"), "traceId", element), _identity(value.get("spanId"), "spanId", element)]
+    ids.append(_identity(value.get("parentSpanId", ""), "parentSpanId", element, empty=True))
+    try:
+        given = replace_lone_surrogates({name: value[name] for name in _READ if name in value})
+        span = ParseDict(given, Span(), ignore_unknown_fields=True)
+    except (ParseError, ValueError, TypeError, RecursionError) as error:
+        fields = ".".join(_FIELD.findall(str(error)))
+        raise element.error(fields, f"is not as in OTLP: {error!s:.200}") from error
+    return _of_span(span, ids, element.chars, element)
 
 
 def _identity(value: Any, field: str, element: Element, *, empty: bool = False) -> str:
     if not isinstance(value, str) or not (value or empty) or len(value) > 64:
         raise element.error(field, f"must be an id in hex. Got {value!r:.50}.")
     return value.lower()
-
-
-def _text(value: Any, field: str, element: Element) -> str:
-    if not isinstance(value, str):
-        raise element.error(field, f"must be text. Got {type(value).__name__}.")
-    return value
-
-
-def _nanoseconds(value: Any, field: str, element: Element) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
-        value = int(value)
-    if type(value) is not int or not 0 <= value < _MOST_NS:
-        raise element.error(field, f"must be nanoseconds since 1970. Got {value!r:.50}.")
-    return value
-
-
-def _event(value: Any, field: str, element: Element) -> SpanEvent:
-    name = _text(object_of(value, field, element.error).get("name", ""), f"{field}.name", element)
-    return SpanEvent(name=name, attributes=_attributes(value.get("attributes"), f"{field}.attributes", element))
-
-
-def _attributes(value: Any, field: str, element: Element, depth: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for number, pair in enumerate(listed(value, field, element.error)):
-        place = f"{field}[{number}]"
-        item = object_of(pair, place, element.error)
-        found[_text(item.get("key"), f"{place}.key", element)] = _any(item.get("value"), place, element, depth)
-    return found
-
-
-def _any(value: Any, field: str, element: Element, depth: int) -> Any:
-    """An AnyValue of OTLP/JSON."""
-    if depth > _DEEPEST:
-        raise element.error(field, f"is nested deeper than {_DEEPEST}.")
-    for kind, content in (object_or_none(value, f"{field}.value", element.error) or {}).items():
-        place = f"{field}.value.{kind!s:.20}"
-        if kind == "intValue" and isinstance(content, str):
-            return _integer(content, place, element)
-        if kind in ("stringValue", "boolValue", "doubleValue", "intValue", "bytesValue"):
-            if not isinstance(content, str | bool | int | float):
-                raise element.error(place, f"must be a plain value. Got {type(content).__name__}.")
-            return content
-        if kind == "arrayValue":
-            inner = listed(content.get("values") if isinstance(content, dict) else content, place, element.error)
-            return [_any(item, f"{place}.values[{i}]", element, depth + 1) for i, item in enumerate(inner)]
-        if kind == "kvlistValue":
-            pairs = content.get("values") if isinstance(content, dict) else content
-            return _attributes(pairs, f"{place}.values", element, depth + 1)
-    return None
-
-
-def _integer(text: str, place: str, element: Element) -> int:
-    if len(text) > 20 or not text.removeprefix("-").isdigit() or not text.isascii():
-        raise element.error(place, f"must be a whole number of 64 bits. Got {text!r:.50}.")
-    return int(text)
 
 
 def _of_protobuf(index: int, data: bytes, path: str) -> OtlpSpan:
@@ -189,12 +134,17 @@ def _of_protobuf(index: int, data: bytes, path: str) -> OtlpSpan:
         raise DataError(f"is not a span: {error!s:.200}.", path=path, line=1, field=f"spans[{index}]") from error
     if not span.trace_id or not span.span_id:
         raise place.error("trace_id", "is empty.")
+    return _of_span(span, [one.hex() for one in (span.trace_id, span.span_id, span.parent_span_id)], len(data), place)
+
+
+def _of_span(span: Any, ids: Sequence[str], chars: int, place: Element) -> OtlpSpan:
     if max(span.start_time_unix_nano, span.end_time_unix_nano) >= _MOST_NS:
         raise place.error("start_time_unix_nano", "must be nanoseconds since 1970.")
+    trace_id, span_id, parent_id = ids
     return OtlpSpan(
-        trace_id=span.trace_id.hex(),
-        span_id=span.span_id.hex(),
-        parent_id=span.parent_span_id.hex(),
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id,
         name=span.name,
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
@@ -203,7 +153,7 @@ def _of_protobuf(index: int, data: bytes, path: str) -> OtlpSpan:
             SpanEvent(name=event.name, attributes=_plain_attributes(event.attributes)) for event in span.events
         ),
         failed=span.status.code == _ERROR,
-        chars=len(data),
+        chars=chars,
         place=place,
     )
 
