@@ -96,7 +96,7 @@ def binomial_interval(successes: int, n: int, level: float = 0.95) -> tuple[floa
     _check_count("binomial_interval", n, least=1)
     if not 0 <= successes <= n:
         raise ConfigurationError.of("successes", "binomial_interval", f"in 0..{n}", successes)
-    tail = math.log((1.0 - level) / 2.0)
+    tail = (1.0 - level) / 2.0
     low = 0.0 if successes == 0 else _solve_upper_tail(successes, n, tail)
     high = 1.0 if successes == n else 1.0 - _solve_upper_tail(n - successes, n, tail)
     return low, high
@@ -137,29 +137,26 @@ def check_level(parameter: str, owner: str, value: float) -> None:
         raise ConfigurationError.of(parameter, owner, "in (0, 1)", value, hint)
 
 
-def _solve_upper_tail(k: int, n: int, log_tail: float) -> float:
-    """Find p with log P(Bin(n, p) >= k) = log_tail by bisection to the last bit; the tail rises with p."""
+def _solve_upper_tail(k: int, n: int, tail: float) -> float:
+    """Find p with P(Bin(n, p) >= k) = tail by bisection to the last bit; the probability rises with p."""
     low, high = 0.0, 1.0
     while True:
         middle = (low + high) / 2.0
         if not low < middle < high:
             return middle
-        if _log_upper_tail(k, n, middle) < log_tail:
+        if _upper_tail(k, n, middle) < tail:
             low = middle
         else:
             high = middle
 
 
-def _log_upper_tail(k: int, n: int, p: float) -> float:
-    """log P(Bin(n, p) >= k) from the terms near the mode alone: those beyond 12 standard deviations are below e^-50."""
+def _upper_tail(k: int, n: int, p: float) -> float:
+    """P(Bin(n, p) >= k) from the terms near the mode alone: those beyond 12 standard deviations are below e^-50."""
     mode, width = min(n, int((n + 1) * p)), math.ceil(12.0 * math.sqrt(n * p * (1.0 - p))) + 60
     first, last = max(0, mode - width), min(n, mode + width)
-    if not first < k <= last:
-        return 0.0 if k <= first else -math.inf
-    j = np.arange(first, last, dtype=np.float64)
-    relative = np.cumsum([0.0, *(np.log(n - j) - np.log(j + 1.0) + (math.log(p) - math.log1p(-p)))])
-    terms = np.exp(relative - relative.max())
-    return math.log(float(terms[k - first :].sum()) / float(terms.sum()))
+    j = np.arange(first, last)
+    terms = np.exp(np.cumsum([0.0, *(np.log(n - j) - np.log(j + 1.0) + (math.log(p) - math.log1p(-p)))]))
+    return float(terms[max(0, k - first) :].sum() / terms.sum())
 
 
 def _check_count(owner: str, n: int, *, least: int = 0) -> None:
