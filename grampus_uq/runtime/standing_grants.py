@@ -7,7 +7,8 @@ without which no release takes it for a grant.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from grampus_uq.errors import ApprovalError
@@ -76,13 +77,21 @@ async def grants_in_force(store: SessionStore, tool: str, policy: ApprovalPolicy
     return [InForce(rule="grant", id=found.grant.id) for found in read if found is not None]
 
 
-async def taken_back(store: SessionStore, grant: Grant) -> str | None:
-    """The reason not to run a call any more that this grant let ahead, or None."""
-    document = await store.get(GRANT, grant.id)
+async def taken_back(store: SessionStore, grants: Iterable[Grant]) -> dict[str, str]:
+    """By id, why no call runs any more that one of these grants let ahead; none for a grant that stands."""
+    ids = {grant.id for grant in grants}
+
+    async def read() -> dict[str, Document | None]:
+        return {grant_id: await store.get(GRANT, grant_id) for grant_id in ids}
+
+    found = await store.at_once(read) if ids else {}
+    ended = {grant_id: _end_of(document) for grant_id, document in found.items()}
+    return {grant_id: f"grant {grant_id:.40} {why}" for grant_id, why in ended.items() if why is not None}
+
+
+def _end_of(document: Document | None) -> str | None:
     found = None if document is None else read_grant(document)
-    if found is None:
-        return f"grant {grant.id:.40} is not in the store any more"
-    return None if found.revoked is None else f"grant {grant.id:.40} was revoked"
+    return "is not in the store any more" if found is None else replace(found, uses=0).why_not  # one use is this call's
 
 
 async def revoke_grant(store: SessionStore, grant_id: str, by: str) -> StoredGrant:

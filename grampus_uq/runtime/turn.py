@@ -270,7 +270,7 @@ class Turn:
             await self.lease.save(*(("execution_started", started_facts(run_id, one, who)) for one in announced))
             await self._unstopped()
             decided = await self.let_ahead.decided_meanwhile(announced)
-            lapsed = [(record, why) for record in announced if (why := await self._lapsed(record)) is not None]
+            lapsed = await self._lapsed(announced)
             await self.lease.hold(begun)
         except StoppedError:
             await self._withdraw(announced)
@@ -291,11 +291,13 @@ class Turn:
         held = [*decided, *(record for record, _ in lapsed)]
         return [record for record in started if record not in held]
 
-    async def _lapsed(self, record: CallRecord) -> str | None:
-        """The end of what cleared an announced call, in words."""
-        if record.grant is not None:
-            return await taken_back(self.ledger.store, record.grant)
-        return await self.gate.lapsed(record)
+    async def _lapsed(self, announced: Sequence[CallRecord]) -> list[tuple[CallRecord, str]]:
+        """Announced calls with the end of what cleared them, in words; all grants are read at once, and last."""
+        why = {record.proposed.id: await self.gate.lapsed(record) for record in announced if record.grant is None}
+        granted = {record.proposed.id: record.grant for record in announced if record.grant is not None}
+        ended = await taken_back(self.ledger.store, granted.values())
+        why |= {call: ended.get(grant.id) for call, grant in granted.items()}
+        return [(record, end) for record in announced if (end := why[record.proposed.id]) is not None]
 
     async def _unstopped(self) -> None:
         """Raise StoppedError after a stop order; the store is asked twice, for an answer may be lost on the way."""

@@ -170,7 +170,7 @@ class Bench:
 def read_as_doubtful(tool: str) -> dict[str, Any]:
     """For a `Bench`: a reader finds calls of this tool too doubtful to go ahead, and certain enough for a grant."""
     reader = Reader(client=ScriptedModel(writes({tool: 0.82}, form=0.9999)))
-    return {"sensing": Sensing(reader=reader), "policy": {"low_threshold": 0.9}}
+    return {"sensing": Sensing(reader=reader), "policy": {"low_threshold": 0.95}}
 
 
 @asynccontextmanager

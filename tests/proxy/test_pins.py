@@ -12,8 +12,10 @@ from grampus_uq.integrations.mcp.pins import Differences, differences, pinned
 from grampus_uq.integrations.mcp.proxy_config import ProxySettings
 from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 from grampus_uq.integrations.mcp.tool_pins import ToolPins
-from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime import MemoryStore, revoke_grant
 from grampus_uq.runtime.ledger import session_key
+from grampus_uq.runtime.stopping import order_stop
+from tests.proxy.guarded import granted
 
 TOOL = {
     "name": "send",
@@ -199,3 +201,26 @@ async def test_a_stored_pin_that_cannot_be_read_is_another_definition_and_ends_n
     assert "cannot be compared here" in found.reason
     await pins.keep([now])
     assert await ToolPins(store, "mcp").doubt([now]) is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["revoked", "stop"])
+async def test_a_grant_that_is_revoked_and_a_session_that_is_stopped_while_the_pin_is_stored_send_no_call(what):
+    class Busy(MemoryStore):
+        done = False
+
+        async def write(self, *changes):
+            if not self.done and any(getattr(change, "kind", "") == "mcp_pin" for change in changes):
+                self.done = True
+                await (order_stop(one.ledger, "mcp", "s") if what == "stop" else revoke_grant(self, given.key, "ann"))
+            return await super().write(*changes)
+
+    store = Busy()
+    async with await granted(store) as one:
+        (given,) = await store.scan("grant")
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        await one.call(1, "pay", n=1)
+        said = str(await one.answered(1)) if what == "stop" else (await one.waiting()).reason
+        assert what in said
+        assert store.done
+        assert one.ran() == []

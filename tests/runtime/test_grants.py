@@ -17,7 +17,6 @@ from grampus_uq import ApprovalPolicy, Grant, PublicKeys, Seal, ToolCall, open_s
 from grampus_uq.cli import grants_command
 from grampus_uq.errors import DataError, SessionConflictError
 from grampus_uq.gate.signatures import Ed25519Signer
-from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime import revoke_grant
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.retention import prune
@@ -64,10 +63,12 @@ class Revoking(MemoryStore):
         return await super().write(*changes)
 
 
-@pytest.mark.parametrize("at", range(6, 17))
-async def test_no_call_begins_after_its_grant_was_revoked_at_whatever_moment_that_was(at: int) -> None:
+@pytest.mark.parametrize("calls", [1, 3])
+@pytest.mark.parametrize("at", range(6, 23))
+async def test_no_call_begins_after_its_grant_was_revoked_at_whatever_moment_that_was(at: int, calls: int) -> None:
     store, world, after = Revoking(), World(), []
-    one = runner(world, TURNS, store=store, approvals=POLICY)
+    beside = answer("I will mail.", tool_calls=[mail(f"c{n}", f"bob{n}") for n in range(calls)])
+    one = runner(world, [beside, "Done."], store=store, approvals=POLICY)
     sending = world.tools()
 
     class Watched:
@@ -82,9 +83,26 @@ async def test_no_call_begins_after_its_grant_was_revoked_at_whatever_moment_tha
     await one.ledger.grant(store.grant)
     store.left = at
     result = await one.run(AGENT, "mail bob", session_id="s")
-    assert after in ([], [False])
-    waits = result.status is AgentStatus.WAITING_FOR_HUMAN
-    assert waits is (world.sent == [])
+    assert True not in after
+    assert len(result.pending) + len(world.sent) == calls
+
+
+async def test_a_grant_that_ends_while_a_precondition_is_checked_lets_its_call_run_no_more() -> None:
+    class Later(MemoryStore):
+        by_s = 0.0
+
+        def _now(self) -> float:
+            return super()._now() + self.by_s
+
+    store, world, grant = Later(), World(), mailing()
+
+    async def slow(call: ToolCall) -> None:
+        store.by_s = 7_200.0
+
+    await Ledger(store).grant(grant)
+    result = await runner(world, TURNS, store=store, approvals=POLICY, precondition=slow).run(AGENT, "m")
+    assert world.sent == []
+    assert [f"grant {grant.id} has ended" in one.reason for one in result.pending] == [True]
 
 
 @pytest.mark.parametrize("revoked", [True, False])

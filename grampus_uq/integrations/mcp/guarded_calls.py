@@ -281,6 +281,7 @@ class GuardedCalls:
         reads = record.effect is Effect.READ and not record.decisions and record.grant is None
         announced = False
         try:
+            await self._pins.keep(shown)  # before what looks last whether the call may still go
             announced = reads or bool(await turn.announce(started))
         finally:
             now = (one.phase for one in turn.lease.state.turn if one.proposed.id == call.id)
@@ -288,7 +289,6 @@ class GuardedCalls:
                 self._notes.sends_not(call.id)
         if not announced:
             return await self.next(call)
-        await self._pins.keep(shown)
         self.tools.note_cleared(shown)
         return Run(record=record)
 
