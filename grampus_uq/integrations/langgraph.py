@@ -26,14 +26,9 @@ with MissingDependencyError.unless("langgraph", "langgraph", "The guard for Lang
 
 from grampus_uq.integrations.langchain_messages import as_ai_message, find_record, read_message, schema_of, unrun
 from grampus_uq.integrations.langgraph_fork import Fork, fork_before
-from grampus_uq.integrations.langgraph_nodes import (
-    GuardedNode,
-    GuardNodes,
-    conditional_edge,
-    lead_updates,
-    wrap_node,
-)
+from grampus_uq.integrations.langgraph_nodes import GuardNodes
 from grampus_uq.integrations.langgraph_threads import KEY, read_state, resume, session_id_of, waiting
+from grampus_uq.integrations.langgraph_wrapping import GuardedNode, conditional_edge, lead_updates, wrap_node
 
 if TYPE_CHECKING:
     from langgraph.prebuilt import ToolNode

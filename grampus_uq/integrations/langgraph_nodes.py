@@ -1,4 +1,7 @@
-"""The nodes of a guarded graph: they judge the model's turn, ask humans, check the tools' calls, and lead on."""
+"""The nodes of a guarded graph: they judge the model's turn, ask humans, check the tools' calls, and lead on.
+
+`langgraph_wrapping` has how they are put around the user's own nodes.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import functools
 import json
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.messages import (
     AIMessage,
@@ -19,15 +22,13 @@ from langchain_core.messages import (
     ToolMessage,
     convert_to_messages,
 )
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
-from langgraph.graph import StateGraph
 from langgraph.types import Command, Send, interrupt
 
 from grampus_uq import ConfigurationError
 from grampus_uq.gate.call import CallPhase, CallRecord, settled
 from grampus_uq.gate.gate import by_itself, let_by
-from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
 from grampus_uq.integrations.langchain_messages import (
@@ -43,22 +44,18 @@ from grampus_uq.integrations.langchain_messages import (
     with_arguments,
     with_ids,
 )
-from grampus_uq.integrations.langgraph_steps import Steps, awaiting, blocking, read_log
+from grampus_uq.integrations.langgraph_steps import Steps, read_log
 from grampus_uq.integrations.langgraph_threads import (
     KEY,
     REVIEW,
     answers_of_run,
-    before_node,
     may_repeat,
     read_state,
     session_id_of,
 )
+from grampus_uq.integrations.langgraph_wrapping import Look, Onward, is_pushed, leading
 
 _MAX_NOTED = 1_024
-_PUSHED = ("__pregel_push",)
-"""What LangGraph's metadata give as the trigger of a task that a `Send` started."""
-_Look = Callable[[], Coroutine[Any, Any, Any]]
-_Fence = Callable[[Any, RunnableConfig], AbstractContextManager[list[Any]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +90,7 @@ class GuardNodes:
         before: Sequence[AnyMessage] = state.get(key) or ()
         added = _added(before, update.get(key)) if isinstance(update, dict) else None
         if added is None:
-            return _leading(await self.note(state, result, config), self.score_node)
+            return leading(await self.note(state, result, config), self.score_node)
         carried, message, beside = await self._judged([*before, *added], len(before) + len(added) - 1, state, config)
         messages = [*added[:-1], message]
         state = {**state, key: [*before, *messages]}
@@ -103,8 +100,8 @@ class GuardNodes:
         update = {**update, key: given, KEY: kept}
         goto = self._next({**state, KEY: kept}, beside, carried)
         if isinstance(result, Command):
-            return [replace(result, update=update), _Onward(goto=goto)]
-        return _Onward(update=update, goto=goto)
+            return [replace(result, update=update), Onward(goto=goto)]
+        return Onward(update=update, goto=goto)
 
     async def note(self, state: dict[str, Any], result: Any, config: RunnableConfig) -> Any:
         """Remember the messages that the model's node returned, for `score`."""
@@ -128,7 +125,7 @@ class GuardNodes:
         index = last_answer(messages)
         over = _answer_is_over(messages)
         if over and not self.judge.acts:
-            return _Onward(goto=self.end)
+            return Onward(goto=self.end)
         if index is None and state.get(KEY):  # `update_state` took the answer away
             return self._go_on(state, self._open(state, read_state(self.judge, config, state[KEY])), [])
         if index is None:
@@ -232,7 +229,7 @@ class GuardNodes:
     def _go_on(self, state: dict[str, Any], carried: Carried, beside: list[Any], refused: Sequence[str] = ()) -> Any:
         carried = self._handing(state, beside, carried)
         update: dict[str, Any] = {KEY: self._state(carried, refused), **({self.messages_key: beside} if beside else {})}
-        return _Onward(update=update, goto=self._next({**state, KEY: update[KEY]}, beside, carried))
+        return Onward(update=update, goto=self._next({**state, KEY: update[KEY]}, beside, carried))
 
     def updated(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """The next node after a write of `update_state` as one of the nodes."""
@@ -374,12 +371,12 @@ class GuardNodes:
 
     def _unjudged(self, state: Any, config: RunnableConfig) -> bool:
         """True where an edge led a proposal to the tools' node that was never judged: it is, before it runs."""
-        if not self.judge.acts or not isinstance(state, dict) or _is_pushed(config):
+        if not self.judge.acts or not isinstance(state, dict) or is_pushed(config):
             return False
         messages = state.get(self.messages_key) or ()
         return not _is_judged(read_state(self.judge, config, state.get(KEY)), messages)
 
-    def look(self, given: Any, config: RunnableConfig) -> _Look | None:
+    def look(self, given: Any, config: RunnableConfig) -> Look | None:
         """A check to await before the tools' node runs calls let ahead by permits: the answers instead."""
         key, judge = self.messages_key, self.judge
         calls = _calls(given, key) if judge.acts and judge.gate.permits is not None else []
@@ -404,7 +401,7 @@ class GuardNodes:
         if self.judge.acts:
             many = isinstance(result, list | tuple)
             result = [self._unled(one) for one in result] if many else self._unled(result)
-        return _leading(result, self.updated_tools(state, config))
+        return leading(result, self.updated_tools(state, config))
 
     def _unled(self, one: Any) -> Any:
         led = isinstance(one, Command) and one.graph is None and one.goto in (self.agent, [self.agent], (self.agent,))
@@ -425,159 +422,10 @@ class GuardNodes:
         return self.gate_node if more or requests_of(carried) else self.agent
 
 
-class GuardedNode(RunnableLambda[Any, Any]):
-    """A node for both ways of running a graph, and nothing of LangChain's between it and its coroutine.
-
-    `inner`, a node of the user's, runs first, for `work`; `deps` shows it to whoever looks for sub-graphs.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        work: Callable[..., Coroutine[Any, Any, Any]],
-        inner: Any = None,
-        read: Callable[[Any, RunnableConfig], Any] = lambda state, config: state,
-        fence: _Fence | None = None,
-        look: Callable[[Any, RunnableConfig], _Look | None] | None = None,
-        begin: Callable[[Any, RunnableConfig], Steps | None] | None = None,
-    ) -> None:
-        self.name = name
-        self._work, self._inner, self._read = work, inner, read
-        self._fence = fence or (lambda state, config: nullcontext([]))
-        self._look = look or (lambda state, config: None)
-        self._begin = begin or (lambda state, config: None)
-        self.func, self.afunc = self.invoke, self.ainvoke
-
-    @property
-    def deps(self) -> list[Runnable[Any, Any]]:
-        return [] if self._inner is None else [self._inner]
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
-        config = config or {}
-        if self._inner is None:
-            return run_blocking(lambda: self._work(input, config))
-        look = self._look(input, config)
-        hindered = None if look is None else run_blocking(look)
-        begin = None if hindered else self._begin(input, config)
-        if begin is not None:
-            blocking(begin)
-        with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
-            if not held:
-                held.append(self._inner.invoke(self._read(input, config), config, **more))
-        return run_blocking(lambda: self._work(input, held[0], config))
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
-        config = config or {}
-        if self._inner is None:
-            return await self._work(input, config)
-        look = self._look(input, config)
-        hindered = None if look is None else await look()
-        await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
-        begin = None if hindered else self._begin(input, config)
-        if begin is not None:
-            await awaiting(begin)
-        with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
-            if not held:
-                held.append(await self._inner.ainvoke(self._read(input, config), config, **more))
-        return await self._work(input, held[0], config)
-
-
-def wrap_node(
-    builder: StateGraph[Any, Any, Any, Any],
-    name: str,
-    schema: Any,
-    work: Callable[..., Coroutine[Any, Any, Any]],
-    ways: tuple[str, ...],
-    fence: _Fence | None = None,
-    look: Callable[[Any, RunnableConfig], _Look | None] | None = None,
-    begin: Callable[[Any, RunnableConfig], Steps | None] | None = None,
-) -> bool:
-    """Let a node of the graph go on to `work` with its result; False for one that is not there, cached, or a graph.
-
-    The node sees what it saw before; where `fence` has something for it to return it is not run.
-    """
-    spec = builder.nodes.get(name)
-    if spec is None or spec.cache_policy or (fence is None and hasattr(spec.runnable, "get_subgraphs")):
-        return False
-    own, keys = spec.input_schema, tuple(builder.schemas[spec.input_schema])
-    plain = isinstance(own, type) and issubclass(own, dict)
-
-    def read(state: Any, config: RunnableConfig) -> Any:
-        if not isinstance(state, dict) or (KEY not in state and _is_pushed(config)):  # sent: handed over as it is
-            return state
-        values = {key: state[key] for key in keys if key in state}
-        return values if plain else own(**values)
-
-    runnable: Any = GuardedNode(name, work, spec.runnable, read, fence, look, begin)
-    ends = tuple(dict.fromkeys([*(spec.ends or ()), *ways]))
-    builder.nodes[name] = replace(spec, runnable=runnable, input_schema=schema, ends=ends)
-    return True
-
-
-class _Onward(Command[Any]):
-    """The next node, as a node of the guard's returned it."""
-
-    __slots__ = ()
-
-
-def lead_updates(builder: StateGraph[Any, Any, Any, Any], name: str, path: Callable[..., Any]) -> None:
-    """Let `path` say what follows on a write of `update_state` as this node: that runs its edges, and not the node."""
-    builder.add_conditional_edges(name, path)
-    builder.branches[name] = {key: cast(Any, _UpdateEdge(edge)) for key, edge in builder.branches[name].items()}
-
-
-class _UpdateEdge:
-    """A conditional edge that is not taken after the node's own `Command`."""
-
-    def __init__(self, edge: Any) -> None:
-        self._edge = edge
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._edge, name)
-
-    def run(self, *given: Any) -> Any:
-        writes = self._edge.run(*given)
-        route, aroute = writes.func, writes.afunc
-
-        async def to(result: Any, *more: Any, **how: Any) -> Any:
-            return result if _has_led(result) else await aroute(result, *more, **how)
-
-        writes.func = lambda result, *more, **how: result if _has_led(result) else route(result, *more, **how)
-        writes.afunc = to
-        return writes
-
-
-def _has_led(result: Any) -> bool:
-    return isinstance(result[-1] if isinstance(result, list) and result else result, _Onward)
-
-
-def conditional_edge(schema: Any, route: Callable[[Any, RunnableConfig], Any]) -> Callable[..., Any]:
-    """The route as a function whose annotation tells LangGraph what it reads of the state."""
-
-    def path(state: Any, config: RunnableConfig) -> Any:
-        return route(state, config)
-
-    path.__name__ = route.__name__
-    path.__annotations__["state"] = schema
-    return path
-
-
-def _is_pushed(config: RunnableConfig) -> bool:
-    """Return True in a task that a `Send` started."""
-    return tuple(config.get("metadata", {}).get("langgraph_triggers", ())) == _PUSHED
-
-
 def _handed_now(state: Any) -> bool:
     """Return True for a turn of which each call is a task of its own; what is no state is for its reader to refuse."""
     turn = state.get("turn") if isinstance(state, dict) else None
     return bool(turn) and (not isinstance(turn, dict) or bool(turn.get("now")))
-
-
-def _leading(result: Any, goto: Any) -> Any:
-    """A node's result, and where it leads beside."""
-    if result is None or isinstance(result, dict):
-        return _Onward(update=result, goto=goto)
-    return [*(result if isinstance(result, list | tuple) else [result]), _Onward(goto=goto)]
 
 
 def _added(before: Sequence[Any], given: Any) -> list[Any] | None:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from grampus_uq import AgentStatus, ApprovalDecision, ApprovalRequest, MissingDependencyError, SessionError
-from grampus_uq.integrations.langgraph_nodes import GuardedNode
 from grampus_uq.integrations.langgraph_threads import asking, before_node, may_repeat
+from grampus_uq.integrations.langgraph_wrapping import GuardedNode
 from grampus_uq.runtime import HostedRunner, SessionStore, still_held
 
 with MissingDependencyError.unless("langgraph", "langgraph", "Resuming a graph"):

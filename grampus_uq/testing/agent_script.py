@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,6 @@ class AgentSetup:
     folder: Path
     script: Mapping[str, Sequence[ScriptedTurn]]
     watch: Watch = Watch.ACTING
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Free for a harness's own tests."""
 
     def turn(self, prompt: str, number: int) -> ScriptedTurn:
         """The model's answer to a transcript that begins with `prompt` and holds `number` answers; is counted."""
