@@ -11,17 +11,11 @@ record, `gate.clearance` the check whether a call may run.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from grampus_uq.core.decision import CHAIN
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ApprovalError, StoreError
 from grampus_uq.gate.call import (
@@ -50,21 +44,15 @@ from grampus_uq.gate.delegations import Stands
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Arrived, rules_digest
 from grampus_uq.gate.schema import problem_of
+from grampus_uq.gate.starts import CallStarts, Starts, by_itself, let_by, permitted
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.building import builder
 from grampus_uq.records.events import PERMIT, InForce
-from grampus_uq.records.latest import Latest
-from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.wire.calls import read_arguments
 
-CHAINED = f"{CHAIN} "
-"""Prefix of `cleared_by` for calls released by a second look."""
-PERMITTED = "permit "
-"""Prefix of `cleared_by` for calls released by permits."""
-_MAX_SPENT = 65_536
 _new_terms = builder(Terms)
-_RUNNING: ContextVar[frozenset[str]] = ContextVar("grampus_uq_running", default=frozenset())
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
 
 ALWAYS_ASK = Doubt(level=UncertaintyLevel.MEDIUM, rule="always_ask", reason="the policy always asks about this tool")
@@ -129,14 +117,6 @@ class Permits(Protocol):
         ...
 
 
-class Starts(Protocol):
-    """Interface to what processes start that share approvals; implemented by `runtime.stored_starts`."""
-
-    async def take(self, by: str, owner: str) -> bool:
-        """True if this start, known as `by`, is this owner's, the first to ask. Raises StoreError if not stored."""
-        ...
-
-
 class Gate:
     """Settings that sessions share: who may decide, what tools do, what must hold when an approved call runs.
 
@@ -159,8 +139,7 @@ class Gate:
         starts: Starts | None = None,
     ) -> None:
         self._started_by = started_by
-        self._starts = starts
-        self._owned: Latest[str, str] = Latest(_MAX_SPENT)  # known no longer than what is spent
+        self.starts = CallStarts(starts)
         self.delegations = delegations
         self.permits = permits
         self.approvals = approvals or ApprovalPolicy()
@@ -169,8 +148,6 @@ class Gate:
         self._schema_of = schema_of
         self._clock = clock
         self._rules: tuple[UncertaintyPolicy | None, str] | None = None
-        self._spent: Latest[str, bool] = Latest(_MAX_SPENT)  # True: cut off
-        self._lock = threading.Lock()
 
     def terms(
         self,
@@ -442,79 +419,6 @@ class Gate:
             return asked(record, terms, self.approvals, doubt, self._clock())
         return asked_again(record, terms, self.approvals, self._clock(), f"the approval is void: {why}")
 
-    def _spend(self, request_id: str) -> bool:
-        """True the first time that a call starts here on the decisions on this request.
-
-        Without it, a state that was put back to before the call ran would run the call again.
-        """
-        with self._lock:
-            if request_id in self._spent and request_id not in _RUNNING.get():
-                return False
-            self._spent[request_id] = False
-        return True
-
-    def give_back(self, record: CallRecord, run_id: str) -> None:
-        """A call that was started did not run: what let it run lets it start once more."""
-        with self._lock:
-            self._spent.pop(let_by(record, run_id) or "", None)
-
-    def spent(self, record: CallRecord, run_id: str = "") -> bool:
-        """True when another task started a call here on the decisions on this record's request, or on its permit."""
-        by = let_by(record, run_id)
-        return by in self._spent and by not in _RUNNING.get()
-
-    def cut_off(self, record: CallRecord, run_id: str) -> bool:
-        """True when a start on the decisions on this record, or on its permit, was cancelled: the call may have run."""
-        by = let_by(record, run_id)
-        return by is not None and self._spent.get(by) is True
-
-    def began_elsewhere(self, by: str) -> None:
-        """Another process started the call that `by` lets run, and nobody knows what became of it."""
-        with self._lock:
-            self._spent.setdefault(by, True)
-
-    async def take_start(self, record: CallRecord, terms: Terms) -> bool:
-        """Take the start of a call that may run once; False where another has it: the call may have run there.
-
-        It is of the call, whatever request an old state asks anew; where a human knew that it may have run, of that
-        request. Raises StoreError where it cannot be stored: the call must not run.
-        """
-        by = None if record.phase is CallPhase.SETTLED else let_by(record, terms.run_id)
-        if by is None or self._starts is None:
-            return True
-        with self._lock:
-            owner = self._owned.setdefault(by, uuid.uuid4().hex)
-        known = any(request.unknown_outcome for request in record.requests)
-        call = record.step_id, record.proposed.id, record.proposed.canonical()
-        start = by if known else canonical_json([terms.agent_id, terms.session_id, terms.run_id, *call])
-        if await self._starts.take(start, f"{owner}/{os.getpid()}"):
-            return True
-        self.began_elsewhere(by)
-        return False
-
-    @contextlib.contextmanager
-    def once(self, record: CallRecord, run_id: str = "") -> Iterator[bool]:
-        """For hosts that cannot store a record as started: True for the one task that may run the call, nested too.
-
-        An exception gives the decision, or the permit, back: the host may try again. A cancelled start is `cut_off`.
-        """
-        by = let_by(record, run_id)
-        if by is None or not self._spend(by):
-            yield by is None
-            return
-        token = _RUNNING.set(_RUNNING.get() | {by})
-        try:
-            yield True
-        except Exception:
-            self.give_back(record, run_id)
-            raise
-        except BaseException:
-            with self._lock:
-                self._spent[by] = True
-            raise
-        finally:
-            _RUNNING.reset(token)
-
     async def start(
         self,
         record: CallRecord,
@@ -538,7 +442,7 @@ class Gate:
                 keep(record)
             return record
         by = let_by(record, terms.run_id) if record.decisions or not any_effect else None
-        if by is not None and not self._spend(by):
+        if by is not None and not self.starts.spend(by):
             keep(record := asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock()))
             return record
         kept = record
@@ -546,7 +450,7 @@ class Gate:
         try:
             again = await self.held_again(record, terms, shared=not any_effect)
         except BaseException:  # it did not begin
-            self.give_back(kept, terms.run_id)
+            self.starts.give_back(kept, terms.run_id)
             keep(kept)
             raise
         if again is not None:
@@ -565,7 +469,7 @@ class Gate:
 
     async def _held_elsewhere(self, record: CallRecord, terms: Terms) -> CallRecord | None:
         try:
-            first = await self.take_start(record, terms)
+            first = await self.starts.take(record, terms)
         except StoreError as error:
             return self.not_begun(record, terms, f"it could not be stored that the call starts: {error}"[:300])
         return None if first else asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
@@ -576,27 +480,18 @@ class Gate:
         In two steps, because what hinders one call may keep others from starting: `starts` is the second.
         """
         by = let_by(record, terms.run_id)
-        if by is not None and not self._spend(by):
+        if by is not None and not self.starts.spend(by):
             return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
         try:
             return await (
                 self._held_elsewhere(record, terms) if starts else self.held_again(record, terms, shared=False)
             )
         finally:
-            self.give_back(record, terms.run_id)
+            self.starts.give_back(record, terms.run_id)
 
     def not_begun(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a call that was to start and did not: if its start was taken, the new request has it."""
-        return self.handed_on(record, self.void(record, terms, why), terms.run_id)
-
-    def handed_on(self, record: CallRecord, again: CallRecord, run_id: str) -> CallRecord:
-        """A call that did not begin waits `again`, whose request has its start if that was taken."""
-        self.give_back(record, run_id)
-        with self._lock:
-            owner = self._owned.pop(let_by(record, run_id) or "", None)
-            if owner is not None:
-                self._owned[again.requests[0].id] = owner
-        return again
+        return self.starts.hand_on(record, self.void(record, terms, why), terms.run_id)
 
 
 def _untold(record: CallRecord, decision: ApprovalDecision, why: str) -> str:
@@ -608,24 +503,6 @@ def _untold(record: CallRecord, decision: ApprovalDecision, why: str) -> str:
         f"The rejection is not taken: it says never, and {permits} could not be closed ({why[:200]}). "
         "Say it again, or close them: grampus-uq permits revoke"
     )
-
-
-def permitted(record: CallRecord) -> bool:
-    """Return True if permits alone released the call."""
-    return record.cleared_by is not None and record.cleared_by.startswith(PERMITTED) and not record.decisions
-
-
-def let_by(record: CallRecord, run_id: str) -> str | None:
-    """Return the id under which a call may run once: the decided request, or this run's call that was let ahead."""
-    if record.decisions:
-        return record.requests[0].id
-    return None if by_itself(record) else record.key(run_id)
-
-
-def by_itself(record: CallRecord) -> bool:
-    """Return True for a call that no decision, grant, permit or second look let run, which may run more than once."""
-    by = record.cleared_by or ""
-    return not record.decisions and record.grant is None and not by.startswith((CHAINED, PERMITTED))
 
 
 def _both(why: Doubt | None, other: Doubt | None) -> Doubt | None:

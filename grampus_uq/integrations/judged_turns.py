@@ -49,7 +49,8 @@ from grampus_uq.gate.call import (
     under,
 )
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import by_itself, permitted, record_answer
+from grampus_uq.gate.gate import record_answer
+from grampus_uq.gate.starts import by_itself, permitted
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
 from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings, Settings
@@ -242,7 +243,7 @@ class TurnJudge:
         if after.waiting and record.requests[0].expired(now_s):
             return asked_again(record, terms, self.gate.approvals, now_s, "the request before it expired"), refusals
         if after.phase is CallPhase.CLEARED:
-            if self.gate.spent(after, terms.run_id):
+            if self.gate.starts.spent(after, terms.run_id):
                 again = asked(after, terms, self.gate.approvals, UNKNOWN_OUTCOME, now_s)
                 return again, [*refusals, RAN_BEFORE]
             why = await self.gate.hindrance(after)
@@ -293,7 +294,7 @@ class TurnJudge:
 
     @contextlib.contextmanager
     def _once(self, record: CallRecord, run_id: str) -> Iterator[str | None]:
-        with self.gate.once(record, run_id) as first:
+        with self.gate.starts.once(record, run_id) as first:
             yield None if first else RAN_BEFORE
 
     def overruled(self, record: CallRecord, answers: Iterable[Any]) -> bool:
@@ -319,7 +320,7 @@ class TurnJudge:
 
     def ask_again(self, carried: Carried, record: CallRecord, *, began: bool = False) -> CallRecord:
         """The cleared record with a new request: about its unknown outcome where it `began`, here or elsewhere."""
-        if began or self.gate.spent(record, carried.terms.run_id):
+        if began or self.gate.starts.spent(record, carried.terms.run_id):
             return asked(record, carried.terms, self.gate.approvals, UNKNOWN_OUTCOME, time.time())
         why = "it was approved, and decided on once more before it ran"
         return asked_again(record, carried.terms, self.gate.approvals, time.time(), why)
@@ -339,7 +340,7 @@ class TurnJudge:
         """The answer in a call's place when it may not run now."""
         if record is None or not self.clears(carried, record, call):
             return NOT_CLEARED
-        return RAN_BEFORE if not by_itself(record) and self.gate.spent(record, carried.terms.run_id) else None
+        return RAN_BEFORE if not by_itself(record) and self.gate.starts.spent(record, carried.terms.run_id) else None
 
 
 def _on(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
 
 from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import RAN_BEFORE, CallPhase, CallRecord
-from grampus_uq.gate.gate import by_itself
+from grampus_uq.gate.starts import by_itself
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried, Turn, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
@@ -287,7 +287,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         first.append(True)
         if overruled:
             return {"step": _BEGIN, "at": None}
-        here = await self.judge.gate.take_start(carried.records[0], carried.terms)
+        here = await self.judge.gate.starts.take(carried.records[0], carried.terms)
         return {"step": _BEGIN, "at": self._place(carried) if here else []}  # []: in a process that is not known
 
     def _place(self, carried: Carried) -> list[Any]:
@@ -299,7 +299,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         judge, (record,) = self.judge, carried.records
         places = [mark.get("at") for mark in marks]
         here = record.phase is CallPhase.CLEARED and all(place in (None, self._place(carried)) for place in places)
-        if not here or None in places or judge.gate.spent(record, carried.terms.run_id):
+        if not here or None in places or judge.gate.starts.spent(record, carried.terms.run_id):
             carried = replace(carried, records=(judge.ask_again(carried, record, began=not here),))
         return {"step": _AGAIN, **judge.states.write_part(carried)}
 

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.carried import read_decided, read_record
-from grampus_uq.gate.gate import by_itself
 from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.gate.starts import by_itself
 from grampus_uq.integrations.carried_states import FORKED, REJECTED
 from grampus_uq.integrations.langgraph_threads import KEY
 from grampus_uq.monitor.snapshot import alarmed_in

@@ -28,7 +28,7 @@ from langgraph.types import Command, Send, interrupt
 
 from grampus_uq import ConfigurationError
 from grampus_uq.gate.call import CallPhase, CallRecord, settled
-from grampus_uq.gate.gate import by_itself, let_by
+from grampus_uq.gate.starts import by_itself, let_by
 from grampus_uq.integrations.carried_states import Carried, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
 from grampus_uq.integrations.langchain_messages import (
@@ -200,7 +200,7 @@ class GuardNodes:
         """True for a cleared call without a result in `state` that was cut off, or that this run's answer overrules."""
         if record is None or record.phase is not CallPhase.CLEARED:
             return False
-        cut = self.judge.gate.cut_off(record, carried.terms.run_id)
+        cut = self.judge.gate.starts.cut_off(record, carried.terms.run_id)
         again = cut or self.judge.overruled(record, answers_of_run(config))
         return again and (state is None or record.proposed.id not in _answered(state[self.messages_key], ()))
 
@@ -350,13 +350,13 @@ class GuardNodes:
         if len(records) != 1 or records[0] is None or self._asks_again(config, carried, records[0]):
             return None
         by = let_by(records[0], carried.terms.run_id)
-        take = functools.partial(self.judge.gate.take_start, records[0], carried.terms)
+        take = functools.partial(self.judge.gate.starts.take, records[0], carried.terms)
         return None if by is None else self._begun(by, take)
 
     def _begun(self, by: str, take: Callable[[], Awaitable[bool]]) -> Steps:
         entry = {"began": by, "at": [self._name, os.getpid()]}
         if any(one.get("began") == by and one != entry for one in (yield from read_log(entry, take))):
-            self.judge.gate.began_elsewhere(by)
+            self.judge.gate.starts.began_elsewhere(by)
 
     def _held(self, carried: Carried, records: Sequence[CallRecord | None]) -> list[Any]:
         """The list with the result of a call that runs once; it takes it. A new one for all other calls."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from grampus_uq import ApprovalPolicy, ConfigurationError, ToolEffects, UncertaintyMonitor
 from grampus_uq.gate.clearance import Precondition
-from grampus_uq.gate.gate import Gate, Permits, Starts
+from grampus_uq.gate.gate import Gate, Permits
+from grampus_uq.gate.starts import Starts
 
 if TYPE_CHECKING:
     from grampus_uq.records.protocols import ModelClient

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from grampus_uq.errors import DataError
 from grampus_uq.gate.call import CallRecord
-from grampus_uq.gate.gate import CHAINED, PERMITTED
+from grampus_uq.gate.starts import CHAINED, PERMITTED
 from grampus_uq.records.strict_json import json_object
 from grampus_uq.records.values import canonical_json, sha256_of
 from grampus_uq.runtime.ledger import audit_of

@@ -18,12 +18,12 @@ from urllib.parse import unquote
 
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
 from grampus_uq.gate.delegations import Delegation, Stands
-from grampus_uq.gate.gate import CHAINED, PERMITTED
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.permits import Permit, issued, replay, same_call
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.gate.seal import session_place
+from grampus_uq.gate.starts import CHAINED, PERMITTED
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.runtime.cards import Card
 

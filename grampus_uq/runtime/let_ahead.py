@@ -12,7 +12,8 @@ from typing import Final
 
 from grampus_uq.core.decision import CHAIN, LOOKED_AT
 from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, Terms, asked, cleared
-from grampus_uq.gate.gate import CHAINED, Gate
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.starts import CHAINED
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.runtime.audit import call_facts
 from grampus_uq.runtime.ledger import Ledger
@@ -105,6 +106,6 @@ class LetAhead:
             again = held
             if held.proposed.id != record.proposed.id:
                 again = asked(record, self._terms(), self._gate.approvals, _OVERTAKEN, self._lease.now_s())
-            state.keep(self._gate.handed_on(record, again, state.run_id))
+            state.keep(self._gate.starts.hand_on(record, again, state.run_id))
             why = {"why": "a human decided meanwhile", "request": held.requests[0].id}
             await self._lease.try_save(("execution_withdrawn", {**call_facts(state.run_id, record), **why}))

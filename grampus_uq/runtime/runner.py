@@ -16,8 +16,9 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, SessionError, UncertaintyError
 from grampus_uq.gate.clearance import Precondition
 from grampus_uq.gate.effects import ToolEffects
-from grampus_uq.gate.gate import Gate, Starts
+from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalPolicy
+from grampus_uq.gate.starts import Starts
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording.artifacts import prompt_hash, tools_hash
 from grampus_uq.records.events import ALARMED, BRANCH

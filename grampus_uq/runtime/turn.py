@@ -27,9 +27,10 @@ from grampus_uq.gate.call import (
     review,
 )
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import Gate, by_itself
+from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.gate.starts import by_itself
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.audit import call_facts, started_facts
@@ -137,7 +138,7 @@ class Turn:
             if new.waiting:
                 unknown.append(record)
             else:  # what merely reads runs again in the process that started it, too
-                self.gate.give_back(record, self._state.run_id)
+                self.gate.starts.give_back(record, self._state.run_id)
         return unknown
 
     # -- judging --------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class Turn:
         async def begin() -> None:
             for record in cleared:
                 if self._advises:
-                    self.gate.give_back(record, self._state.run_id)
+                    self.gate.starts.give_back(record, self._state.run_id)
                 new = await self.gate.start(
                     record,
                     record.call,
@@ -315,7 +316,7 @@ class Turn:
 
     def _clear_again(self, started: Sequence[CallRecord]) -> None:
         for record in started:
-            self.gate.give_back(record, self._state.run_id)
+            self.gate.starts.give_back(record, self._state.run_id)
             self._state.keep(record.change(phase=CallPhase.CLEARED))
 
     def withdrawn(self, record: CallRecord, **why: str) -> Note:

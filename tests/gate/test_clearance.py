@@ -516,8 +516,10 @@ async def test_decisions_start_a_call_once_and_once_more_only_where_they_are_giv
 
     assert [await starts(), await starts()] == [True, False]
     assert kept[-1].requests[0].rule == UNKNOWN_OUTCOME.rule
-    gate.give_back(record, TERMS.run_id)
-    gate.give_back(cleared(CallRecord(proposed=PAY, step_id="llm_1")), TERMS.run_id)  # nobody decided on that one
+    gate.starts.give_back(record, TERMS.run_id)
+    gate.starts.give_back(
+        cleared(CallRecord(proposed=PAY, step_id="llm_1")), TERMS.run_id
+    )  # nobody decided on that one
     assert [await starts(), await starts()] == [True, False]
 
 

@@ -569,35 +569,35 @@ def test_one_approval_starts_one_call_also_where_the_state_was_put_back() -> Non
 
 def test_of_very_many_approvals_that_were_used_up_the_latest_are_remembered() -> None:
     gate = Gate()
-    assert all(gate._spend(str(n)) for n in range(65_537))
-    assert not gate._spend("1")
-    assert not gate._spend("65536")
-    assert gate._spend("0"), "the oldest is forgotten, so that memory stays bounded"
+    assert all(gate.starts.spend(str(n)) for n in range(65_537))
+    assert not gate.starts.spend("1")
+    assert not gate.starts.spend("65536")
+    assert gate.starts.spend("0"), "the oldest is forgotten, so that memory stays bounded"
 
 
 def test_a_start_that_is_cancelled_is_known_as_cut_off_and_no_other_is() -> None:
     gate, record, ended, failed = Gate(approvals=OPEN), approved(), approved(), approved()
-    with pytest.raises(KeyboardInterrupt), gate.once(record):
+    with pytest.raises(KeyboardInterrupt), gate.starts.once(record):
         raise KeyboardInterrupt
-    assert (gate.cut_off(record, ""), gate.spent(record)) == (True, True)
-    with gate.once(ended):
-        assert not gate.cut_off(ended, "")
-    with pytest.raises(OSError, match="no route"), gate.once(failed):
+    assert (gate.starts.cut_off(record, ""), gate.starts.spent(record)) == (True, True)
+    with gate.starts.once(ended):
+        assert not gate.starts.cut_off(ended, "")
+    with pytest.raises(OSError, match="no route"), gate.starts.once(failed):
         raise OSError("no route")
     for other in (ended, failed, CallRecord.new(PAY, "llm_1")):
-        assert not gate.cut_off(other, "")
+        assert not gate.starts.cut_off(other, "")
 
 
 def test_for_a_host_that_stores_nothing_a_decided_call_runs_in_one_task_until_it_fails() -> None:
     gate, record = Gate(approvals=OPEN), approved()
 
     async def elsewhere(seen: list[bool]) -> None:
-        with gate.once(record) as first:
-            seen += [first, gate.spent(record)]
+        with gate.starts.once(record) as first:
+            seen += [first, gate.starts.spent(record)]
 
     async def fails(seen: list[bool]) -> None:
-        with gate.once(record) as first, gate.once(record) as nested:
-            assert (first, nested, gate.spent(record)) == (True, True, False)
+        with gate.starts.once(record) as first, gate.starts.once(record) as nested:
+            assert (first, nested, gate.starts.spent(record)) == (True, True, False)
             await anyio.wait_all_tasks_blocked()
             assert seen == [False, True]
             raise OSError("no route")
@@ -608,11 +608,11 @@ def test_for_a_host_that_stores_nothing_a_decided_call_runs_in_one_task_until_it
             group.start_soon(elsewhere, seen)  # its context is the one of before the call started
             with pytest.raises(OSError, match="no route"):
                 await fails(seen)
-        assert not gate.spent(record)
-        with gate.once(record) as again:
+        assert not gate.starts.spent(record)
+        with gate.starts.once(record) as again:
             assert again, "the tool failed: the framework may try again"
-        assert gate.spent(record)
-        with gate.once(record) as twice:
+        assert gate.starts.spent(record)
+        with gate.starts.once(record) as twice:
             assert not twice
 
     anyio.run(run)
@@ -621,9 +621,9 @@ def test_for_a_host_that_stores_nothing_a_decided_call_runs_in_one_task_until_it
 def test_what_nobody_decided_on_uses_no_decision_up() -> None:
     gate, record = Gate(), cleared(NEW)
     for _ in range(2):
-        with gate.once(record) as runs:
+        with gate.starts.once(record) as runs:
             assert runs
-        assert not gate.spent(record)
+        assert not gate.starts.spent(record)
 
 
 def test_what_must_not_run_after_all_is_asked_again_by_the_hosts_clock_and_kept() -> None:

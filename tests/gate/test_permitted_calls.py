@@ -347,20 +347,20 @@ async def test_a_call_that_a_permit_let_ahead_runs_once_in_its_run_and_once_in_a
     scene = Scene()
     record, _ = await scene.judge()
     for given in ((), ("r",), ("q",)):
-        assert not scene.gate.spent(record, *given)
-        with scene.gate.once(record, *given) as runs:
+        assert not scene.gate.starts.spent(record, *given)
+        with scene.gate.starts.once(record, *given) as runs:
             assert runs
-        assert scene.gate.spent(record, *given)
-        with scene.gate.once(record, *given) as again:
+        assert scene.gate.starts.spent(record, *given)
+        with scene.gate.starts.once(record, *given) as again:
             assert not again
-    assert scene.gate.spent(record, "")
-    with pytest.raises(KeyboardInterrupt), scene.gate.once(record, "cut"):
+    assert scene.gate.starts.spent(record, "")
+    with pytest.raises(KeyboardInterrupt), scene.gate.starts.once(record, "cut"):
         raise KeyboardInterrupt
-    assert scene.gate.cut_off(record, "cut")
-    assert not scene.gate.cut_off(record, "r")
-    assert not scene.gate.cut_off(record, "")
+    assert scene.gate.starts.cut_off(record, "cut")
+    assert not scene.gate.starts.cut_off(record, "r")
+    assert not scene.gate.starts.cut_off(record, "")
     monitored = record.change(cleared_by="monitor")
-    assert not scene.gate.spent(monitored, "r")
+    assert not scene.gate.starts.spent(monitored, "r")
 
 
 async def test_what_was_let_ahead_is_looked_at_again_when_it_runs() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from grampus_uq.errors import StoreError
-from grampus_uq.gate import gate as module
+from grampus_uq.gate import starts as module
 from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallPhase, CallRecord, Terms, asked, granted, settled
-from grampus_uq.gate.gate import Gate, let_by
+from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.grants import Grant
+from grampus_uq.gate.starts import let_by
 from tests.gate.test_gate import DOUBT, NEW, NOW, OPEN, PAY, TERMS
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +60,7 @@ async def test_the_first_process_has_the_start_and_every_other_asks_what_became_
     (request,) = again.requests
     assert (request.rule, request.reason) == (UNKNOWN_OUTCOME.rule, UNKNOWN_OUTCOME.reason)
     assert (request.agent_id, request.created_s, request.expires_s) == ("clerk", NOW, None)
-    assert other.spent(record, "r")
+    assert other.starts.spent(record, "r")
     third, _ = await started(other, record)
     assert third.requests[0].rule == UNKNOWN_OUTCOME.rule
     assert len(starts.had) == 1
@@ -68,18 +69,18 @@ async def test_the_first_process_has_the_start_and_every_other_asks_what_became_
 async def test_its_own_process_may_ask_again_and_a_forked_one_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     starts, record = Starts(), approved()
     gate = process(starts)
-    assert await gate.take_start(record, TERMS)
-    assert await gate.take_start(record, TERMS)
-    assert not gate.cut_off(record, "r")
+    assert await gate.starts.take(record, TERMS)
+    assert await gate.starts.take(record, TERMS)
+    assert not gate.starts.cut_off(record, "r")
     monkeypatch.setattr(module.os, "getpid", lambda: -1)
-    assert not await gate.take_start(record, TERMS)
-    assert gate.cut_off(record, "r")
+    assert not await gate.starts.take(record, TERMS)
+    assert gate.starts.cut_off(record, "r")
 
 
 async def test_a_start_is_of_the_call_whatever_request_it_is_approved_on() -> None:
     starts = Starts()
-    assert await process(starts).take_start(approved(), TERMS)
-    assert not await process(starts).take_start(approved(), TERMS), "the same call, under another request"
+    assert await process(starts).starts.take(approved(), TERMS)
+    assert not await process(starts).starts.take(approved(), TERMS), "the same call, under another request"
     others = [
         (approved(step_id="llm_2"), TERMS),
         (approved(call=PAY.model_copy(update={"id": "c2"}), proposed=PAY.model_copy(update={"id": "c2"})), TERMS),
@@ -89,7 +90,7 @@ async def test_a_start_is_of_the_call_whatever_request_it_is_approved_on() -> No
         (approved(), _other(run_id="other")),
     ]
     for number, (record, terms) in enumerate(others):
-        assert await process(starts).take_start(record, terms), number
+        assert await process(starts).starts.take(record, terms), number
     assert len(starts.had) == 1 + len(others)
 
 
@@ -99,26 +100,26 @@ def _other(**given: Any) -> Terms:
 
 async def test_where_a_human_knew_that_it_may_have_run_the_start_is_of_that_request() -> None:
     starts = Starts()
-    assert await process(starts).take_start(approved(), TERMS)
+    assert await process(starts).starts.take(approved(), TERMS)
     told = [approved(asked(NEW, TERMS, OPEN, UNKNOWN_OUTCOME, NOW)) for _ in range(2)]
     for record in told:
-        assert await process(starts).take_start(record, TERMS), "each human said so"
+        assert await process(starts).starts.take(record, TERMS), "each human said so"
         assert let_by(record, "r") in starts.had
-        assert not await process(starts).take_start(record, TERMS)
+        assert not await process(starts).starts.take(record, TERMS)
 
 
 async def test_what_needs_no_start_takes_none() -> None:
     starts, record = Starts(), approved()
     for one in (settled(record, "no"), record.change(decisions=(), cleared_by="monitor")):
-        assert await process(starts).take_start(one, TERMS)
-    assert await process(None).take_start(record, TERMS)
+        assert await process(starts).starts.take(one, TERMS)
+    assert await process(None).starts.take(record, TERMS)
     assert not starts.had
 
 
 async def test_a_call_whose_start_cannot_be_stored_waits_again_and_runs_on_the_next_approval() -> None:
     starts, record = Starts(), approved()
     gate = process(starts)
-    await gate.take_start(record, TERMS)  # it was stored, and the answer was lost
+    await gate.starts.take(record, TERMS)  # it was stored, and the answer was lost
     starts.fails = StoreError("no route " + 400 * "x")
     again, kept = await started(gate, record)
     assert [one.phase for one in kept] == [CallPhase.STARTED, CallPhase.WAITING]
@@ -126,7 +127,7 @@ async def test_a_call_whose_start_cannot_be_stored_waits_again_and_runs_on_the_n
     assert "it could not be stored that the call starts: no route" in request.reason
     assert "x" * 246 in request.reason
     assert "x" * 247 not in request.reason
-    assert not gate.spent(record, "r")
+    assert not gate.starts.spent(record, "r")
     starts.fails = None
     ran, _ = await started(gate, approved(again))
     assert ran.phase is CallPhase.STARTED, "the new request has the start"
@@ -139,9 +140,9 @@ async def test_what_is_void_takes_no_start_and_a_start_that_was_had_goes_to_the_
     again, _ = await started(gate, record)
     assert "the shop is shut" in again.requests[0].reason
     assert not starts.had
-    assert not gate.spent(record, "r")
+    assert not gate.starts.spent(record, "r")
     shut.clear()
-    assert await gate.take_start(record, TERMS)
+    assert await gate.starts.take(record, TERMS)
     shut.append(True)
     later, _ = await started(gate, record)
     shut.clear()
@@ -168,10 +169,10 @@ async def test_a_process_remembers_as_many_of_its_starts_as_calls_that_ran(monke
     monkeypatch.setattr(module, "_MAX_SPENT", 2)
     gate = process(starts)
     for record in records:
-        assert await gate.take_start(record, TERMS)
-    assert await gate.take_start(records[2], TERMS)
-    assert await gate.take_start(records[1], TERMS)
-    assert not await gate.take_start(records[0], TERMS), "forgotten: whoever has it is not known"
+        assert await gate.starts.take(record, TERMS)
+    assert await gate.starts.take(records[2], TERMS)
+    assert await gate.starts.take(records[1], TERMS)
+    assert not await gate.starts.take(records[0], TERMS), "forgotten: whoever has it is not known"
 
 
 class Permit:
@@ -189,13 +190,13 @@ class Permit:
 async def test_a_call_that_a_permit_let_ahead_keeps_its_start_when_it_is_asked_about() -> None:
     starts, permit, record = Starts(), Permit(), NEW.change(phase=CallPhase.CLEARED, cleared_by="permit abc")
     gate, other = process(starts, permits=permit), process(starts, permits=permit)
-    assert await gate.take_start(record, TERMS)
-    assert not await other.take_start(record, TERMS)
-    assert other.cut_off(record, "r")
+    assert await gate.starts.take(record, TERMS)
+    assert not await other.starts.take(record, TERMS)
+    assert other.starts.cut_off(record, "r")
     permit.why = "it is closed"
     again = await gate.held_again(record, TERMS, shared=True)
     assert again is not None
-    assert await gate.take_start(approved(again), TERMS), "it did not begin: the request has its start"
+    assert await gate.starts.take(approved(again), TERMS), "it did not begin: the request has its start"
     assert len(starts.had) == 1
 
 
@@ -227,7 +228,7 @@ async def test_what_is_checked_before_its_start_is_claimed_meanwhile_and_not_ask
     starts, shut, claims = Starts(), [False], list[bool]()
 
     def precondition(call: Any) -> str | None:
-        claims.append(gate.spent(records[-1], "r"))
+        claims.append(gate.starts.spent(records[-1], "r"))
         return "the shop is shut" if shut[0] else None
 
     gate = process(starts, precondition=precondition, permits=Permit())
@@ -242,7 +243,7 @@ async def test_what_is_checked_before_its_start_is_claimed_meanwhile_and_not_ask
         assert await gate.held_before(record, TERMS, starts=False) is None
         assert len(starts.had) == had
         assert await gate.held_before(record, TERMS, starts=True) is None
-        assert not gate.spent(record, "r")
+        assert not gate.starts.spent(record, "r")
         ran, _ = await started(gate, record)
         assert ran.phase is CallPhase.STARTED
         for one in (gate, process(starts, permits=Permit())):
@@ -250,7 +251,7 @@ async def test_what_is_checked_before_its_start_is_claimed_meanwhile_and_not_ask
             assert again is not None
             (request,) = again.requests
             assert (request.rule, request.agent_id, request.created_s) == (UNKNOWN_OUTCOME.rule, "clerk", NOW)
-        assert gate.spent(record, "r")
+        assert gate.starts.spent(record, "r")
     assert claims == [True] * 6
     assert len(starts.had) == 2
 
@@ -261,12 +262,12 @@ async def test_what_was_let_ahead_has_a_start_and_hands_it_on_to_the_request_und
     if by == "grant":
         record = granted(record, Grant(tool="pay", principal="ann", expires_s=NOW + 1.0))
     gate, held = process(starts), asked(record, TERMS, OPEN, DOUBT, NOW)
-    with gate.once(record, "r") as first:
+    with gate.starts.once(record, "r") as first:
         assert first
-    assert gate.spent(record, "r")
-    assert await gate.take_start(record, TERMS)
-    assert not await process(starts).take_start(record, TERMS)
-    assert gate.handed_on(record, held, "r") is held
-    assert not gate.spent(record, "r")
-    assert await gate.take_start(approved(held), TERMS)
+    assert gate.starts.spent(record, "r")
+    assert await gate.starts.take(record, TERMS)
+    assert not await process(starts).starts.take(record, TERMS)
+    assert gate.starts.hand_on(record, held, "r") is held
+    assert not gate.starts.spent(record, "r")
+    assert await gate.starts.take(approved(held), TERMS)
     assert len(starts.had) == 1

@@ -244,8 +244,8 @@ def test_an_old_state_runs_nothing_in_the_process_that_ran_it_however_many_calls
         for number in range(65_536):
             request = record.requests[0].model_copy(update={"id": f"{number}"})
             other = record.change(requests=(request,), step_id=f"{number}")
-            with gate.once(other):
-                assert await gate.take_start(other, calls.terms)
+            with gate.starts.once(other):
+                assert await gate.starts.take(other, calls.terms)
         assert await held.go(gate, old) == "unknown_outcome"
         assert held.ran == 1
 

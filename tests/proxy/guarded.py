@@ -20,8 +20,9 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.gate.gate import Gate, Starts
+from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
+from grampus_uq.gate.starts import Starts
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
 from grampus_uq.integrations.mcp.connection_session import SessionNames
 from grampus_uq.integrations.mcp.elicitation import Elicitation, Mode

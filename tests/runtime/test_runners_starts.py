@@ -21,7 +21,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.gate.gate import Starts
+from grampus_uq.gate.starts import Starts
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime import StoredStarts
