@@ -23,11 +23,11 @@ from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.learn.guarded import guarding_as_recorded
 from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
+from grampus_uq.learn.sensed import sensing_as_recorded
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
 from grampus_uq.recording.runs import Refused, beginnings, recording_files
 from grampus_uq.records.tool_names import refusal_of
 from grampus_uq.records.vocabulary import UncertaintySource
-from grampus_uq.signals.registry import switches_of
 
 
 @click.command()
@@ -137,8 +137,7 @@ def command(
             raise ConfigurationError.of(name, "fit", "left out with --budget, which fits a detector alone", value)
     streams = streams or ("fused",)
     policy = UncertaintyPolicy(irreversible_tool_names=list(irreversible))
-    # Without the signals that the detector reads it would never alarm.
-    policy = guarding_as_recorded(policy.model_copy(update=switches_of(streams)), paths)
+    policy = guarding_as_recorded(policy, paths)
     without_labels = partial(_fit_budget, paths, streams, budget, policy, options=options, workers=workers)
     fit_and_print(without_labels, paths, output, force=force, as_json=as_json)
 
@@ -171,11 +170,12 @@ def _fit_budget(
 ) -> ProfileFit:
     """Fit a detector without labels; TRACER, where it is one of its streams, has its default parameters."""
     risk = TrajectoryRiskSettings() if UncertaintySource.TRAJECTORY_RISK in streams else None
+    profile = Profile(policy=policy, trajectory_risk=risk)
     data = read_detector_runs(
         paths,
         streams,
         labelled=False,
-        profile=Profile(policy=policy, trajectory_risk=risk) if risk or policy.irreversible_tool_names else None,
+        profile=profile,
         task_key=options.task_key,
         at_calls=None if options.detector_at is None else options.detector_at == "calls",
         on_runs=on_runs,
@@ -185,7 +185,7 @@ def _fit_budget(
     fit = fit_budget(data, rng=np.random.default_rng(options.seed), share=budget)
     threshold, number = fit.detector.threshold, len(fit.report.threshold_ids)
     artifact = ProfileArtifact(
-        profile=Profile(detector=fit.detector, policy=policy, trajectory_risk=risk),
+        profile=sensing_as_recorded(profile, streams, data.sensed).model_copy(update={"detector": fit.detector}),
         fitted_for=FittedFor.shared((one.model, one.prompt_hash, one.tools_hash) for one in beginnings(list(paths))),
         guarantees=(threshold.guarantee,),
         provenance=Provenance(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -54,6 +54,9 @@ class UncertaintyEstimator(Configuration):
     token_calibration_bias: Unit = 0.10
     extra_weights: dict[str, Weight] = Field(default_factory=lambda: {"sub_agent": 1.0})
     """Weights of further readings, by name; a reading without a weight is only recorded."""
+    p_true_spared: tuple[Literal["answers", "calls"], ...] | None = None
+    """Set by a fit: the turns of its recordings whose own tokens spared P(True), and spare it live: answers in words,
+    irreversible calls. None: as `Sensing` says."""
 
     @model_validator(mode="after")
     def _ordered(self) -> UncertaintyEstimator:
@@ -78,7 +81,7 @@ class UncertaintyEstimator(Configuration):
     def _keep_unset_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave an unset switch out of what is stored: read back, it would count as set."""
         fields: dict[str, Any] = dump(self)
-        for name in ("enable_semantic_sampling", "semantic_trigger_low"):
+        for name in ("enable_semantic_sampling", "semantic_trigger_low", "p_true_spared"):
             if name not in self.model_fields_set:
                 fields.pop(name, None)
         return fields

@@ -33,6 +33,7 @@ from grampus_uq.core.turn_evidence import Turns, placed, text_key
 from grampus_uq.errors import DataError
 from grampus_uq.learn.eligibility import NO_OUTCOME, SUPERSEDED, Eligibility, eligibility
 from grampus_uq.learn.guarded import guarding_also
+from grampus_uq.learn.sensed import Sensed, sensed_in
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
 from grampus_uq.records.events import StepEvent
@@ -67,7 +68,7 @@ class RunRow:
     """One run: `length` rows of the columns (0: only counted), its task (None: it names none) and its outcome.
 
     started_s and made_with (model, prompt hash, tools hash) are None without a recorded beginning. watched: some step
-    has a reading of the trajectory.
+    has a reading of the trajectory. sensed: what was read.
     """
 
     session_id: str
@@ -80,6 +81,7 @@ class RunRow:
     started_s: float | None
     made_with: tuple[str, str | None, str | None] | None
     watched: bool
+    sensed: Sensed
 
     @property
     def first_call(self) -> int | None:
@@ -276,6 +278,7 @@ def _row(run: Run, decided: Eligibility, read: RunRows, task_key: str) -> RunRow
         started_s=None if start is None else start.time_s,
         made_with=None if start is None else (start.model, start.prompt_hash, start.tools_hash),
         watched=any(event.trajectory is not None for event in run.steps),
+        sensed=sensed_in(run),
     )
 
 

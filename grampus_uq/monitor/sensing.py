@@ -164,6 +164,10 @@ class SensingPlan:
         check_budgets(sensing.budgets, names)
         check_weights(estimator.extra_weights, names)
         depends = policy.call_floor is None or not _WITH_P_TRUE.isdisjoint(profile.fitted_streams)
+        asks_of = {"calls": sensing.ask_of_calls or depends}
+        asks_of["answers"] = sensing.ask_of_answers or depends or slow is not None
+        if estimator.p_true_spared is not None:
+            asks_of = {turns: turns not in estimator.p_true_spared for turns in asks_of}
         return cls(
             names=frozenset(str(name) for name in names),
             instant=tuple(instant),
@@ -174,8 +178,8 @@ class SensingPlan:
             reader=sensing.reader,
             brings_model=sensing.reader is not None
             or any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
-            asks_of_calls=sensing.ask_of_calls or depends,
-            asks_of_answers=sensing.ask_of_answers or depends or slow is not None,
+            asks_of_calls=asks_of["calls"],
+            asks_of_answers=asks_of["answers"],
             counts=sensing.counts or any(map(is_count, profile.fitted_streams)),
             origins=sensing.origins or UncertaintySource.ORIGIN_PROBABILITY in profile.fitted_streams,
             speculative=sensing.speculative,

@@ -30,12 +30,12 @@ class Sensing:
         repairs: ask again, so many times at most, for a stated confidence that is absent or unusable; None never asks.
         ask_of_calls: False asks no P(True) of a step whose calls are all irreversible by the policy's names, where the
             tokens give the probability of each of their parts. It saves a model call and **may release what a low
-            P(True) held**. No effect where `call_floor` is None, or anything was fitted on a stream with P(True) in it.
+            P(True) held**. No effect where `call_floor` is None, or under a fitted profile (`p_true_spared`).
         ask_of_answers: True asks P(True) of every answer in words. Otherwise it is not asked of one (kind `llm_call`,
             no calls, in a session that was told of its tools) whose log-probabilities tell how likely its least likely
             new word was. An irreversible call that no turn listed and that follows such answers is held where one of
-            these words is below `call_floor`. Without effect where `call_floor` is None, samples are drawn, or
-            anything was fitted on a stream with P(True) in it.
+            these words is below `call_floor`. Without effect where `call_floor` is None, samples are drawn, or under a
+            fitted profile.
         reader: a small model of yours that reads the transcript and says how likely it finds each part of an
             irreversible call (`signals.Reader`): for agents whose provider reports no log-probabilities.
         counts: count what the agent does (`signals.structure`). A profile fitted on counts enables it by itself.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.task_draws import one_a_task
+from grampus_uq.learn.sensed import Sensed
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.step_blocks import StepBlocks, step_blocks
 
@@ -35,6 +36,7 @@ class DetectorRuns:
         others: by task, runs that were left out and take part in the draw of that one run.
         cut: how many of these runs were stopped, so that their steps end too soon.
         at_calls: the rows of a run are its irreversible calls, and runs without one are left out.
+        sensed: what was read of these runs.
     """
 
     streams: tuple[str, ...]
@@ -49,6 +51,7 @@ class DetectorRuns:
     others: Mapping[str, int] = field(default_factory=dict)
     cut: int = 0
     at_calls: bool = False
+    sensed: frozenset[Sensed] = frozenset()
 
     def __len__(self) -> int:
         return len(self.ids)

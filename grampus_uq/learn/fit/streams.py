@@ -91,6 +91,7 @@ def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool, at_
     others.update(task for task in left if task is not None)
     excluded = Counter(run.eligibility.reason for run in every if labelled and not run.eligibility.usable)
     cut = sum(run.eligibility.reason in SELECTED for run in runs)
+    found = replace(found, sensed=frozenset(run.sensed for run in runs))
     return replace(found, excluded=dict(sorted(excluded.items())), others=others, cut=cut, at_calls=at_calls)
 
 

@@ -45,12 +45,12 @@ from grampus_uq.learn.profiles.p_success import (
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.profiles.releasing import fit_release
 from grampus_uq.learn.profiles.risk_part import fit_risk
+from grampus_uq.learn.sensed import sensing_as_recorded
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files
 from grampus_uq.records.values import sha256_of
 from grampus_uq.records.vocabulary import UncertaintySource
-from grampus_uq.signals.registry import switches_of
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 
@@ -325,13 +325,14 @@ def _sensing(bare: Profile, runs: LabelledRuns, fitted: FittedPSuccess | None, d
     """The profile with those signals on that what was fitted reads, as they were on in the recordings."""
     used = set() if fitted is None else {name for name, one in fitted.fusion.readings.items() if one.slope != 0.0}
     used |= set() if detector is None else set(detector.detector.streams)
-    policy, estimator = bare.policy.model_copy(update=switches_of(used)), bare.estimator
+    profile = sensing_as_recorded(bare, used, runs.sensed)
     slow = UncertaintySource.SEMANTIC_ENTROPY
-    if slow in used:
-        always = float((~np.isnan(runs.streams[slow])).mean()) >= _ALWAYS_READ
-        if always:  # a profile that was fitted on it at every step has to see it at every step
-            estimator = estimator.model_copy(update={"semantic_trigger_low": 0.0, "semantic_trigger_high": 1.0})
-    return bare.model_copy(update={"policy": policy, "estimator": estimator})
+    read = runs.streams.get(slow)
+    if profile.policy.enable_semantic_sampling and read is not None and (~np.isnan(read)).mean() >= _ALWAYS_READ:
+        # a profile that was fitted on it at every step has to see it at every step
+        always = {"semantic_trigger_low": 0.0, "semantic_trigger_high": 1.0}
+        profile = profile.model_copy(update={"estimator": profile.estimator.model_copy(update=always)})
+    return profile
 
 
 def _replayed_part(

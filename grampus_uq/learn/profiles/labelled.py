@@ -20,6 +20,7 @@ from grampus_uq.learn.attribution.labelled_recordings import names_a_step
 from grampus_uq.learn.columns import TASK, Columns, RunRow, RunRows, at_rows, other_trials, read_columns, recorded_rows
 from grampus_uq.learn.eligibility import NO_OUTCOME, NO_STEP, Eligibility, about_the_others
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.learn.sensed import Sensed
 from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.stats.arrays import BoolArray, FloatArray
@@ -63,6 +64,7 @@ class LabelledRuns:
         recorded: how many runs there were, left out or not; of all these: first_s and last_s, when the first and the
             last began; made_with, their models, prompts and tools; errors_named, how many labels name the step of
             an error; watched, how many were watched with TRACER.
+        sensed: what was read of the runs that are used.
     """
 
     ids: tuple[str, ...]
@@ -86,6 +88,7 @@ class LabelledRuns:
     made_with: frozenset[tuple[str, str | None, str | None]] = frozenset()
     errors_named: int = 0
     watched: int = 0
+    sensed: frozenset[Sensed] = frozenset()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -225,6 +228,7 @@ def _labelled(columns: Columns) -> LabelledRuns:
         made_with=frozenset(run.made_with for run in runs if run.made_with is not None),
         errors_named=sum(names_a_step(run.outcome) for run in runs),
         watched=sum(run.watched for run in runs),
+        sensed=frozenset(run.sensed for run in usable),
     )
 
 
