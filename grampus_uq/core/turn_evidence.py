@@ -400,7 +400,7 @@ def placed(turns: Turns, call: ToolCall | None, step_id: str | None) -> tuple[Tu
         else:
             turns = _after_unlisted(turns, call)
     if found is None:
-        found = [*(turn for turn in turns[:-1] if turn.open), turns[-1]]
+        found = [*[turn for turn in turns[:-1] if turn.calls or turn.more], turns[-1]]
     return turns, found[0] if len(found) == 1 else least(found)
 
 
