@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -26,15 +26,18 @@ def is_count(name: str) -> bool:
     return name.startswith(COUNT)
 
 
+_Coefficient = Annotated[float, Field(ge=-1e9, le=1e9)]  # beyond any fit: sums and products of these stay finite
+
+
 class FusedReading(BaseModel):
     """The contribution of one reading: standardised log-odds times `slope`, plus `offset` for its presence."""
 
     model_config = FROZEN
 
-    mean: float
-    sd: float = Field(gt=0.0)
-    slope: float
-    offset: float = 0.0
+    mean: _Coefficient
+    sd: float = Field(ge=1e-9)
+    slope: _Coefficient
+    offset: _Coefficient = 0.0
 
 
 class LogisticFusion(BaseModel):
@@ -48,8 +51,8 @@ class LogisticFusion(BaseModel):
 
     readings: dict[str, FusedReading] = Field(min_length=1)
     """By name of the stream: a reading's source, or `fused`, `propagated`, `semantic_entropy`."""
-    intercept: float
-    epsilon: float = Field(default=1e-6, gt=0.0, lt=0.5)
+    intercept: _Coefficient
+    epsilon: float = Field(default=1e-6, ge=1e-12, lt=0.5)
     """Readings are clipped to [epsilon, 1 - epsilon] before their log-odds, and so is the result."""
 
     @model_validator(mode="after")

@@ -57,6 +57,19 @@ def test_no_reading_lowers_the_result_by_rising_and_it_stays_inside(fusion, low,
     assert fusion.epsilon <= first <= second <= 1.0 - fusion.epsilon
 
 
+extreme = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([5e-324, 1e-300, 1e-17, 1e300, -1e300])
+
+
+@given(extreme, extreme, extreme, extreme, extreme, extreme, st.sampled_from([0.0, 1e-320, 0.5, 1.0]))
+def test_every_fusion_that_can_be_built_gives_a_probability(mean, sd, slope, offset, intercept, epsilon, value):
+    try:
+        reading = FusedReading(mean=mean, sd=sd, slope=slope, offset=offset)
+        fusion = LogisticFusion(readings={"a": reading, "b": reading}, intercept=intercept, epsilon=epsilon)
+    except ValidationError:
+        return
+    assert fusion.epsilon <= fusion({"a": value, "b": 1.0 - value}) <= 1.0 - fusion.epsilon
+
+
 @given(fusions, st.lists(st.tuples(st.none() | unit, st.none() | unit), min_size=1, max_size=8))
 def test_arrays_and_single_steps_agree_and_survive_json(fusion, rows):
     again = LogisticFusion.model_validate_json(fusion.model_dump_json())
