@@ -69,17 +69,15 @@ def packed_lines(path: Path, groups: Sequence[int] | None = None) -> Iterator[tu
 
 
 class PackedWriter:
-    """Writes runs, one after the other, into one packed file; it appears under its name when it is complete."""
+    """Writes runs, one after the other, into one packed file."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: Path) -> None:
         pyarrow, parquet = pyarrow_for("Packing recordings")
         self._pyarrow = pyarrow
-        self._path = Path(path)
-        self._draft = Path(f"{os.fspath(path)}.{os.getpid()}.part")
         words = pyarrow.dictionary(pyarrow.int8(), pyarrow.string())
         columns = [("session_id", pyarrow.string()), ("type", words), ("line", pyarrow.binary())]
         self._schema = pyarrow.schema(columns, metadata={_KEY: _VERSION})
-        self._writer = parquet.ParquetWriter(self._draft, self._schema, compression="zstd")
+        self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
         self._rows: tuple[list[str], list[str], list[bytes]] = ([], [], [])
         self._bytes = 0
 
@@ -98,12 +96,6 @@ class PackedWriter:
         """Complete the file."""
         self._flush()
         self._writer.close()
-        self._draft.replace(self._path)
-
-    def discard(self) -> None:
-        """Leave nothing behind."""
-        self._writer.close()
-        self._draft.unlink(missing_ok=True)
 
     def _flush(self) -> None:
         if self._rows[0]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from grampus_uq.recording.parallel import in_order
 from grampus_uq.recording.parts import RecordingPart, recording_parts
 from grampus_uq.recording.reader import PartialLine, scan
 from grampus_uq.recording.runs import Paths, interleaved, recording_files
+from grampus_uq.recording.whole_file import whole_file
 
 _FILE_BYTES: Final = 128 * 2**20
 
@@ -60,18 +62,13 @@ def pack(
 def _pack_part(folder: Path, numbered: tuple[int, RecordingPart]) -> PackedFile:
     number, part = numbered
     path = folder / f"part-{number:05d}{PACKED_SUFFIX}"
-    writer = PackedWriter(path)
     sessions = lines = 0
     partial_lines: list[PartialLine] = []
-    try:
+    with whole_file(path) as draft, closing(PackedWriter(draft)) as writer:
         for source in part.files:
             for session_id, found in _sessions(source, partial_lines.append):
                 writer.write(session_id, found)
                 sessions, lines = sessions + 1, lines + len(found)
-    except BaseException:
-        writer.discard()
-        raise
-    writer.close()
     return PackedFile(path=os.fspath(path), sessions=sessions, lines=lines, partial_lines=len(partial_lines))
 
 
