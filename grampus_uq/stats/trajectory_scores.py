@@ -97,20 +97,12 @@ class ForecastTraces:
         return ForecastTraces(forecasts=self.forecasts[np.repeat(chosen, self.lengths)], lengths=self.lengths[chosen])
 
 
-def step_weights(
-    traces: ForecastTraces, schedule: WeightSchedule = LINEAR_FRONT, full_lengths: npt.ArrayLike | None = None
-) -> FloatArray:
-    """Return w_t of every step under the evaluated length of its trajectory; shape (steps,).
+def step_weights(traces: ForecastTraces, schedule: WeightSchedule = LINEAR_FRONT) -> FloatArray:
+    """Return w_t of every step, shape (steps,): positive, with sum 1 over each trajectory.
 
-    `full_lengths`, shape (n,), is the evaluated length T of each trajectory, at least its observed steps: weights are
-    then those of the full length, truncated and *not* renormalised (artificial censoring). None: the observed length
-    (complete trajectories, and those that stopped at an administrative budget). Weights are positive; they sum to 1
-    over each trajectory observed in full, to less otherwise.
+    A trajectory that stopped at an administrative budget is evaluated over the steps that it has.
     """
-    full = traces.lengths if full_lengths is None else _whole_numbers("full_lengths", full_lengths, len(traces))
-    if (full < traces.lengths).any():
-        raise ConfigurationError.of("full_lengths", "step_weights", "at least the observed lengths", full_lengths)
-    return schedule.weights(traces.steps.astype(np.float64), traces.spread(full))
+    return schedule.weights(traces.steps.astype(np.float64), traces.spread(traces.lengths))
 
 
 def tps(
@@ -133,23 +125,20 @@ def tps(
     >>> tps(ForecastTraces.of([[0.5, 0.5], [0.9, 1.0]]), [1, 1]).round(4).tolist()
     [-0.6931, -0.0702]
     """
-    observed = _outcomes("tps", outcomes, len(traces))
-    if np.isnan(observed).any():
+    if not np.isin(outcomes, (0.0, 1.0)).all():
         hint = "leave unobserved outcomes out, or score them with tps_exact"
-        raise ConfigurationError.of("outcomes", "tps", "observed (0 or 1)", float("nan"), hint)
-    return _weighted_expected(traces, observed, score, schedule, None)
+        raise ConfigurationError.of("outcomes", "tps", "observed (0 or 1)", outcomes, hint)
+    return tps_exact(traces, outcomes, score=score, schedule=schedule)
 
 
 def tps_exact(
     traces: ForecastTraces,
     outcomes: npt.ArrayLike,
-    continuation_success: npt.ArrayLike,
     *,
     score: ProperScore = LOG,
     schedule: WeightSchedule = LINEAR_FRONT,
-    full_lengths: npt.ArrayLike | None = None,
 ) -> FloatArray:
-    """Score administratively censored trajectories with their probability q of success from the stopped prefix on.
+    """Score trajectories of which some were stopped by an administrative budget, so that nobody saw their outcome.
 
     Complete: as `tps`. Censored at step C: `sum_{t<=C} w_t [q s(p_t, 1) + (1 - q) s(p_t, 0)]` (eq. 4), which is the
     mean of the prefix's score over continuations that succeed with probability q.
@@ -158,18 +147,15 @@ def tps_exact(
     1) and given the stopped prefix (assumption 2), and q is the true P(Y = 1 | stopped prefix). What breaks it: stops
     that the monitor, a parser or a tool error caused; a q estimated from the forecasts that are being scored.
 
-    `outcomes`: shape (n,), 1, 0, or NaN where the trajectory was censored; only there `continuation_success`, shape
-    (n,), q in [0, 1], is read. `full_lengths` is as in `step_weights`, all else and the result as in `tps`.
+    `outcomes`: shape (n,), 1, 0, or the q of a censored trajectory, in [0, 1]. All else and the result as in `tps`.
     """
-    observed = _outcomes("tps_exact", outcomes, len(traces))
-    q = np.asarray(continuation_success, dtype=np.float64)
-    if q.shape != observed.shape:
-        raise ConfigurationError.of("continuation_success", "tps_exact", f"of shape ({len(traces)},)", q.shape)
-    chance = np.where(np.isnan(observed), q, observed)
+    chance = np.asarray(outcomes, dtype=np.float64)
+    if chance.shape != (len(traces),):
+        raise ConfigurationError.of("outcomes", "tps", f"of shape ({len(traces)},)", chance.shape)
     if not ((chance >= 0.0) & (chance <= 1.0)).all():
-        rule = "in [0, 1] wherever the outcome is unobserved"
-        raise ConfigurationError.of("continuation_success", "tps_exact", rule, continuation_success)
-    return _weighted_expected(traces, chance, score, schedule, full_lengths)
+        raise ConfigurationError.of("outcomes", "tps_exact", "in [0, 1]", outcomes)
+    scores = expected_score(score, traces.forecasts, traces.spread(chance))
+    return traces.sums(step_weights(traces, schedule) * scores)
 
 
 def weighted_forecast(traces: ForecastTraces, schedule: WeightSchedule = LINEAR_FRONT) -> FloatArray:
@@ -204,34 +190,3 @@ def _weighted_mean(traces: ForecastTraces, weights: FloatArray) -> FloatArray:
     """
     first = traces.forecasts[traces.starts]
     return np.round(first + traces.sums(weights * (traces.forecasts - traces.spread(first))), 12)
-
-
-def _weighted_expected(
-    traces: ForecastTraces,
-    chance: FloatArray,
-    score: ProperScore,
-    schedule: WeightSchedule,
-    full_lengths: npt.ArrayLike | None,
-) -> FloatArray:
-    """Sum w_t [q s(p_t, 1) + (1 - q) s(p_t, 0)]: complete trajectories have q = Y."""
-    scores = expected_score(score, traces.forecasts, traces.spread(chance))
-    return traces.sums(step_weights(traces, schedule, full_lengths) * scores)
-
-
-def _outcomes(owner: str, outcomes: npt.ArrayLike, n: int) -> FloatArray:
-    y = np.asarray(outcomes, dtype=np.float64)
-    if y.shape != (n,):
-        raise ConfigurationError.of("outcomes", owner, f"of shape ({n},)", y.shape)
-    known = y[~np.isnan(y)]
-    if not np.isin(known, (0.0, 1.0)).all():
-        raise ConfigurationError.of(
-            "outcomes", owner, "0, 1 or unobserved (NaN)", known[~np.isin(known, (0.0, 1.0))][0]
-        )
-    return y
-
-
-def _whole_numbers(parameter: str, values: npt.ArrayLike, n: int) -> IntArray:
-    raw = np.asarray(values)
-    if raw.shape != (n,) or not (raw == np.floor(raw)).all():
-        raise ConfigurationError.of(parameter, "ForecastTraces", f"{n} whole numbers", values)
-    return raw.astype(np.int64)

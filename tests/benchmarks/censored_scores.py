@@ -23,13 +23,34 @@ def truncated(traces: ForecastTraces, stops: npt.NDArray[np.int64]) -> ForecastT
     return ForecastTraces(forecasts=traces.forecasts[traces.steps <= np.repeat(kept, traces.lengths)], lengths=kept)
 
 
+def tps_censored(
+    traces: ForecastTraces,
+    outcomes: npt.ArrayLike,
+    q: npt.ArrayLike,
+    *,
+    score: ProperScore = LOG,
+    schedule: WeightSchedule = LINEAR_FRONT,
+    full_lengths: npt.ArrayLike | None = None,
+) -> FloatArray:
+    """Score a censored trajectory (outcome NaN) by its `q`; one of `full_lengths` by the weights of that many steps.
+
+    Weights of the full length are truncated and not renormalised (section 4.1): the steps behind the stop are missing.
+    """
+    y = np.asarray(outcomes, dtype=np.float64)
+    chance = np.where(np.isnan(y), q, y)
+    if full_lengths is None:
+        return tps_exact(traces, chance, score=score, schedule=schedule)
+    weights = schedule.weights(traces.steps.astype(np.float64), traces.spread(full_lengths))
+    return traces.sums(weights * expected_score(score, traces.forecasts, traces.spread(chance)))
+
+
 def tps_simple(traces: ForecastTraces, outcomes: npt.ArrayLike, **options: Any) -> FloatArray:
     """Score a censored trajectory (outcome NaN) as if it had failed: `sum_{t<=C} w_t s(p_t, 0)` (eq. 5).
 
     It elicits the pseudo-label `P(observed success | history)` (proposition C.3), and is no lower bound of the
-    complete score: the other branch gains where p_t < 1/2. Options as `tps_exact`.
+    complete score: the other branch gains where p_t < 1/2. Options as `tps_censored`.
     """
-    return tps_exact(traces, outcomes, np.zeros(len(traces)), **options)
+    return tps_censored(traces, outcomes, np.zeros(len(traces)), **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

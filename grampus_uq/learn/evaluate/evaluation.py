@@ -25,7 +25,6 @@ from grampus_uq.learn.evaluate.transparency import (
     call_rows,
     scored_streams,
     table_rows,
-    tps_of,
 )
 from grampus_uq.learn.evaluate.verdict import EvaluationVerdict, judge
 from grampus_uq.recording.copies import distinct_ids
@@ -36,8 +35,7 @@ from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.bootstrap import RowStatistic, mean_rows, paired_bootstrap
 from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.ranking import auroc_rows
-from grampus_uq.stats.scoring import LOG
-from grampus_uq.stats.trajectory_scores import ForecastTraces, weighted_forecast
+from grampus_uq.stats.trajectory_scores import ForecastTraces, tps_exact, weighted_forecast
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
 FEATURES = ("log steps so far", "share of tool calls", "share of failed results", "log agent tokens a step")
@@ -188,7 +186,7 @@ def _best(streams: list[ScoredStream]) -> ScoredStream | None:
     def gain(stream: ScoredStream) -> float:
         if stream.platt is None:
             return -np.inf
-        gained = tps_of(stream.platt, stream.target, LOG) - tps_of(base_rate(stream), stream.target, LOG)
+        gained = tps_exact(stream.platt, stream.target) - tps_exact(base_rate(stream), stream.target)
         return float(gained.mean())
 
     return max(streams, key=gain, default=None)
@@ -206,7 +204,7 @@ def _compare(
     draws: int,
 ) -> Iterator[DifferenceRow]:
     failed = 1.0 - target[complete]
-    scored = [mean_rows(tps_of(traces, target, LOG)) for traces in (one, other)]
+    scored = [mean_rows(tps_exact(traces, target)) for traces in (one, other)]
     metrics: dict[str, tuple[int, list[RowStatistic]]] = {"tps_log": (len(target), scored)}
     if first != BASE_RATE and len(failed):  # a constant has no rank
         ranked: list[RowStatistic] = [

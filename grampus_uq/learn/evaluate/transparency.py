@@ -128,11 +128,6 @@ def _cross_fitted(
     return traces.with_forecasts(mapped), fitted
 
 
-def tps_of(traces: ForecastTraces, target: FloatArray, score: ProperScore) -> FloatArray:
-    """Score every run with its outcome, or with the q that stands for it; shape (n,)."""
-    return tps_exact(traces, np.full(len(traces), np.nan), target, score=score)
-
-
 def table_rows(streams: list[ScoredStream]) -> Iterator[TableRow]:
     """All rows: each stream raw and recalibrated, the base rate of its runs, and the AUQ scalars of both."""
     scored: set[bytes] = set()
@@ -198,7 +193,7 @@ def _row(
     parts = None
     if len(traces):
         for name, score in SCORES.items():
-            scores[name] = float(tps_of(traces, stream.target, score).mean())
+            scores[name] = float(tps_exact(traces, stream.target, score=score).mean())
         weights = step_weights(traces)
         parts = decompose(traces.forecasts, traces.spread(stream.target), LOG, bins=10, weights=weights)
     return TableRow(
