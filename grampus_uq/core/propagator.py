@@ -89,7 +89,7 @@ class SaupPropagator(Configuration):
             state = memory
         else:
             state = SaupState() if cumulative == 1.0 else saup_update(SaupState(), 1.0 - cumulative, 1.0)
-        weight = self.weights.get(step_type, self.default_weight)
+        weight = self.weight(step_type)
         alone = fused if weight == 1.0 else 1.0 - weight * (1.0 - fused)
         new = saup_update(state, 1.0 - fused, weight)
         if state.n == 0:

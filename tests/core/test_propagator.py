@@ -76,6 +76,7 @@ def test_the_defaults_are_shared_by_nobody():
 # -- SAUP and AUQ: by configuration, in the live monitor --
 
 RULES = {
+    "guide": UncertaintyPropagator(),
     "saup": SaupPropagator(),
     "saup with the guide's weights": SaupPropagator(weights=dict(DEFAULT_WEIGHTS), default_weight=0.5),
     "last": AuqPropagator(aggregate="last"),
@@ -89,8 +90,13 @@ rules = st.sampled_from(list(RULES))
 
 
 def by_definition(name: str, seen: list[tuple[float, str]]) -> float:
-    """The formulas of the two papers, over the whole prefix at once."""
+    """The formulas of the guide and of the two papers, over the whole prefix at once."""
     values = [value for value, _ in seen]
+    if name == "guide":  # the start at 1, and each reading by what later ones leave of it
+        kept = [1.0 - DEFAULT_WEIGHTS.get(kind, 0.5) for _, kind in seen]
+        return math.prod(kept) + math.fsum(
+            (1 - k) * v * math.prod(kept[n:]) for n, (k, v) in enumerate(zip(kept, values, strict=True), 1)
+        )
     if name == "saup":
         return 1 - math.sqrt(math.fsum((1 - value) ** 2 for value in values) / len(values))
     if name == "saup with the guide's weights":
@@ -230,10 +236,10 @@ def test_an_unknown_rule_or_aggregate_is_refused_by_name():
 def test_a_rule_of_ones_own_made_from_the_guides_is_asked_for_both_numbers():
     class Slow(UncertaintyPropagator):
         def propagate(self, fused: float, step_type: str, cumulative: float) -> float:
-            return fused
+            return fused if step_type == "llm_call" and cumulative == 1.0 else 0.0
 
         def update_cumulative(self, propagated: float, current: float, step_type: str) -> float:
-            return (propagated + current) / 2
+            return (propagated + current) / 2 if step_type == "llm_call" else 0.0
 
     state, assessment = advance(plain(Slow()), SessionState(session_id="s"), *taken_step(0, 0.5, "llm_call"))
     assert (assessment.propagated_confidence, state.cumulative) == (0.5, 0.75)
@@ -253,5 +259,5 @@ def test_a_replay_concludes_what_was_concluded_live(rule, tmp_path):
     replayed = list(replay_file(recorder.path("s1"), monitor.profile))
     assert len(replayed) == 5
     assert all(step.same for step in replayed)
-    other = list(replay_file(recorder.path("s1"), Profile()))
+    other = list(replay_file(recorder.path("s1"), Profile(propagator=SaupPropagator(default_weight=0.3))))
     assert not all(step.same for step in other)

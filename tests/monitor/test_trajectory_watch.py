@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -528,6 +529,22 @@ def test_the_pure_step_equals_a_stream_that_is_never_interrupted() -> None:
         assert risk == stream.peek(now)
         state = state_from_json(state_to_json(SessionState(session_id="s", risk=state))).risk
         assert state is not None
+
+
+def test_a_step_with_nothing_to_judge_has_no_risk_and_the_session_keeps_the_latest() -> None:
+    nothing, settings_ = TrajectoryReading(), TrajectoryRiskSettings()
+    state, risk, why = risk_step(settings_, None, nothing)
+    assert state is not None
+    assert (state.latest, risk, why) == (None, None, "nothing_to_judge")
+    told = TrajectoryReading(completed=(StepComponents(is_agent=True, agent_gap=0.8),))
+    known, risk, why = risk_step(settings_, state, told)
+    assert known is not None
+    assert (known.latest, why) == (risk, None)
+    broken = TrajectoryReading(reason="timeout")
+    after, risk, why = risk_step(settings_, known, broken)
+    assert after is not None
+    assert (after.latest, risk, why) == (known.latest, None, "timeout")
+    assert (confidence_of_risk(None), confidence_of_risk(math.nan)) == (None, None)
 
 
 def test_the_detector_reads_the_risk_as_a_stream_live_and_from_recordings(tmp_path: Any) -> None:

@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grampus_uq.stats.propagation import AuqState, SaupState, auq_update, propagate, saup_uncertainty, saup_update
@@ -26,6 +26,8 @@ def test_rounding_never_carries_it_past_its_two_ends(fused, cumulative, weight):
 
 
 @given(unit, unit)
+@example(0.1, 0.2)  # rounds up
+@example(0.1, 0.3)  # rounds down
 def test_a_run_of_equal_values_stays_exactly_where_it_is(value, weight):
     assert propagate(value, value, weight) == value
 

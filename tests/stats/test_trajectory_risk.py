@@ -167,6 +167,13 @@ def test_the_composites_are_maximum_sum_and_product_of_the_weighted_components(
     assert only_step(step, parameters) == close(whole)
 
 
+@pytest.mark.parametrize("event", ["tool_error", "duplicate_call", "duplicate_observation"])
+def test_each_event_by_itself_makes_a_step_risky(event: str) -> None:
+    parameters = TracerParameters(event=0.7)
+    assert only_step(StepComponents(is_agent=True, **{event: True}), parameters) == close(0.7)
+    assert only_step(StepComponents(is_agent=True, **{event: False}), parameters) == close(0.0)
+
+
 def test_with_default_parameters_events_are_no_part_of_the_papers_risk() -> None:
     step = StepComponents(
         is_agent=True, repetition=0.2, tool_error=True, duplicate_call=True, duplicate_observation=True

@@ -48,7 +48,13 @@ def test_a_run_without_steps_has_no_tail_mean() -> None:
 
 @given(
     st.lists(
-        st.one_of(st.floats(0.0, 20.0), st.sampled_from((0.0, 1e-10, 1e-9, 0.5, 20.0, 1e6))), min_size=1, max_size=80
+        st.one_of(
+            st.floats(0.0, 20.0),
+            st.sampled_from((0.0, 1e-10, 1e-9, 0.5, 20.0, 1e6)),
+            st.sampled_from((1.0, 1.0009, 1.009, 1.19)),  # many of one bucket, at both its ends
+        ),
+        min_size=1,
+        max_size=80,
     ),
     st.sampled_from(FRACTIONS),
     st.sampled_from((0.0005, 0.005, 0.1)),
