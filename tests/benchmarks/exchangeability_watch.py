@@ -36,6 +36,7 @@ def first_alarms(
     level: float,
     change_at: int | None = None,
     size: float = 0.0,
+    over: int = 1,
     growing: bool = True,
 ) -> IntArray:
     """Run at which each history first alarms, 0 where it never does: `martingale_update`, many histories at once."""
@@ -47,7 +48,7 @@ def first_alarms(
     log_capital = np.zeros(histories)
     first = np.zeros(histories, dtype=np.intp)
     for run in range(1, runs + 1):
-        moved = size if change_at is not None and run > change_at else 0.0
+        moved = 0.0 if change_at is None else size * min(1.0, max(0, run - change_at) / over)
         place = (rng.normal(moved, 1.0, histories)[:, None] > edges).sum(axis=1)
         at_least = counts[:, ::-1].cumsum(axis=1)[:, ::-1]
         same = counts[everyone, place]
@@ -62,7 +63,7 @@ def first_alarms(
 
 
 def rows(histories: int, runs: int, calibration: int, level: float) -> Iterator[dict[str, Any]]:
-    """Without change first, then three sizes of change, right after deployment and in the middle."""
+    """Without change first, then changes of three sizes, at once or over so many runs, up to 1,000 runs after them."""
     for growing in (True, False):
         begin = time.perf_counter()
         first = first_alarms(
@@ -83,23 +84,24 @@ def rows(histories: int, runs: int, calibration: int, level: float) -> Iterator[
             "us_a_run": (time.perf_counter() - begin) * 1e6 / (histories * runs),
         }
     few = max(1, histories // 5)
-    for change_at in (0, 500):
+    for change_at, over in ((0, 1), (500, 1), (0, 300), (0, 1000), (0, 3000)):
         for size in (0.3, 0.6, 1.2):
             first = first_alarms(
                 np.random.default_rng(1),
                 histories=few,
-                runs=change_at + 1000,
+                runs=change_at + over + 999,
                 calibration=calibration,
                 level=level,
                 change_at=change_at,
                 size=size,
+                over=over,
             )
             seen = first[first > change_at] - change_at
             yield {
-                "case": f"change of {size} sd after run {change_at}",
+                "case": f"change of {size} sd after run {change_at}" + (f", over {over} runs" if over > 1 else ""),
                 "level": level,
                 "histories": few,
-                "runs": change_at + 1000,
+                "runs": change_at + over + 999,
                 "calibration": calibration,
                 "alarmed": float((first > change_at).mean()),
                 "median_delay": float(np.median(seen)) if len(seen) else None,
