@@ -52,7 +52,6 @@ def take_up(
     agent_id: str,
     snapshot: Mapping[str, Any] | None = None,
     *,
-    model: str = "",
     vouched: bool = True,
 ) -> HeldCalls:
     """A session and its calls: new, or taken up from what `snapshot` gave, as far as that is believed.
@@ -69,7 +68,7 @@ def take_up(
         session = monitor.session(
             session_id,
             agent_id,
-            model=model,
+            model=None,
             snapshot=None if snapshot is None else snapshot.get("belief"),
             advisory=settings.advisory,
         )
@@ -84,7 +83,7 @@ def take_up(
             if snapshot is None or isinstance(error, DataError):
                 raise
             raise DataError(f"not a session's state: {error}") from error
-        session = monitor.session(session_id, agent_id, model=model, advisory=settings.advisory)
+        session = monitor.session(session_id, agent_id, model=None, advisory=settings.advisory)
         return HeldCalls(session, gate, place=place, vouched=False)
 
 

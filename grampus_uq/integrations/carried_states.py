@@ -147,6 +147,7 @@ class CarriedStates:
             session_id,
             settings.agent_id,
             snapshot=snapshot,
+            model=None,
             advisory=settings.advisory,
             metadata=_branch(state),
         )

@@ -67,6 +67,8 @@ class TurnJudge:
     def __init__(self, monitor: UncertaintyMonitor, **settings: Unpack[Settings]) -> None:
         self.settings = AdapterSettings(monitor=monitor, **settings)
         self.schemas: dict[str, Callable[[], Mapping[str, Any]]] = {}
+        self.described: list[Mapping[str, Any]] | None = None
+        """The tools as a model is offered them, as far as the adapter was given them; None for none."""
         self.gate = self.settings.gate(lambda name: self.schemas[name]() if name in self.schemas else None)
         self.states = CarriedStates(self.settings, self.gate)
         self._overruled: dict[str, None] = {}

@@ -41,6 +41,7 @@ with MissingDependencyError.unless("langchain", "langchain", "The middleware for
     from langgraph.types import Command, interrupt
     from langsmith.utils import tracing_is_enabled
 
+from grampus_uq.integrations.langchain_asked import Asked, DescribedTools, asking
 from grampus_uq.integrations.langchain_messages import (
     answer_of,
     answers_of,
@@ -96,6 +97,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     def __init__(self, monitor: UncertaintyMonitor, **settings: Unpack[Settings]) -> None:
         super().__init__()
         self.judge = TurnJudge(monitor, **settings)
+        self._described = DescribedTools()
         self._name = uuid.uuid4().hex
         self._reviews: Callable[..., dict[str, Any]] = functools.lru_cache(_MAX_NODES)(lambda thread, node: {})
         if not tracing_is_enabled():
@@ -109,13 +111,16 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     ) -> Any:
         """Call the model and judge its turn: no interrupt, so it runs once."""
         request, edits, decided = self._edited(request)
-        return await self._judged(request, await handler(request), edits, decided)
+        with asking() as asked:
+            response = await handler(request)
+        return await self._judged(request, response, asked, edits, decided)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """`awrap_model_call` for agents that run without awaiting."""
         request, edits, decided = self._edited(request)
-        response = handler(request)
-        return run_blocking(lambda: self._judged(request, response, edits, decided))
+        with asking() as asked:
+            response = handler(request)
+        return run_blocking(lambda: self._judged(request, response, asked, edits, decided))
 
     def _edited(self, request: ModelRequest[Any]) -> tuple[ModelRequest[Any], list[Any], list[CallRecord]]:
         """The request with the calls as humans edited them, the message that holds them, and what humans decided."""
@@ -127,7 +132,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         return *_with_edits(request, decided), decided
 
     async def _judged(
-        self, request: ModelRequest[Any], response: Any, beside: list[Any], decided: list[CallRecord]
+        self, request: ModelRequest[Any], response: Any, asked: Asked, beside: list[Any], decided: list[CallRecord]
     ) -> Any:
         if isinstance(response, AIMessage):
             response = ModelResponse(result=[response])
@@ -142,11 +147,12 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         begun = any(one.type == "ai" for one in before)
         carried = read_state(judge, config, _state(request.state), to_judge=True, begun=begun)
         carried = judge.record_decisions(carried, decided) if decided else carried
-        observe_between(carried.session, before, len(before))
         asks, known = judge.settings.model_client is not None, carried.session.tools_declared
         tools = () if known else [tool if isinstance(tool, dict) else tool.name for tool in request.tools]
         system = [] if request.system_message is None else [request.system_message]
-        answer = read_turn(message, [*system, *request.messages] if asks else (), tools)
+        heard = functools.partial(observe_between, messages=before, index=len(before))
+        facts = asked.facts(self._described.of(request.tools))
+        answer = read_turn(message, [*system, *request.messages] if asks else (), tools, heard=heard, **facts)
         if len(result) > 1:  # a structured answer is not a call: it stands in the result with what answers it
             answered = {one.tool_call_id for one in result if isinstance(one, ToolMessage)}
             answer = replace(answer, calls=[call for call in answer.calls if call.id not in answered])

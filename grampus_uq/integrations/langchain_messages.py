@@ -26,9 +26,12 @@ def last_answer(messages: Sequence[Any]) -> int | None:
 
 
 def read_turn(
-    message: Any, prompt: Sequence[AnyMessage] = (), tools: Collection[Mapping[str, Any] | str] = ()
+    message: Any,
+    prompt: Sequence[AnyMessage] = (),
+    tools: Collection[Mapping[str, Any] | str] = (),
+    **more: Any,
 ) -> ModelTurn:
-    """The model's message, the prompt before it, and the agent's tools."""
+    """The model's message, the prompt before it, the agent's tools, and `more` fields of the turn."""
     metadata = message.response_metadata or {}
     calls = message.tool_calls
     return ModelTurn(
@@ -39,6 +42,7 @@ def read_turn(
         usage=read_usage(message.usage_metadata) if message.usage_metadata else None,
         model=str(metadata.get("model_name") or ""),
         tools=tools,
+        **more,
     )
 
 

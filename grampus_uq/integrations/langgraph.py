@@ -24,6 +24,7 @@ from grampus_uq.integrations.settings import Settings
 with MissingDependencyError.unless("langgraph", "langgraph", "The guard for LangGraph"):
     from langgraph.graph import END, StateGraph, add_messages
 
+from grampus_uq.integrations.langchain_asked import described
 from grampus_uq.integrations.langchain_messages import as_ai_message, find_record, read_message, schema_of, unrun
 from grampus_uq.integrations.langgraph_fork import Fork, fork_before
 from grampus_uq.integrations.langgraph_nodes import GuardNodes
@@ -144,8 +145,9 @@ class UncertaintyGuard:
         return node
 
     def _know(self, tools: Mapping[str, Any]) -> None:
-        """A human's edits are held against the schemas of these tools."""
+        """A human's edits are held against the schemas of these tools, and a profile's against what they are."""
         self.judge.schemas |= {name: functools.partial(schema_of, tool) for name, tool in tools.items()}
+        self.judge.described = [*(self.judge.described or ()), *map(described, tools.values())]
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Run a call only as it was cleared; for `ToolNode(wrap_tool_call=...)`."""

@@ -31,6 +31,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord, settled
 from grampus_uq.gate.starts import by_itself, let_by
 from grampus_uq.integrations.carried_states import Carried, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
+from grampus_uq.integrations.langchain_asked import Asked, asked_here
 from grampus_uq.integrations.langchain_messages import (
     answer_of,
     answers_of,
@@ -76,8 +77,8 @@ class GuardNodes:
     _name: str = field(default_factory=lambda: uuid.uuid4().hex)
     _results: dict[str, list[Any]] = field(default_factory=dict)
     """Results of the tools' node for calls that run once, by what lets them run."""
-    _noted: dict[tuple[str, str], None] = field(default_factory=dict)
-    """Messages of the model as its node returned them, until `score` judges them."""
+    _noted: dict[tuple[str, str], Asked] = field(default_factory=dict)
+    """Messages of the model as its node returned them, and what it was asked with, until `score` judges them."""
 
     # -- judging --------------------------------------------------------------------------------------------------
 
@@ -108,15 +109,15 @@ class GuardNodes:
         for one in result if isinstance(result, list | tuple) else [result]:
             update = one.update if isinstance(one, Command) else one
             for message in _of_model(update.get(self.messages_key)) if isinstance(update, dict) else ():
-                self._noted[session_id_of(config), _content(message)] = None
+                self._noted[session_id_of(config), _content(message)] = asked_here()
                 while len(self._noted) > _MAX_NOTED:
                     self._noted.pop(next(iter(self._noted)), None)
         return result
 
-    def _is_noted(self, config: RunnableConfig, message: Any) -> bool:
-        """True, once, for a message that the model's node returned here; the checkpoint's may be anybody's."""
+    def _take_noted(self, config: RunnableConfig, message: Any) -> Asked | None:
+        """Once, what was noted of a message that the model's node returned here; the checkpoint's may be anybody's."""
         kept = config.get("configurable", {}).get("thread_id")
-        return not kept or self._noted.pop((session_id_of(config), _content(message)), self) is None
+        return self._noted.pop((session_id_of(config), _content(message)), None) if kept else Asked()
 
     async def score(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """Judge the turn that the model's node wrote: one superstep, checkpointed, without an interrupt."""
@@ -135,8 +136,9 @@ class GuardNodes:
             carried = self._open(state, read_state(self.judge, config, state.get(KEY)))
             if _is_judged(carried, messages):
                 return self._go_on(state, carried, [])
-        vouched = self._is_noted(config, messages[index])
-        carried, message, beside = await self._judged(messages, index, state, config, vouched=vouched)
+        asked = self._take_noted(config, messages[index])
+        vouched = asked is not None
+        carried, message, beside = await self._judged(messages, index, state, config, vouched=vouched, asked=asked)
         if message is not messages[index]:
             beside.insert(0, message)
         return self._go_on(state, carried, beside)
@@ -149,6 +151,7 @@ class GuardNodes:
         config: RunnableConfig,
         *,
         vouched: bool = True,
+        asked: Asked | None = None,
     ) -> tuple[Carried, Any, list[Any]]:
         """The state after the turn, its message with ids, messages beside; `vouched` False: it may be anybody's."""
         judge, message = self.judge, messages[index]
@@ -156,9 +159,11 @@ class GuardNodes:
         begun = last_answer(messages[:index]) is not None
         carried = read_state(judge, config, state.get(KEY), to_judge=True, begun=begun)
         carried = carried if vouched else judge.doubted(carried)
-        observe_between(carried.session, messages, index)
         asks = judge.settings.model_client is not None
-        carried = await judge.judge(carried, read_turn(message, messages[:index] if asks else (), judge.schemas))
+        heard = functools.partial(observe_between, messages=messages, index=index)
+        facts = (asked or asked_here()).facts(judge.described)
+        turn = read_turn(message, messages[:index] if asks else (), judge.schemas, heard=heard, **facts)
+        carried = await judge.judge(carried, turn)
         get_stream_writer()({KEY: shown(carried)})
         return carried, message, messages_beside(judge, carried)
 

@@ -12,6 +12,7 @@ from langgraph.graph import StateGraph
 from langgraph.types import Command
 
 from grampus_uq.integrations.blocking import run_blocking
+from grampus_uq.integrations.langchain_asked import asking
 from grampus_uq.integrations.langgraph_steps import Steps, awaiting, blocking
 from grampus_uq.integrations.langgraph_threads import KEY, before_node
 
@@ -39,6 +40,7 @@ class GuardedNode(RunnableLambda[Any, Any]):
     ) -> None:
         self.name = name
         self._work, self._inner, self._read = work, inner, read
+        self._asking = asking if fence is None else nullcontext
         self._fence = fence or (lambda state, config: nullcontext([]))
         self._look = look or (lambda state, config: None)
         self._begin = begin or (lambda state, config: None)
@@ -57,10 +59,11 @@ class GuardedNode(RunnableLambda[Any, Any]):
         begin = None if hindered else self._begin(input, config)
         if begin is not None:
             blocking(begin)
-        with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
-            if not held:
-                held.append(self._inner.invoke(self._read(input, config), config, **more))
-        return run_blocking(lambda: self._work(input, held[0], config))
+        with self._asking():
+            with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
+                if not held:
+                    held.append(self._inner.invoke(self._read(input, config), config, **more))
+            return run_blocking(lambda: self._work(input, held[0], config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
         config = config or {}
@@ -72,10 +75,11 @@ class GuardedNode(RunnableLambda[Any, Any]):
         begin = None if hindered else self._begin(input, config)
         if begin is not None:
             await awaiting(begin)
-        with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
-            if not held:
-                held.append(await self._inner.ainvoke(self._read(input, config), config, **more))
-        return await self._work(input, held[0], config)
+        with self._asking():
+            with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
+                if not held:
+                    held.append(await self._inner.ainvoke(self._read(input, config), config, **more))
+            return await self._work(input, held[0], config)
 
 
 def wrap_node(

@@ -35,6 +35,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     Verdict,
 )
+from grampus_uq.integrations.model_turn import ModelTurn, say_made_with, standing_in
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.wire import read_messages
 
@@ -54,6 +55,7 @@ class _Call:
     key: tuple[Any, Any]
     session_id: str
     model: str
+    system: str
     messages: Any
     tools: Any
     response: Any
@@ -76,6 +78,7 @@ class UncertaintyCallback(CustomLogger):
             key.
         max_sessions, expires_s: the session that was used longest ago goes when there are too many, and any after this
             many seconds without a call. A call that names it later starts it anew.
+        prompt_hash, tools_hash: names of your own for the prompt and the tools of these calls, where they vary by run.
         max_waiting: answers that may wait to be judged; more are dropped, and counted in `dropped`.
     """
 
@@ -89,6 +92,8 @@ class UncertaintyCallback(CustomLogger):
         model_id: str = "",
         max_sessions: int = 1000,
         expires_s: float = 3600.0,
+        prompt_hash: str | None = None,
+        tools_hash: str | None = None,
         max_waiting: int = 1000,
     ) -> None:
         super().__init__()
@@ -101,6 +106,7 @@ class UncertaintyCallback(CustomLogger):
         self.failures = 0
         """Answers that could not be judged; the first is logged with its reason."""
         self._client, self._model_id = model_client, model_id
+        self._prompt_hash, self._tools_hash = prompt_hash, tools_hash
         self._max_sessions, self._expires_s = max_sessions, expires_s
         self._sessions: OrderedDict[str, _Watched] = OrderedDict()
         # By id and beginning, because users may give two calls one id. Was the answer judged; None while it waits.
@@ -152,12 +158,14 @@ class UncertaintyCallback(CustomLogger):
                 if key in self._known:  # litellm may report one to both kinds of callback
                     return
                 self._know(key, None)
+            asked, messages = given.get("optional_params") or {}, given.get("messages")
             call = _Call(
                 key=key,
                 session_id=str(named),
                 model=str(given.get("model") or ""),
-                messages=given.get("messages"),
-                tools=(given.get("optional_params") or {}).get("tools"),
+                system="\n\n".join(filter(None, [asked.get("instructions"), standing_in(messages)])),
+                messages=messages,
+                tools=asked.get("tools"),
                 response=response,
             )
             self._start()
@@ -214,8 +222,10 @@ class UncertaintyCallback(CustomLogger):
                     self._waiting.task_done()
 
     async def _judge(self, call: _Call) -> None:
-        watched = self._session(call.session_id, call.model)
+        watched = self._session(call.session_id)
         watched.steps += 1
+        sent = ModelTurn(content=None, requested=call.model, system=call.system, offered=call.tools or ())
+        say_made_with(watched.session, sent, prompt=self._prompt_hash, tools=self._tools_hash)
         others = list(getattr(call.response, "choices", None) or ())[1:]
         said = [(one, f"call-{watched.steps}.{place}") for place, one in enumerate(others, 2)]
         for response, step_id in [*reversed(said), (call.response, f"call-{watched.steps}")]:  # the caller may take any
@@ -228,14 +238,14 @@ class UncertaintyCallback(CustomLogger):
                 tools=call.tools,
             )
 
-    def _session(self, session_id: str, model: str) -> _Watched:
+    def _session(self, session_id: str) -> _Watched:
         now_s = time.monotonic()
         with self._lock:
             while self._sessions and now_s - next(iter(self._sessions.values())).used_s > self._expires_s:
                 self._sessions.popitem(last=False)  # the one at the front was used longest ago
             watched = self._sessions.get(session_id)
             if watched is None:
-                session = self.monitor.session(session_id, model=model, advisory=self.advisory)
+                session = self.monitor.session(session_id, model=None, advisory=self.advisory)
                 watched = self._sessions[session_id] = _Watched(session, 0, now_s)
             watched.used_s = now_s
             self._sessions.move_to_end(session_id)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grampus_uq import Message, Session, StepUncertainty, TokenUsage, ToolCall, UncertaintyAction
+from grampus_uq import Message, Role, Session, StepUncertainty, TokenUsage, ToolCall, UncertaintyAction
 from grampus_uq.integrations.settings import AdapterSettings
-from grampus_uq.wire import TokenStream
+from grampus_uq.recording import prompt_hash, tools_hash
+from grampus_uq.wire import TokenStream, read_messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,8 @@ class ModelTurn:
 
     `content`: the text, or an answer that `Session.observe_llm_response` reads. `ungated`: calls that run without
     asking, each with its result, if there. `tools`: the agent's, by name or schema; `schemas`: for signals' models.
+    `requested`, `system`, `offered`: the model's name, its standing instructions and the tools as they were sent; "" or
+    None where nobody can tell. `heard` tells the session what users and tools said before the answer.
     """
 
     content: Any
@@ -28,12 +32,45 @@ class ModelTurn:
     model: str = ""
     tools: Collection[Mapping[str, Any] | str] = ()
     schemas: Sequence[Mapping[str, Any]] = ()
+    requested: str = ""
+    system: str | None = None
+    offered: Iterable[Mapping[str, Any]] | None = None
+    heard: Callable[[Session], None] = lambda session: None
+
+
+def standing_in(messages: Iterable[Any] | str | None) -> str:
+    """The standing instructions of a prompt: its system messages before any other, of any framework."""
+    given = () if isinstance(messages, str) else messages or ()
+    read = itertools.chain.from_iterable(read_messages(message).messages for message in given)
+    system = itertools.takewhile(lambda message: message.role is Role.SYSTEM, read)
+    return "\n\n".join(message.content or "" for message in system)
+
+
+def say_made_with(
+    session: Session, turn: ModelTurn, *, model: str = "", prompt: str | None = None, tools: str | None = None
+) -> None:
+    """Tell the session what an answer is made with: by the names that the user gave, else by what was sent."""
+    session.made_with(
+        model=model or turn.requested or turn.model,
+        prompt_hash=prompt or _hashed(prompt_hash, turn.system),
+        tools_hash=tools or _hashed(tools_hash, None if turn.offered is None else [*turn.offered]),
+    )
+
+
+def _hashed(digest: Callable[[Any], str], sent: Any) -> str | None:
+    """The hash of what was sent; None where that is unknown, or no JSON."""
+    try:
+        return None if sent is None else digest(sent)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 async def observe_turn(
     session: Session, settings: AdapterSettings, turn: ModelTurn, step_id: str
 ) -> tuple[StepUncertainty, UncertaintyAction]:
     """Sense and commit a turn of the model (`Session.observe_llm_response`)."""
+    say_made_with(session, turn, model=settings.model, prompt=settings.prompt_hash, tools=settings.tools_hash)
+    turn.heard(session)
     if turn.tools and not session.tools_declared:
         session.declare_tools(turn.tools)
     return await session.observe_llm_response(

@@ -48,6 +48,7 @@ from grampus_uq.integrations.openai_agents_model import (
     hosted_requests,
     read_messages,
     read_output,
+    tool_schema,
 )
 from grampus_uq.integrations.openai_agents_reach import AgentWatch
 from grampus_uq.integrations.openai_agents_run import (
@@ -148,7 +149,7 @@ class UncertaintyGuard:
         vouched: bool = True,
     ) -> WatchedRun:
         agent_id = self.settings.agent_id or agent_id
-        calls = take_up(self.settings, self._gate, session_id, agent_id, snapshot, model=model, vouched=vouched)
+        calls = take_up(self.settings, self._gate, session_id, agent_id, snapshot, vouched=vouched)
         return WatchedRun(calls, model=model)
 
     def _here(self) -> WatchedRun | None:
@@ -175,7 +176,13 @@ class UncertaintyGuard:
         return told, run.vouched_items(items), tools
 
     async def _observe(
-        self, output: Sequence[Any], usage: Any, system: str | None, items: Any, tools: Sequence[Any]
+        self,
+        output: Sequence[Any],
+        usage: Any,
+        system: str | None,
+        items: Any,
+        tools: Sequence[Any],
+        sent: Mapping[str, Any],
     ) -> None:
         run = self._here()
         if run is None:
@@ -183,10 +190,11 @@ class UncertaintyGuard:
         run.hear_rejections(items)
         run.free.update(hosted_requests(output, self._reach.allow_ungated))
         turn, written = read_output(output, usage, tools)
+        turn = replace(turn, **{**sent, "requested": sent["requested"] or run.model})
         if not run.calls.session.tools_declared:
             turn = replace(turn, tools=[*self._reach.schemas, *(tool.name for tool in tools if hasattr(tool, "name"))])
         if self.settings.model_client is not None:
-            schemas = [_schema(tool) for tool in tools if hasattr(tool, "name")]
+            schemas = [tool_schema(tool) for tool in tools if hasattr(tool, "name")]
             turn = replace(turn, prompt=read_messages(system, items), schemas=schemas)
         await run.observe(self.settings, turn, written)
 
@@ -365,8 +373,3 @@ def _take_back(state: RunState[Any, Any], item: Any, call_id: str) -> None:
 def _name(agent: Agent[Any]) -> str:
     """The model's name, as far as the agent says it."""
     return agent.model if isinstance(agent.model, str) else str(getattr(agent.model, "model", "") or "")
-
-
-def _schema(tool: Any) -> dict[str, Any]:
-    function = {"name": tool.name, "description": getattr(tool, "description", "")}
-    return {"type": "function", "function": {**function, "parameters": getattr(tool, "params_json_schema", {})}}

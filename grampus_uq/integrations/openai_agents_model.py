@@ -11,7 +11,7 @@ from typing import Any
 from agents import Model, ModelProvider, ModelResponse
 
 from grampus_uq import Message, Role, TokenUsage, ToolCall, wire
-from grampus_uq.integrations.model_turn import ModelTurn
+from grampus_uq.integrations.model_turn import ModelTurn, standing_in
 from grampus_uq.wire import field, read_call, read_response, text_field
 
 _CALLS = frozenset(
@@ -34,8 +34,8 @@ _NOT_MEANT = frozenset({"ctx_wrapper"})
 
 
 Before = Callable[["str | None", Any, "list[Any]"], "tuple[str | None, Any, list[Any]]"]
-Observe = Callable[[Sequence[Any], Any, "str | None", Any, Sequence[Any]], Awaitable[None]]
-"""Takes the output and the usage of an answer, the system instructions, the input and the tools."""
+Observe = Callable[[Sequence[Any], Any, "str | None", Any, Sequence[Any], Mapping[str, Any]], Awaitable[None]]
+"""Takes the output and the usage of an answer, the system instructions, the input, the tools, and `_sent`."""
 
 
 class WatchedModel(Model):
@@ -91,9 +91,11 @@ class WatchedModel(Model):
         **given: Any,
     ) -> ModelResponse:
         """Ask the model inside, and observe its answer."""
+        own = system_instructions
         system_instructions, input, shown = self._before(system_instructions, input, tools)  # noqa: A001 (the SDK's name)
+        sent = self._sent(own, input, shown, rest, given)
         response = await self.inner.get_response(system_instructions, input, model_settings, shown, *rest, **given)
-        await self._observe(response.output, response.usage, system_instructions, input, tools)
+        await self._observe(response.output, response.usage, system_instructions, input, tools, sent)
         return response
 
     async def stream_response(
@@ -106,7 +108,9 @@ class WatchedModel(Model):
         **given: Any,
     ) -> AsyncIterator[Any]:
         """Stream from the model inside; the whole answer is observed before its last event is passed on."""
+        own = system_instructions
         system_instructions, input, shown = self._before(system_instructions, input, tools)  # noqa: A001 (the SDK's name)
+        sent = self._sent(own, input, shown, rest, given)
         done: list[Any] = []
         events = self.inner.stream_response(system_instructions, input, model_settings, shown, *rest, **given)
         async for event in events:
@@ -116,8 +120,21 @@ class WatchedModel(Model):
             elif kind in ("response.completed", "response.incomplete"):
                 answer = event.response  # type: ignore[union-attr]  # by type
                 output = answer.output or done  # as the SDK: some services say the items once
-                await self._observe(output, answer.usage, system_instructions, input, tools)
+                await self._observe(output, answer.usage, system_instructions, input, tools, sent)
             yield event
+
+    def _sent(
+        self, system: str | None, items: Any, tools: Sequence[Any], rest: Sequence[Any], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What the model is asked with, in the fields of a `ModelTurn`: also a stored prompt of the provider's."""
+        handoffs = given.get("handoffs", rest[1] if len(rest) > 1 else ())
+        leading = standing_in(items)
+        stored = [] if given.get("prompt") is None else [json.dumps(plain(given["prompt"]), sort_keys=True)]
+        return {
+            "requested": str(getattr(self.inner, "model", None) or ""),
+            "system": "\n\n".join([text for text in (system, leading) if text] + stored),
+            "offered": [*map(tool_schema, tools), *map(_handoff_schema, handoffs)],
+        }
 
 
 class WatchedProvider(ModelProvider):
@@ -134,6 +151,21 @@ class WatchedProvider(ModelProvider):
     async def aclose(self) -> None:
         """Close the provider inside."""
         await self.inner.aclose()
+
+
+def tool_schema(tool: Any) -> dict[str, Any]:
+    """A tool as the model is offered it; of one that the provider runs, the settings that are JSON values."""
+    function = {"name": getattr(tool, "name", type(tool).__name__), "description": getattr(tool, "description", "")}
+    if hasattr(tool, "params_json_schema") or not is_dataclass(tool):
+        parameters = getattr(tool, "params_json_schema", {})
+    else:
+        parameters = {one.name: plain(value) for one in fields(tool) if not callable(value := getattr(tool, one.name))}
+    return {"type": "function", "function": {**function, "parameters": parameters}}
+
+
+def _handoff_schema(handoff: Any) -> dict[str, Any]:
+    function = {"name": handoff.tool_name, "description": handoff.tool_description}
+    return {"type": "function", "function": {**function, "parameters": handoff.input_json_schema}}
 
 
 def plain(value: Any) -> Any:

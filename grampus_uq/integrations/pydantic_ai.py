@@ -57,6 +57,7 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     meant,
     native_calls,
     plain,
+    standing_instructions,
     tool_schema,
 )
 from grampus_uq.integrations.pydantic_ai_runs import (
@@ -167,7 +168,6 @@ class UncertaintyCapability(AbstractCapability[Any]):
             self._named(ctx, carried),
             self.settings.agent_id or getattr(ctx.agent, "name", None) or "",
             carried,
-            model=str(getattr(ctx.model, "model_name", "")),
             vouched=vouched,
         )
         # Histories of sub-agents count only in a state that does: what runs in them was cleared there.
@@ -235,7 +235,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
     async def wrap_model_request(self, ctx: RunContext[Any], *, request_context: Any, handler: Any) -> ModelResponse:
         """Score the answer; raises UncertaintyError when the policy aborts the run."""
         parameters, run = request_context.model_request_parameters, self._current()
-        self._report(getattr(parameters, "native_tools", None) or getattr(parameters, "builtin_tools", None) or ())
+        native = getattr(parameters, "native_tools", None) or getattr(parameters, "builtin_tools", None) or ()
+        self._report(native)
         calls = run.calls
         await run.hear_denials(request_context.messages)
         run.give_up(request_context.messages)
@@ -261,6 +262,9 @@ class UncertaintyCapability(AbstractCapability[Any]):
             prompt=read_messages(request_context.messages).messages if asks else (),
             tools=self._schemas,
             schemas=[tool_schema(tool) for tool in parameters.function_tools] if asks else (),
+            requested=str(getattr(ctx.model, "model_name", "")),
+            system=standing_instructions(request_context.messages, parameters),
+            offered=[*map(tool_schema, (*parameters.function_tools, *parameters.output_tools)), *map(plain, native)],
         )
         await calls.observe(self.settings, turn, [call for call in proposed if brought.get(call.id) != call])
         return response

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeGuard
 from pydantic_core import to_jsonable_python
 
 from grampus_uq import DataError, MissingDependencyError, ToolCall
+from grampus_uq.integrations.model_turn import standing_in
 from grampus_uq.wire import read_arguments
 
 with MissingDependencyError.unless("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents"):
@@ -143,6 +144,13 @@ def with_arguments(messages: list[ModelMessage], call: ToolCall, arguments: dict
 
 def _is(part: Any, call: ToolCall) -> TypeGuard[ToolCallPart]:
     return isinstance(part, ToolCallPart) and proposed_call(part) == call
+
+
+def standing_instructions(messages: Sequence[ModelMessage], parameters: Any) -> str:
+    """The system prompt at the beginning of the history, and the instructions of the request that is about to go."""
+    parts = getattr(parameters, "instruction_parts", None)
+    latest = getattr(messages[-1], "instructions", None) if parts is None else "\n".join(one.content for one in parts)
+    return "\n\n".join([standing_in(messages), latest or ""])
 
 
 def plain(value: Any) -> Any:

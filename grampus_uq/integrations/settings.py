@@ -21,6 +21,8 @@ class Settings(TypedDict, total=False):
     model_client: the model that the monitor's signals ask; None reads only what comes with the agent's own answers.
     model_id: the name of that model.
     agent_id: names the agent in records; where it is empty, the framework's own name of the agent, if it has one.
+    model, prompt_hash, tools_hash: names of your own for what the agent is made with, in place of the name and the
+        hashes of what is sent to the model: where they vary by run, a profile acts nowhere.
     effects: what the tools do; the policy's `irreversible_tool_names` count as well.
     approvals: who may decide, how decisions are signed, when requests expire.
     precondition: asked before an approved call runs; a text says why it must not run, and the call is asked again.
@@ -33,6 +35,9 @@ class Settings(TypedDict, total=False):
     model_client: ModelClient | None
     model_id: str
     agent_id: str
+    model: str
+    prompt_hash: str | None
+    tools_hash: str | None
     effects: ToolEffects | None
     approvals: ApprovalPolicy | None
     precondition: Precondition | None
@@ -50,6 +55,9 @@ class AdapterSettings:
     model_client: ModelClient | None = None
     model_id: str = ""
     agent_id: str = ""
+    model: str = ""
+    prompt_hash: str | None = None
+    tools_hash: str | None = None
     effects: ToolEffects | None = None
     approvals: ApprovalPolicy | None = None
     precondition: Precondition | None = None

@@ -276,7 +276,7 @@ def _row(run: Run, decided: Eligibility, read: RunRows, task_key: str) -> RunRow
         length=len(read.rows),
         calls=read.calls,
         started_s=None if start is None else start.time_s,
-        made_with=None if start is None else (start.model, start.prompt_hash, start.tools_hash),
+        made_with=run.made_with,
         watched=any(event.trajectory is not None for event in run.steps),
         sensed=sensed_in(run),
     )

@@ -140,11 +140,10 @@ def _lifted(run: Run, permit: Permit) -> bool:
 def _calls_of(
     run: Run, steps: list[ReplayedStep], permit: Permit, agent_version: str, left_out: Counter[str]
 ) -> list[AnsweredCall]:
-    start = run.start
-    if start is None:
+    start, made_with = run.start, run.made_with
+    if start is None or made_with is None:
         return []
-    agent = start.model, start.prompt_hash, start.tools_hash
-    judge = judge_of(start.profile_fingerprint, *agent, agent_version, permit.stream)
+    judge = judge_of(start.profile_fingerprint, *made_with, agent_version, permit.stream)
     answers, asked_about = _answers(run), _asked_about(run)
     found = []
     for replayed in steps:

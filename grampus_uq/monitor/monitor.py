@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from grampus_uq.core.propagator import Propagator, UncertaintyPropagator
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.monitor.beginning import Opening, SessionScope, scope_in, with_scope
 from grampus_uq.monitor.history import AgentBeliefState
 from grampus_uq.monitor.processing import Processing
 from grampus_uq.monitor.sensing import SensingPlan
@@ -71,10 +72,6 @@ For each uncertain point state: (1) what you know, (2) what you don't know,
 _current: contextvars.ContextVar[tuple[tuple[weakref.ref[UncertaintyMonitor], Session], ...]] = contextvars.ContextVar(
     "grampus_uq_sessions", default=()
 )
-
-
-_ProfileChoice = Callable[[Wiring], tuple[Profile, dict[str, str]]]
-"""Chooses the profile of one session: from the model, prompt, tools and `advisory` that it began with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +141,7 @@ class UncertaintyMonitor:
         self._processing = Processing(processors)
         self._wire = functools.partial(Wiring.of, sensing=sensing or Sensing(), advisory=advisory)
         self._wiring = self._wire(profile)
-        self._running: weakref.WeakKeyDictionary[Session, _ProfileChoice] = weakref.WeakKeyDictionary()
+        self._running: weakref.WeakKeyDictionary[Session, SessionScope] = weakref.WeakKeyDictionary()
         self._by_id: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
@@ -187,14 +184,14 @@ class UncertaintyMonitor:
         kept = migrated = 0
         if wiring.fingerprint == before.fingerprint:
             sessions = []
-        for session, choose in sessions:
+        for session, scope in sessions:
             if self._wiring is not wiring:
                 break  # reloaded again meanwhile: the newer reload migrates the rest
             try:
-                chosen, status = choose(wiring)
+                chosen, status = scope.profile_in(wiring)
                 if status.get("profile_status") == "refused":
                     raise ConfigurationError(status["profile_reason"])
-                session.migrate(chosen, wiring.plan, lambda: wiring.fingerprint)
+                session.migrate(chosen, wiring)
                 migrated += 1
             except ConfigurationError as error:
                 kept += 1
@@ -209,7 +206,7 @@ class UncertaintyMonitor:
         agent_id: str = "",
         *,
         snapshot: Mapping[str, Any] | None = None,
-        model: str = "",
+        model: str | None = "",
         prompt_hash: str | None = None,
         tools_hash: str | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -223,6 +220,9 @@ class UncertaintyMonitor:
         its place: where there are processors, the earlier one raises SessionConflictError at its next step, or,
         advisory, is no longer recorded.
 
+        With `model` None each answer says what it is made with, by `Session.made_with`: the session begins, for
+        processors, with its first event, and a fitted profile acts from its first answer on.
+
         `metadata` that name a branch (`grampus_uq.branch`) say that the run went back: see `Session.went_back`.
         """
         session_id = self._named(session_id, "session_id", advisory)
@@ -235,15 +235,28 @@ class UncertaintyMonitor:
                 raise ConfigurationError.of(
                     "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
                 )
-        choose = functools.partial(
-            Wiring.profile_for, model=model, prompt_hash=prompt_hash, tools_hash=tools_hash, advisory=bool(advisory)
-        )
+        made_with = scope_in(snapshot, state.n_steps) if model is None else (model, prompt_hash, tools_hash)
         wiring = self._wiring  # once: a reload in another thread swaps all of it
-        profile, status = choose(wiring)
+        scope = SessionScope(wiring=wiring, made_with=made_with, advisory=bool(advisory))
+        profile, status = scope.profile_in(wiring)
+        started = SessionStarted(
+            session_id=session_id,
+            agent_id=state.agent_id,
+            time_s=time.time(),
+            resumed=snapshot is not None and (model is not None or state.n_steps > 0),
+            profile_fingerprint=wiring.fingerprint,
+            advisory=profile.advisory,
+            release_probability=self.exploration.rate or None,
+            let_through=state.let_through,
+            metadata=metadata or {},
+            thresholds=profile.policy.thresholds,
+            irreversible_tools=tuple(profile.policy.irreversible_tool_names),
+            always_ask_tools=tuple(profile.policy.always_ask_tool_names),
+        )
+        opening = Opening(self._processing.emit, with_scope(started, made_with, status)) if self.processors else None
         session = Session(
             profile=profile,
-            plan=wiring.plan,
-            emit=self._processing.emit if self.processors else None,
+            emit=opening,
             state=state,
             history=history,
             watch=wiring.watch(snapshot),
@@ -251,9 +264,7 @@ class UncertaintyMonitor:
             origins=wiring.origins(state, snapshot),
             unread=UnreadTurns.of(snapshot),
             entries=self._processing.begin(session_id, processor_entries(snapshot)),
-            fingerprint=lambda: wiring.fingerprint,
-            expected=wiring.expected,
-            agent=(model, prompt_hash, tools_hash),
+            scope=scope,
         )
         if metadata is not None and BRANCH in metadata:
             session.went_back(alarmed=ALARMED in metadata)
@@ -262,32 +273,14 @@ class UncertaintyMonitor:
             self._by_id[session_id] = session
         if earlier is not None:
             earlier.supersede()
-        if self.processors:
-            self.emit(
-                SessionStarted(
-                    session_id=session_id,
-                    agent_id=state.agent_id,
-                    time_s=time.time(),
-                    resumed=snapshot is not None,
-                    model=model,
-                    prompt_hash=prompt_hash,
-                    tools_hash=tools_hash,
-                    profile_fingerprint=wiring.fingerprint,
-                    advisory=profile.advisory,
-                    release_probability=self.exploration.rate or None,
-                    let_through=state.let_through,
-                    metadata={**status, **(metadata or {})},
-                    thresholds=profile.policy.thresholds,
-                    irreversible_tools=tuple(profile.policy.irreversible_tool_names),
-                    always_ask_tools=tuple(profile.policy.always_ask_tool_names),
-                )
-            )
+        if opening is not None and model is not None:
+            opening.tell()
         if snapshot is not None and (
             snapshot.get("profile") not in (None, wiring.fingerprint) or snapshot.get("fallback") != profile.fallback
         ):
-            session.migrate(profile, wiring.plan, lambda: wiring.fingerprint)
+            session.migrate(profile, wiring)
         with self._lock:  # only now: a reload must not change a session before its first event
-            self._running[session] = choose
+            self._running[session] = scope
         return session
 
     def _named(self, value: Any, parameter: str, advisory: bool | None) -> str:

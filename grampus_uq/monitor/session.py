@@ -27,12 +27,13 @@ from grampus_uq.core.state import (
 from grampus_uq.core.turn_evidence import doubt_about, is_proposed, placed
 from grampus_uq.errors import ConfigurationError, SessionConflictError
 from grampus_uq.monitor import arguments
-from grampus_uq.monitor.expected_streams import ExpectedStreams
+from grampus_uq.monitor.beginning import Opening, SessionScope
 from grampus_uq.monitor.history import AgentBeliefState, History
 from grampus_uq.monitor.read_ahead import ReadAhead
-from grampus_uq.monitor.sensing import SensingPlan, StepInput
+from grampus_uq.monitor.sensing import StepInput
 from grampus_uq.monitor.snapshot import COMPACT_VERSION, SNAPSHOT_VERSION, STATE_TEXT
 from grampus_uq.monitor.unread_turns import UnreadTurns
+from grampus_uq.monitor.wiring import UNKNOWN, Wiring
 from grampus_uq.records.building import builder
 from grampus_uq.records.call_parts import FORM_WEIGHT
 from grampus_uq.records.events import (
@@ -99,25 +100,21 @@ class Session:
         self,
         *,
         profile: Profile,
-        plan: SensingPlan,
-        emit: Callable[[Event], None] | None,
+        emit: Opening | None,
         state: SessionState,
+        scope: SessionScope,
         history: History | None = None,
         watch: TrajectoryWatch | None = None,
         structure: StructureState | None = None,
         origins: OriginState | None = None,
         unread: UnreadTurns | None = None,
         entries: Callable[[], Mapping[str, JsonValue]] = dict,
-        fingerprint: Callable[[], str] | None = None,
-        expected: ExpectedStreams | None = None,
-        agent: tuple[str, str | None, str | None] = ("", None, None),
     ) -> None:
-        self._agent = agent
+        self._scope = scope
         self._entries = entries
         self._profile = profile
-        self._fingerprint = fingerprint
-        self._expected = expected
-        self._plan = plan
+        self._expected = scope.wiring.expected
+        self._plan = scope.wiring.plan
         self._emit = emit
         self._state = state
         self._writer = StateWriter()
@@ -155,14 +152,34 @@ class Session:
 
     def judge(self, agent_version: str = "", stream: str = "") -> str:
         """The profile, model, prompt and tools that judge this run, with their owner's name for them: a fingerprint."""
-        profile = None if self._fingerprint is None else self._fingerprint()
-        return judge_of(profile, *self._agent, agent_version, stream)
+        return judge_of(self._scope.wiring.fingerprint, *(self._scope.made_with or UNKNOWN), agent_version, stream)
 
     def call_score(self, stream: str, call: ToolCall, step_id: str) -> float | None:
         """The belief about a proposed call, in [0, 1], higher is better; None where nothing was read."""
         return score_of(self._state, stream, call, step_id)
 
     # -- observing ------------------------------------------------------------------------------------------------
+
+    def made_with(self, *, model: str, prompt_hash: str | None, tools_hash: str | None) -> None:
+        """Say what the next answer of the model is made with, "" or None for what is unknown; before observing it.
+
+        What differs from an earlier answer of the run is unknown from then on, so a profile fitted for it acts no more.
+        """
+        with self._lock:
+            scope, opening = self._scope, self._emit
+            if scope.made_with is None and opening is not None and opening.told:
+                scope.made_with = UNKNOWN  # the recording says so
+            if not scope.take((model, prompt_hash, tools_hash)):
+                return
+            profile, status = scope.profile_in(scope.wiring)
+            if opening is not None:
+                opening.change(scope.made_with or UNKNOWN, status)
+            if profile == self._profile:
+                return
+            if self._state.n_steps:
+                self.migrate(profile, scope.wiring)
+            else:
+                self._profile = profile
 
     async def observe_llm_response(
         self,
@@ -525,7 +542,7 @@ class Session:
                 OutcomeEvent(session_id=self.session_id, agent_id=self.agent_id, outcome=outcome, trajectory=trajectory)
             )
 
-    def migrate(self, profile: Profile, plan: SensingPlan, fingerprint: Callable[[], str]) -> None:
+    def migrate(self, profile: Profile, wiring: Wiring) -> None:
         """Go on under another profile from the next step on; for `UncertaintyMonitor.reload`.
 
         Waits for a commit that is under way. A step that is being sensed now is judged by the new profile on what the
@@ -536,11 +553,11 @@ class Session:
             rule = "with the trajectory risk that the session began with"
             raise ConfigurationError.of("profile", "Session.migrate", rule, profile.trajectory_risk)
         with self._lock:
-            self._profile, self._plan, self._fingerprint = profile, plan, fingerprint
+            self._profile, self._plan, self._scope.wiring = profile, wiring.plan, wiring
             self._state = change_profile(profile, self._state)
             self._tell(
                 ProfileChanged(
-                    profile_fingerprint=fingerprint(),
+                    profile_fingerprint=wiring.fingerprint,
                     advisory=profile.advisory,
                     fallback=profile.fallback,
                     thresholds=profile.policy.thresholds,
@@ -620,11 +637,11 @@ class Session:
             turns = None if self._watch is None else self._watch.memory
             structure = None if self._structure is None else self._structure.to_json()
             origins = None if self._origins is None else self._origins.to_json()
-        values: dict[str, Any] = dict(self._entries(), v=version)
-        if self._fingerprint is not None:
-            values["profile"] = self._fingerprint()
+        values: dict[str, Any] = dict(self._entries(), v=version, profile=self._scope.wiring.fingerprint)
         if self._profile.fallback is not None:
             values["fallback"] = self._profile.fallback
+        if self._scope.made_with not in (None, UNKNOWN):
+            values["made_with"] = list(self._scope.made_with)
         values["thresholds"] = list(self._profile.policy.thresholds)
         values["state"] = write(state)
         values |= {"recent": [], "escalations": []} if history is None else history.to_json()

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile, SessionState
@@ -30,6 +30,11 @@ log = logging.getLogger("grampus_uq.monitor.monitor")
 T = TypeVar("T", StructureState, OriginState)
 ProfileSource = Profile | ProfileArtifact | str | os.PathLike[str]
 """A fitted profile, the artifact that holds it, or the path of one."""
+MadeWith = tuple[str, str | None, str | None]
+"""The model, prompt hash and tools hash of an agent, each "" or None where unknown."""
+UNKNOWN: Final[MadeWith] = ("", None, None)
+STATUS: Final = ("profile_status", "profile_reason")
+"""The entries of a session's metadata that say whether its profile acts, and why not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +74,22 @@ class Wiring:
         """SHA-256 of the artifact, or of the profile alone, in hex."""
         return self.artifact.fingerprint if self.artifact is not None else profile_fingerprint(self.profile)
 
-    def profile_for(
-        self, *, model: str, prompt_hash: str | None, tools_hash: str | None, advisory: bool
-    ) -> tuple[Profile, dict[str, str]]:
-        """The profile that a session runs with, and its status; where an artifact does not fit, its tiers decide."""
+    def profile_for(self, made_with: MadeWith | None, *, advisory: bool) -> tuple[Profile, dict[str, str]]:
+        """The profile that a session runs with, and its status; where an artifact does not fit, its tiers decide.
+
+        Where nothing was said yet (None), it is that of unknown facts, and no warning.
+        """
         profile, status = self.profile, dict[str, str]()
         if self.artifact is not None:
-            found = match(self.artifact, model=model or None, prompt_hash=prompt_hash, tools_hash=tools_hash)
+            model, prompt, tools = made_with or UNKNOWN
+            found = match(self.artifact, model=model or None, prompt_hash=prompt, tools_hash=tools)
             reasons = found.reasons if profile.fitted else ("nothing in it was fitted.", *found.reasons)
-            status = {"profile_status": found.status}
+            status = {STATUS[0]: found.status}
             if reasons:
                 why = " ".join(reasons)
-                log.warning("the fitted profile does not apply, and the tiers decide in its place: %s", why)
-                profile, status = profile.standing_in(why), status | {"profile_reason": why}
+                if made_with is not None:
+                    log.warning("the fitted profile does not apply, and the tiers decide in its place: %s", why)
+                profile, status = profile.standing_in(why), status | {STATUS[1]: why}
         return _advising(profile, advisory), status
 
     def watch(self, snapshot: Mapping[str, Any] | None) -> TrajectoryWatch | None:

@@ -120,6 +120,11 @@ class FittedFor(BaseModel):
         model, prompt, tools = [(found.pop() or None) if len(found) == 1 else None for found in facts]
         return cls(model=model, prompt_hash=prompt, tools_hash=tools)
 
+    @property
+    def made_with(self) -> tuple[str, str | None, str | None]:
+        """Model, prompt hash and tools hash as a recording states them: an unknown model is ""."""
+        return self.model or "", self.prompt_hash, self.tools_hash
+
 
 class ProfileArtifact(BaseModel):
     """A profile with where it comes from, what it was fitted for, and the sentences of its guarantees."""

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from grampus_uq.errors import DataError
+from grampus_uq.recording.artifacts import FittedFor
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.packed import PACKED_SUFFIX, is_packed
 from grampus_uq.recording.reader import PartialLine, raw_lines, read_numbered, report
@@ -50,6 +51,13 @@ class Run:
     def start(self) -> SessionStarted | None:
         """The beginning of the session; None when the recording lacks it."""
         return next((event for event in self.events if isinstance(event, SessionStarted)), None)
+
+    @cached_property
+    def made_with(self) -> tuple[str, str | None, str | None] | None:
+        """Model, prompt hash and tools hash, each unknown where it changed; None when the recording lacks them."""
+        starts = [event for event in self.events if isinstance(event, SessionStarted)]
+        facts = FittedFor.shared((start.model, start.prompt_hash, start.tools_hash) for start in starts)
+        return facts.made_with if starts else None
 
     @cached_property
     def steps(self) -> tuple[StepEvent, ...]:

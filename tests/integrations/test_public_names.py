@@ -14,12 +14,13 @@ import grampus_uq
 ADAPTERS = sorted((Path(grampus_uq.__file__).parent / "integrations").glob("*.py"))
 PUBLIC = {
     "grampus_uq.monitor.snapshot",
+    "grampus_uq.recording",
     "grampus_uq.records.events",
     "grampus_uq.records.protocols",
     "grampus_uq.runtime",
     "grampus_uq.wire",
 }
-"""Beside the root and the gate, whose hosts adapters are. The first two are what a fork reads and tells."""
+"""Beside the root and the gate, whose hosts adapters are. The first and the third are what a fork reads and tells."""
 
 
 def imported(path: Path) -> set[tuple[str, str]]:

@@ -149,3 +149,48 @@ def test_no_profile_that_fits_or_not_lets_a_call_go_that_waits_without_one_for_w
             reading = Reading(source="verbalized", value=value, reason=None if value is not None else "not_stated")
             for session in (bare, guarded):
                 session.commit(step, [reading])
+
+
+class Keep:
+    def __init__(self, events: list[Event]) -> None:
+        self.on_event = events.append
+
+
+_answers = st.lists(
+    st.tuples(st.just(FITTING) | met, st.sampled_from(["resume", "reload", ""])), min_size=1, max_size=6
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(profiles, _answers)
+def test_where_each_answer_says_what_it_is_made_with_the_profile_acts_while_all_were_made_with_what_it_was_fitted_for(
+    profile: Profile, answers: list[tuple[dict[str, Any], str]]
+) -> None:
+    """Also where the session goes on in another process or under a reloaded monitor. Recording and replay agree."""
+    artifact, events = FITTED.model_copy(update={"profile": profile}), list[Event]()
+    monitor = UncertaintyMonitor(profile=artifact, processors=[Keep(events)])
+    session = monitor.session("s", model=None)
+    for number, (made_with, action) in enumerate(answers):
+        if action == "resume":
+            monitor = UncertaintyMonitor(profile=artifact, processors=[Keep(events)])
+            session = monitor.session("s", model=None, snapshot=session.snapshot())
+        elif action == "reload":
+            monitor.reload(artifact, running="migrate")
+        session.made_with(**made_with)
+        acts = all(one == FITTING for one, _ in answers[: number + 1])
+        assert (session.profile.fallback is None) is acts
+        session.commit(Step(step_id=f"m{number}", kind="llm_call", time_s=0.0), [])
+    said = FittedFor.shared((one["model"], one["prompt_hash"], one["tools_hash"]) for one, _ in answers)
+    starts = [event for event in events if isinstance(event, SessionStarted)]
+    assert FittedFor.shared((one.model, one.prompt_hash, one.tools_hash) for one in starts) == said
+    assert starts[-1].metadata["profile_status"] != "active" or all(one == FITTING for one, _ in answers)
+    began = profile if answers[0][0] == FITTING else profile.standing_in("It does not fit.")
+    assert all(step.same for step in replay(events, began, profiles={artifact.fingerprint: profile}))
+
+
+def test_what_came_before_the_first_answer_says_what_it_is_made_with_leaves_that_unknown() -> None:
+    """The recording has begun, and says that it is."""
+    session = UncertaintyMonitor(profile=FITTED, processors=[Keep([])]).session("s", model=None)
+    session.observe_user("Pay Bob.")
+    session.made_with(**FITTING)
+    assert session.profile.fallback is not None

@@ -1,0 +1,93 @@
+"""What chat models of LangChain are asked with, seen where they are called: inside all middleware, and in any node."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from grampus_uq import MissingDependencyError
+from grampus_uq.integrations.model_turn import standing_in
+
+with MissingDependencyError.unless("langchain-core", "langgraph", "Reading what LangChain's models are asked"):
+    from langchain_core.callbacks import BaseCallbackHandler
+    from langchain_core.tracers.context import register_configure_hook
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+
+
+class Asked(BaseCallbackHandler):
+    """The calls of chat models in a context; a model that is not called through LangChain leaves nothing here."""
+
+    run_inline = True
+    ignore_llm = ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
+
+    def __init__(self) -> None:
+        self._models = set[str]()
+        self._prompts = set[str]()
+        self._tools: dict[str, Mapping[str, Any]] = {}
+
+    def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[Any]], **given: Any) -> None:
+        """Note a call that begins."""
+        self._models.add(str((given.get("metadata") or {}).get("ls_model_name") or ""))
+        for prompt in messages:
+            self._prompts.add(standing_in([*itertools.takewhile(lambda one: one.type == "system", prompt)]))
+        offered = (given.get("invocation_params") or {}).get("tools") or ()
+        self._tools |= {json.dumps(tool, sort_keys=True): tool for tool in map(described, offered)}
+
+    def facts(self, own: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+        """The facts of an answer, in the fields of a `ModelTurn`; `own` are the agent's tools, None if unknown.
+
+        Of several calls they are all that were sent: any of them may have made the answer.
+        """
+        if not self._prompts:
+            return {"offered": own}
+        offered = [*(own or ()), *self._tools.values()]
+        system = "\n\n".join(sorted(self._prompts))
+        return {"requested": ",".join(sorted(self._models)), "system": system, "offered": offered}
+
+
+_ASKED: ContextVar[Asked | None] = ContextVar("grampus_uq_langchain_asked", default=None)
+register_configure_hook(_ASKED, inheritable=False)
+
+
+@contextmanager
+def asking() -> Iterator[Asked]:
+    """Note the calls of chat models inside this block."""
+    asked = Asked()
+    token = _ASKED.set(asked)
+    try:
+        yield asked
+    finally:
+        _ASKED.reset(token)
+
+
+def asked_here() -> Asked:
+    """The calls that are noted in the current context; none outside of `asking`."""
+    return _ASKED.get() or Asked()
+
+
+def described(tool: Any) -> dict[str, Any]:
+    """A tool as a model is offered it, as JSON values; of one that cannot be read, what no other tool is."""
+    try:
+        values: dict[str, Any] = json.loads(json.dumps(convert_to_openai_tool(tool), default=repr))
+    except Exception:  # noqa: BLE001 (somebody else's tool: whether it can be offered is the model's business)
+        values = {"unread": repr(tool)}
+    return values
+
+
+class DescribedTools:
+    """The descriptions of an agent's tools, made once for the same tools."""
+
+    def __init__(self) -> None:
+        self._tools: Sequence[Any] = ()
+        self._descriptions: Sequence[Mapping[str, Any]] = ()
+
+    def of(self, tools: Iterable[Any]) -> Sequence[Mapping[str, Any]]:
+        """Describe these tools."""
+        given = tuple(tools)
+        if [*map(id, given)] != [*map(id, self._tools)]:  # equal ones may be made anew for each call
+            self._tools, self._descriptions = given, [described(tool) for tool in given]
+        return self._descriptions

@@ -1,0 +1,321 @@
+"""A profile that was fitted on an adapter's recordings acts in the same agent, and in no other."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import StructuredTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+
+from grampus_uq import Profile, UncertaintyMonitor
+from grampus_uq.integrations.langchain import UncertaintyMiddleware
+from grampus_uq.integrations.langgraph import uncertainty_guard
+from grampus_uq.integrations.openai_agents import UncertaintyGuard
+from grampus_uq.integrations.pydantic_ai import UncertaintyCapability
+from grampus_uq.recording import FittedFor, ProfileArtifact, RecordingProcessor, read
+from grampus_uq.recording.runs import beginnings, runs
+from grampus_uq.records.events import SessionStarted, StepEvent
+from grampus_uq.stats import FusedReading, LogisticFusion
+
+SAID = 'I look it up. {"confidence": 0.9}'
+FITTED = Profile(
+    calibration=LogisticFusion(readings={"verbalized": FusedReading(mean=0.7, sd=0.2, slope=1.1)}, intercept=0.4)
+)
+
+
+Run = Callable[..., Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What an agent is made with; `later`: the same of its second turn, where that differs."""
+
+    model: str = "m-1"
+    prompt: str | None = "You keep the books."
+    tools: Sequence[str] = ("look_up", "pay")
+    words: str = "Look something up."
+    later: Made | None = None
+
+
+def functions(made: Made) -> list[Callable[[str], str]]:
+    found: list[Callable[[str], str]] = []
+    for name in made.tools:
+
+        def tool(what: str) -> str:
+            return f"{what} is here"
+
+        tool.__name__, tool.__doc__ = name, made.words
+        found.append(tool)
+    return found
+
+
+class Chat(BaseChatModel):
+    """Looks something up, then answers. Binds tools as models of providers do, or keeps them to itself (`hides`)."""
+
+    model: str
+    hides: bool = False
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Any, **given: Any) -> Any:
+        return self if self.hides else self.bind(tools=[convert_to_openai_tool(tool) for tool in tools])
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:
+        done = any(message.type == "tool" for message in messages)
+        calls = [] if done else [{"name": "look_up", "args": {"what": "x"}, "id": "c1"}]
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(SAID, tool_calls=calls))])
+
+
+def chain(
+    made: Made,
+    monitor: UncertaintyMonitor,
+    *,
+    hides: bool = False,
+    inner: Sequence[AgentMiddleware[Any, Any, Any]] = (),
+    checkpointer: Any = None,
+    **settings: Any,
+) -> Any:
+    tools = [StructuredTool.from_function(one) for one in functions(made)]
+    guard = UncertaintyMiddleware(monitor, **settings)
+    middleware = [guard, *inner]
+    model = Chat(model=made.model, hides=hides)
+    return create_agent(
+        model, tools, system_prompt=made.prompt, middleware=middleware, checkpointer=checkpointer or InMemorySaver()
+    )
+
+
+async def langchain(
+    made: Made, monitor: UncertaintyMonitor, session: str, *, hides: bool = False, **settings: Any
+) -> None:
+    class Later(AgentMiddleware[Any, Any, Any]):
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            if made.later is not None and len(request.messages) > 1:
+                request = request.override(system_message=SystemMessage(made.later.prompt or ""))
+            return await handler(request)
+
+    app = chain(made, monitor, hides=hides, inner=[Later()], **settings)
+    await app.ainvoke({"messages": [("user", "Go.")]}, {"configurable": {"thread_id": session}})
+
+
+async def langgraph(made: Made, monitor: UncertaintyMonitor, session: str, **settings: Any) -> None:
+    tools = [StructuredTool.from_function(one) for one in functions(made)]
+
+    async def agent(state: Any) -> Any:
+        now = made.later if made.later is not None and len(state["messages"]) > 1 else made
+        model = Chat(model=now.model).bind_tools(tools)
+        prompt = [] if now.prompt is None else [SystemMessage(now.prompt)]
+        return {"messages": [await model.ainvoke([*prompt, *state["messages"]])]}
+
+    await guarded_graph(agent, made, monitor, session, **settings)
+
+
+async def guarded_graph(agent: Any, made: Made, monitor: UncertaintyMonitor, session: str, **settings: Any) -> None:
+    tools = [StructuredTool.from_function(one) for one in functions(made)]
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", agent)
+    builder.add_edge(START, "agent")
+    uncertainty_guard(monitor, **settings).attach(builder, after="agent", tools=tools)
+    app: Any = builder.compile(checkpointer=InMemorySaver())
+    await app.ainvoke({"messages": [("user", "Go.")]}, {"configurable": {"thread_id": session}})
+
+
+async def openai_agents(made: Made, monitor: UncertaintyMonitor, session: str, **settings: Any) -> None:
+    from agents import Agent, FunctionTool, Model, ModelResponse, Usage, function_tool
+    from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+
+    class Scripted(Model):
+        model = made.model
+
+        async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+            done = not isinstance(input, str) and any(item.get("type") == "function_call_output" for item in input)
+            text = ResponseOutputText(text=SAID, type="output_text", annotations=[], logprobs=[])
+            said = ResponseOutputMessage(id="m", content=[text], role="assistant", status="completed", type="message")
+            call = ResponseFunctionToolCall(
+                call_id="c1", name="look_up", arguments=json.dumps({"what": "x"}), type="function_call"
+            )
+            return ModelResponse(output=[said] if done else [said, call], usage=Usage(), response_id=None)
+
+        def stream_response(self, *_: Any, **__: Any) -> Any:
+            raise NotImplementedError
+
+    turns = []
+
+    def instructions(context: Any, agent: Any) -> str:
+        turns.append(agent)
+        return (made.later if made.later is not None and len(turns) > 1 else made).prompt or ""
+
+    tools: list[FunctionTool] = [function_tool(one) for one in functions(made)]
+    agent = Agent[Any](name="clerk", instructions=instructions, model=Scripted(), tools=[*tools])
+    await UncertaintyGuard(monitor, **settings).run(agent, "Go.", session_id=session)
+
+
+async def pydantic_ai(made: Made, monitor: UncertaintyMonitor, session: str, **settings: Any) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
+
+    def respond(messages: Any, info: Any) -> ModelResponse:
+        done = any(isinstance(message, ModelResponse) for message in messages)
+        call = ToolCallPart("look_up", {"what": "x"}, tool_call_id="c1")
+        return ModelResponse(parts=[TextPart(SAID)] if done else [TextPart(SAID), call])
+
+    guard = UncertaintyCapability(monitor, session_id=lambda ctx: session, **settings)
+    agent: Agent[None, Any] = Agent(FunctionModel(respond, model_name=made.model), capabilities=[guard])
+    turns = []
+
+    @agent.instructions
+    def standing() -> str:
+        turns.append(1)
+        return (made.later if made.later is not None and len(turns) > 1 else made).prompt or ""
+
+    for one in functions(made):
+        agent.tool_plain(one)
+    await agent.run("Go.")
+
+
+ADAPTERS: dict[str, Run] = {
+    "langchain": langchain,
+    "langgraph": langgraph,
+    "openai_agents": openai_agents,
+    "pydantic_ai": pydantic_ai,
+}
+adapters = pytest.mark.parametrize("adapter", [pytest.param(run, id=name) for name, run in ADAPTERS.items()])
+
+
+def recorded(run: Run, folder: Path, made: Made, **settings: Any) -> FittedFor:
+    """What a fit on two recorded runs of this agent would say that it was fitted for."""
+    with RecordingProcessor(folder) as recorder:
+        monitor = UncertaintyMonitor(processors=[recorder])
+        for session in ("one", "two"):
+            asyncio.run(run(made, monitor, session, **settings))
+    starts = list(beginnings(folder))
+    assert len(starts) >= 2
+    found = FittedFor.shared((start.model, start.prompt_hash, start.tools_hash) for start in starts)
+    assert found == FittedFor.shared(run.made_with for run in runs(folder) if run.made_with is not None)  # a fit's way
+    return found
+
+
+def acted(run: Run, folder: Path, fitted_for: FittedFor, made: Made, **settings: Any) -> list[bool]:
+    """Of each answer of the model: whether the profile acted on it, by which it has a chance of success."""
+    with RecordingProcessor(folder) as recorder:
+        artifact = ProfileArtifact(profile=FITTED, fitted_for=fitted_for)
+        asyncio.run(run(made, UncertaintyMonitor(profile=artifact, processors=[recorder]), "live", **settings))
+    (path,) = folder.glob("*.jsonl")
+    events = list(read(path))
+    says = [event.metadata["profile_status"] for event in events if isinstance(event, SessionStarted)]
+    chances = [
+        event.assessment.p_success is not None
+        for event in events
+        if isinstance(event, StepEvent) and event.step.kind != "tool_call"
+    ]
+    assert len(chances) == 2
+    assert all((say == "active") is acts for say, acts in zip(says, chances, strict=False))
+    return chances
+
+
+@adapters
+def test_a_profile_fitted_on_an_adapters_runs_acts_in_the_same_agent(adapter: Any, tmp_path: Path) -> None:
+    fitted_for = recorded(adapter, tmp_path / "runs", Made())
+    assert None not in fitted_for.model_dump().values()
+    assert acted(adapter, tmp_path / "live", fitted_for, Made()) == [True, True]
+
+
+@adapters
+@pytest.mark.parametrize(
+    "other",
+    [
+        Made(prompt="You keep nothing."),
+        Made(tools=("look_up",)),
+        Made(words="Look it up twice."),
+        Made(model="m-2"),
+    ],
+    ids=["prompt", "fewer tools", "another description", "model"],
+)
+def test_it_acts_in_no_agent_with_another_model_prompt_or_tools(adapter: Any, other: Made, tmp_path: Path) -> None:
+    fitted_for = recorded(adapter, tmp_path / "runs", Made())
+    assert acted(adapter, tmp_path / "live", fitted_for, other) == [False, False]
+
+
+@adapters
+def test_it_acts_no_more_once_the_prompt_changes_within_a_run(adapter: Any, tmp_path: Path) -> None:
+    fitted_for = recorded(adapter, tmp_path / "runs", Made())
+    changing = Made(later=Made(prompt="You keep nothing."))
+    assert acted(adapter, tmp_path / "live", fitted_for, changing) == [True, False]
+
+
+@adapters
+def test_runs_whose_prompt_changes_on_the_way_have_none_in_common(adapter: Any, tmp_path: Path) -> None:
+    fitted_for = recorded(adapter, tmp_path / "runs", Made(later=Made(prompt="You keep nothing.")))
+    assert fitted_for.prompt_hash is None
+    assert None not in (fitted_for.model, fitted_for.tools_hash)
+
+
+@adapters
+def test_a_name_for_a_prompt_that_varies_stands_in_place_of_its_hash(adapter: Any, tmp_path: Path) -> None:
+    """A date in the prompt makes each run's another one; its owner says that they are of one kind."""
+    changing = Made(prompt="Today is Monday.", later=Made(prompt="Today is Tuesday."))
+    fitted_for = recorded(adapter, tmp_path / "runs", changing, prompt_hash="v12")
+    assert fitted_for.prompt_hash == "v12"
+    tuesday = replace(changing, prompt="Today is Tuesday.", later=None)
+    assert acted(adapter, tmp_path / "live", fitted_for, tuesday, prompt_hash="v12") == [True, True]
+    assert acted(adapter, tmp_path / "other", fitted_for, tuesday, prompt_hash="v13") == [False, False]
+
+
+def test_a_model_that_keeps_its_tools_to_itself_has_those_of_the_agent(tmp_path: Path) -> None:
+    """What it was sent says nothing of tools then: the agent's own count."""
+    hiding = functools.partial(langchain, hides=True)
+    fitted_for = recorded(hiding, tmp_path / "runs", Made())
+    assert acted(hiding, tmp_path / "same", fitted_for, Made()) == [True, True]
+    assert acted(hiding, tmp_path / "other", fitted_for, Made(words="Look it up twice.")) == [False, False]
+
+
+def test_nothing_acts_on_a_model_that_is_not_asked_through_the_framework(tmp_path: Path) -> None:
+    """A node that calls a client of its own: nobody saw the prompt, until its owner names it."""
+
+    async def own_client(made: Made, monitor: UncertaintyMonitor, session: str, **settings: Any) -> None:
+        def agent(state: Any) -> Any:
+            done = any(message.type == "tool" for message in state["messages"])
+            calls: Any = [] if done else [{"name": "look_up", "args": {"what": "x"}, "id": "c1"}]
+            return {"messages": [AIMessage(SAID, tool_calls=calls, response_metadata={"model_name": made.model})]}
+
+        await guarded_graph(agent, made, monitor, session, **settings)
+
+    unknown = recorded(own_client, tmp_path / "runs", Made())
+    assert unknown.prompt_hash is None
+    assert unknown.model == "m-1"
+    assert unknown.tools_hash is not None
+    claimed = unknown.model_copy(update={"prompt_hash": "v12"})
+    assert acted(own_client, tmp_path / "unnamed", claimed, Made()) == [False, False]
+    assert acted(own_client, tmp_path / "named", claimed, Made(), prompt_hash="v12") == [True, True]
+
+
+def test_a_thread_that_another_process_takes_up_keeps_its_profile_while_nothing_changed(tmp_path: Path) -> None:
+    """The facts are in the checkpoint; where the agent changed meanwhile, the profile acts no more."""
+    fitted_for = recorded(langchain, tmp_path / "runs", Made())
+    artifact = ProfileArtifact(profile=FITTED, fitted_for=fitted_for)
+    for made, acts in ((Made(), True), (Made(prompt="You keep nothing."), False)):
+        kept, thread = InMemorySaver(), {"configurable": {"thread_id": "live"}}
+        folder = tmp_path / f"then-{acts}"
+        with RecordingProcessor(folder) as recorder:
+            for one in (Made(), made):  # each with a monitor of its own, as in two processes
+                monitor = UncertaintyMonitor(profile=artifact, processors=[recorder])
+                chain(one, monitor, checkpointer=kept).invoke({"messages": [("user", "Go.")]}, thread)
+        (run,) = runs(folder)
+        chances = [event.assessment.p_success for event in run.steps if event.step.kind != "tool_call"]
+        assert [chance is not None for chance in chances] == [True, True, acts]
