@@ -467,9 +467,9 @@ class Gate:
             return self.not_begun(record, terms, why)
         return await self._held_elsewhere(record, terms) if shared else None
 
-    async def _held_elsewhere(self, record: CallRecord, terms: Terms) -> CallRecord | None:
+    async def _held_elsewhere(self, record: CallRecord, terms: Terms, *, only_look: bool = False) -> CallRecord | None:
         try:
-            first = await self.starts.take(record, terms)
+            first = await self.starts.take(record, terms, only_look=only_look)
         except StoreError as error:
             return self.not_begun(record, terms, f"it could not be stored that the call starts: {error}"[:300])
         return None if first else asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
@@ -477,15 +477,15 @@ class Gate:
     async def held_before(self, record: CallRecord, terms: Terms, *, starts: bool) -> CallRecord | None:
         """`held_again` for a host that starts the call later, if it may run: not where it started here before.
 
-        In two steps, because what hinders one call may keep others from starting: `starts` is the second.
+        In two steps, because what holds one call may keep others from starting: the second takes starts, the first only
+        looks whether they are free.
         """
         by = let_by(record, terms.run_id)
         if by is not None and not self.starts.spend(by):
             return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
         try:
-            return await (
-                self._held_elsewhere(record, terms) if starts else self.held_again(record, terms, shared=False)
-            )
+            held = None if starts else await self.held_again(record, terms, shared=False)
+            return held or await self._held_elsewhere(record, terms, only_look=not starts)
         finally:
             self.starts.give_back(record, terms.run_id)
 

@@ -48,6 +48,10 @@ class Starts(Protocol):
         """True if this start, known as `by`, is this owner's, the first to ask. Raises StoreError if not stored."""
         ...
 
+    async def free(self, by: str, owner: str) -> bool:
+        """True if this owner could take it now; nothing is stored. Raises StoreError."""
+        ...
+
 
 class CallStarts:
     """The starts of one host's calls, in this process and, with a `store`, in all that share it.
@@ -59,6 +63,7 @@ class CallStarts:
     def __init__(self, store: Starts | None) -> None:
         self._store = store
         self._owned: Latest[str, str] = Latest(_MAX_SPENT)  # known no longer than what is spent
+        self._taken: Latest[tuple[str, str], bool] = Latest(_MAX_SPENT)
         self._spent: Latest[str, bool] = Latest(_MAX_SPENT)  # True: cut off
         self._lock = threading.Lock()
 
@@ -90,11 +95,11 @@ class CallStarts:
         with self._lock:
             self._spent.setdefault(by, True)
 
-    async def take(self, record: CallRecord, terms: Terms) -> bool:
+    async def take(self, record: CallRecord, terms: Terms, *, only_look: bool = False) -> bool:
         """Take the start of a call that may run once; False where another has it: the call may have run there.
 
         It is of the call, whatever request an old state asks anew; where a human knew that it may have run, of that
-        request. Raises StoreError where it cannot be stored: the call must not run.
+        request. Raises StoreError where it cannot be stored: the call must not run. `only_look`: take nothing.
         """
         by = None if record.phase is CallPhase.SETTLED else let_by(record, terms.run_id)
         if by is None or self._store is None:
@@ -104,7 +109,12 @@ class CallStarts:
         known = any(request.unknown_outcome for request in record.requests)
         call = record.step_id, record.proposed.id, record.proposed.canonical()
         start = by if known else canonical_json([terms.agent_id, terms.session_id, terms.run_id, *call])
-        if await self._store.take(start, f"{owner}/{os.getpid()}"):
+        own = start, f"{owner}/{os.getpid()}"
+        if own in self._taken:  # nobody else can have it since, and the store may not answer a second time
+            return True
+        if await (self._store.free(*own) if only_look else self._store.take(*own)):
+            if not only_look:
+                self._taken[own] = True
             return True
         self.began_elsewhere(by)
         return False

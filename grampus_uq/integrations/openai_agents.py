@@ -348,9 +348,10 @@ class UncertaintyGuard:
         for decision in decisions:
             run.calls.decide(decision)
         await run.calls.tell()
-        for starts in (False, True):  # what a precondition holds may hold others with it, which then do not start
+        for starts in (False, True):  # what holds one call may hold others with it, which then do not start
             for held in await run.ready(waiting, state._current_agent):
-                await run.calls.void(held, starts=starts)
+                if not starts or held in await run.ready(waiting, state._current_agent):
+                    await run.calls.void(held, starts=starts)
         ready = await run.ready(waiting, state._current_agent)
         for item, call in waiting:
             held = await run.calls.judge(call)

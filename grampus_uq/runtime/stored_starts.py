@@ -34,10 +34,17 @@ class StoredStarts:
 
     async def take(self, by: str, owner: str) -> bool:
         """True if the start `by` is this owner's, the first to ask. Raises StoreError if not answered within 10 s."""
-        key = sha256_of(by)
+        return await self._ask(by, owner, take=True)
+
+    async def free(self, by: str, owner: str) -> bool:
+        """True if `take` would be now; stores nothing. Raises StoreError if not answered within 10 s."""
+        return await self._ask(by, owner, take=False)
+
+    async def _ask(self, by: str, owner: str, *, take: bool) -> bool:
+        key, body = sha256_of(by), json.dumps(owner)
         with anyio.move_on_after(_LIMIT_S):
-            if await try_write(self._store, Put(kind=START, key=key, body=json.dumps(owner), expected=0)):
+            if take and await try_write(self._store, Put(kind=START, key=key, body=body, expected=0)):
                 return True
             found = await self._store.get(START, key)
-            return found is not None and found.body == json.dumps(owner)
+            return not take if found is None else found.body == body
         raise StoreError(f"the store did not answer within {_LIMIT_S:g} s")

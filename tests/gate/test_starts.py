@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -18,16 +19,23 @@ pytestmark = pytest.mark.anyio
 
 
 class Starts:
-    """A store of starts; `fails` is raised in its place."""
+    """A store of starts; `fails` is raised in its place, `loses` once it has stored."""
 
     def __init__(self) -> None:
         self.had: dict[str, str] = {}
         self.fails: BaseException | None = None
+        self.loses: BaseException | None = None
 
     async def take(self, by: str, owner: str) -> bool:
         if self.fails is not None:
             raise self.fails
-        return self.had.setdefault(by, owner) == owner
+        first = self.had.setdefault(by, owner) == owner
+        if self.loses is not None:
+            raise self.loses
+        return first
+
+    async def free(self, by: str, owner: str) -> bool:
+        return self.had.get(by, owner) == owner
 
 
 def process(starts: Starts | None, **given: Any) -> Gate:
@@ -119,8 +127,7 @@ async def test_what_needs_no_start_takes_none() -> None:
 async def test_a_call_whose_start_cannot_be_stored_waits_again_and_runs_on_the_next_approval() -> None:
     starts, record = Starts(), approved()
     gate = process(starts)
-    await gate.starts.take(record, TERMS)  # it was stored, and the answer was lost
-    starts.fails = StoreError("no route " + 400 * "x")
+    starts.loses = StoreError("no route " + 400 * "x")
     again, kept = await started(gate, record)
     assert [one.phase for one in kept] == [CallPhase.STARTED, CallPhase.WAITING]
     (request,) = again.requests
@@ -128,7 +135,7 @@ async def test_a_call_whose_start_cannot_be_stored_waits_again_and_runs_on_the_n
     assert "x" * 246 in request.reason
     assert "x" * 247 not in request.reason
     assert not gate.starts.spent(record, "r")
-    starts.fails = None
+    starts.loses = None
     ran, _ = await started(gate, approved(again))
     assert ran.phase is CallPhase.STARTED, "the new request has the start"
     assert len(starts.had) == 1
@@ -244,10 +251,12 @@ async def test_what_is_checked_before_its_start_is_claimed_meanwhile_and_not_ask
         assert len(starts.had) == had
         assert await gate.held_before(record, TERMS, starts=True) is None
         assert not gate.starts.spent(record, "r")
+        starts.fails = StoreError("the store is needed no more")
         ran, _ = await started(gate, record)
         assert ran.phase is CallPhase.STARTED
-        for one in (gate, process(starts, permits=Permit())):
-            again = await one.held_before(record, TERMS, starts=True)
+        starts.fails = None
+        for one, takes in itertools.product((gate, process(starts, permits=Permit())), (False, True)):
+            again = await one.held_before(record, TERMS, starts=takes)
             assert again is not None
             (request,) = again.requests
             assert (request.rule, request.agent_id, request.created_s) == (UNKNOWN_OUTCOME.rule, "clerk", NOW)

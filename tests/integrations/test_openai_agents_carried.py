@@ -29,7 +29,15 @@ from agents import (
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 from openai.types.responses.response_output_item import McpApprovalRequest
 
-from grampus_uq import ApprovalError, ApprovalPolicy, DataError, SessionError, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import (
+    ApprovalError,
+    ApprovalPolicy,
+    DataError,
+    SessionError,
+    StoreError,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+)
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.openai_agents import PausedRun, UncertaintyGuard
@@ -416,6 +424,37 @@ async def test_a_precondition_that_holds_one_call_of_a_sub_agent_starts_none_bes
         shut.clear()
     assert asked == [[("bob", False), ("eve", False), ("carol", False)], [("eve", False)]]
     assert sorted(paid) == [["bob", 5], ["carol", 5], ["eve", 5]]
+
+
+async def test_where_one_start_of_a_sub_agents_calls_could_not_be_stored_each_is_asked_about_and_runs_once() -> None:
+    """Without end each process held the start of one, which the next then asked about while it took the other's."""
+
+    class Fails(MemoryStore):
+        at = 2
+
+        async def write(self, *changes: Any) -> float:
+            self.at -= 1
+            if self.at == 0:
+                raise StoreError("no route")
+            return await super().write(*changes)
+
+    starts, paid = StoredStarts(Fails()), list[Any]()
+
+    def process() -> tuple[Bank, Agent[Any]]:
+        bank = Bank((0.7, [("d-split", "delegate", {"input": "Pay."})]), (0.9, []), starts=starts)
+        bank.paid = paid
+        return bank, delegating(bank, pay("bob"), pay("eve", call_id="c2"))
+
+    bank, outer = process()
+    paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
+    asked = []
+    while paused is not None and len(asked) < 6:
+        asked.append([(one.call and one.call.arguments["to"], one.unknown_outcome) for one in paused.requests])
+        bank, outer = process()
+        result = await bank.guard.resume(outer, paused.text, [sign(request) for request in paused.requests])
+        paused = await bank.guard.pause(result)
+    assert asked == [[("bob", False), ("eve", False)], [("eve", False)], [("bob", True)]]
+    assert sorted(paid) == [["bob", 5], ["eve", 5]]
 
 
 @pytest.mark.parametrize("signed", [False, True])
