@@ -196,6 +196,15 @@ def test_a_step_is_open_until_its_observation_is_there_and_complete_once() -> No
     assert advance(third.state, RunEnd(), DEFAULTS).completed == ()
 
 
+@pytest.mark.parametrize("window", [1, 2, 3, None])
+def test_a_turn_repeats_the_latest_turns_of_its_window_and_no_earlier_one(window: int | None) -> None:
+    settings = TrajectoryRiskSettings() if window is None else TrajectoryRiskSettings(window=window)
+    said = ["Refund order.", "Delayed flight.", "Blue suitcase.", "Window seat.", "Green ticket."]
+    for ago in range(1, 5):
+        steps = run_components([AgentTurn(text=text) for text in [*said, said[-ago]]], HASHING, settings)
+        assert (steps[-1].repetition or 0.0) == pytest.approx(1.0 if ago <= (window or 3) else 0.0, abs=1e-6)
+
+
 def test_calls_that_arrive_without_any_message_are_steps_of_their_own_after_each_answer() -> None:
     events: list[TurnEvent] = []
     for number in range(3):
