@@ -26,14 +26,16 @@ ADMITTING: Final = frozenset((
     "reliable", "accurate", "convinced", "doubtful", "believe", "rely", "stand", "error",
 ))  # fmt: skip
 """One of these words is in every admission."""
-_MAY_ADMIT = WordSearch(rf"\b(?:{'|'.join(sorted(ADMITTING))})\b")
+_ALONE = r"(?<![^\W_])(?:{})(?![^\W_])"  # as a word, which may stand in _emphasis_
+_MAY_ADMIT = WordSearch(_ALONE.format("|".join(sorted(ADMITTING))))
 _LOW = (
     r"low|poor|weak|none|nil|no|zero|minimal|limited|little|shaky|tiny|negligible|lacking|(?:one|two|three|four|five|six"
     r"|seven|eight|nine|ten|fifteen|twenty|thirty|forty) (?:percent|per cent)"
 )
 _MIDDLING = r"medium|moderate|mixed"
-_MAY_BE_LOW = WordSearch(rf"\b(?:{_LOW}|{_MIDDLING})\b")
+_MAY_BE_LOW = WordSearch(_ALONE.format(f"{_LOW}|{_MIDDLING}"))
 _BEGINS = r"(?:^|[.!?;)}\]]\s)"  # a sentence, also behind a clause, a bracket or an object
+_ENDS = r"(?=[*_\s]{0,8}(?:$|[^\w\s?,'’\"“”–—-]|[–—-]{1,3}(?!\w)))"  # of a clause, but for commas and questions
 _LEAD = (
     rf"{_BEGINS}[*_ ]{{0,3}}"
     r"(?:(?:(?:final[ _])?answer|reason(?:ing)?|explanation|thoughts?|response|conclusion|decision|action)[*_]{0,3}: )?"
@@ -87,7 +89,7 @@ _OUTRIGHT = re.compile(
         rf"(?:{_IT}(?: is|['’]s) )?(?:probably|most likely|very likely|likely|almost certainly) {_WORTHLESS}",
         rf"(?:(?:{_DOUBTS}|{_KNOWS}),? )?i(?:['’]m| am| was) {_SOFTLY}(?:wrong|mistaken|lying|hallucinating)(?: here)?",
     ))
-    + r")(?: (?:about|of) (?:this|it|that|my answer))?(?:[.!]|$)",
+    + rf")(?: (?:about|of) (?:this|it|that|my answer))?{_ENDS}",
     re.IGNORECASE | re.MULTILINE,
 )  # fmt: skip
 _DENIED = re.compile(
@@ -95,7 +97,7 @@ _DENIED = re.compile(
     r"i(?:['’]m| am|['’]d be| would be| can(?:no|['’])t be| can not be) "
     r"(?:(?P<far>(?:very |quite )?far from)|not|never)? ?"
     r"(?:100 ?%|(?:one|a) hundred percent|fully|entirely|completely|absolutely|totally|perfectly)? ?"
-    r"(?P<word>sure|certain|confident)(?: (?:about|of|in) (?:this|it|that|(?:my|this) answer))?[.!,;]",
+    rf"(?P<word>sure|certain|confident)(?: (?:about|of|in) (?:this|it|that|(?:my|this) answer))?(?:,|{_ENDS})",
     re.IGNORECASE | re.MULTILINE,
 )
 _IN_WORDS = re.compile(
@@ -106,7 +108,7 @@ _IN_WORDS = re.compile(
     r"|i (?:have|say this with|answer with|feel) (?:very )?|with (?:very )?"
     r"|(?:very )?(?=(?:low|no|zero|little|minimal) (?:confidence|certainty)))"
     rf"(?:(?P<low>{_LOW})|{_MIDDLING})"
-    r"\b(?! (?:risk|price|cost|doubt|reason))",
+    r"(?![^\W_])(?! (?:risk|price|cost|doubt|reason))",
     re.IGNORECASE | re.MULTILINE,
 )
 

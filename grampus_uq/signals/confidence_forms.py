@@ -107,6 +107,7 @@ _TAKEN_BACK = re.compile(
     r"|said|says|told|claim\w{0,3})\b|[?]|\.\.",
     re.IGNORECASE,
 )
+_WORD = re.compile(r"\w")
 _BULLET = re.compile(r"^\s*(?:[-*+•]|#{1,6}|[0-9]{1,3}[.)])\s+")
 _EMPHASIS = re.compile(r"\*+|(?<!\w)_+|_+(?!\w)")
 _LABEL_WORDS = re.compile(r"(?<=confidence)_(?=score|level)(?![^<]{0,8}>)", re.IGNORECASE)
@@ -136,7 +137,9 @@ def _form_value(number: str, tail: str, other_scale: bool) -> float | None:
     value = INVALID if number in {"1", "+1"} else _probability(number, other_scale=other_scale)
     if value == INVALID or (whole is None and _OTHER_UNIT.match(tail)):
         return INVALID
-    return None if whole is None or (whole["reason"] and _TAKEN_BACK.search(whole["reason"])) else value
+    if whole is None:
+        return value if value <= 0.5 and _WORD.search(tail) is None else None  # a low one, whatever marks end it
+    return None if whole["reason"] and _TAKEN_BACK.search(whole["reason"]) else value
 
 
 def _probability(number: str, *, other_scale: bool) -> float:

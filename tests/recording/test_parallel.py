@@ -77,10 +77,10 @@ def test_arguments_outside_their_domain_are_refused(workers: int) -> None:
 
 
 SLOW = """
-import sys, time
+import os, sys, time
 from grampus_uq.recording.parallel import in_order
 def work(number):
-    print("working", flush=True)
+    os.write(1, b"working\\n")  # in one piece: the other worker writes at the same time
     time.sleep(0.5)
     return number
 if __name__ == "__main__":

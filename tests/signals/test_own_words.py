@@ -60,8 +60,29 @@ def test_nothing_denied_hedged_or_foreign_reads_above_one_half():
     assert [text for text in OTHER if UncertaintyEstimator().extract_verbalized(text) > 0.5] == []
 
 
+@pytest.mark.parametrize(
+    "end", ["  ", "..", "…", ";", ":", " –", " :(", "!!", "*", "**", " 🤷", "\u00a0", "\u200b", " (sorry)"]
+)
+def test_a_doubt_is_one_whatever_marks_end_its_sentence(end):
+    doubts = [line.text for line in CORPUS if line.kind in ("denied", "hedged")]
+    ends = [(text, dot) for text in doubts for dot in re.finditer(r"(?<=[a-z])\.(?=\s|$)", text) if "０" not in text]
+    assert len(ends) > 80
+    assert [text for text, dot in ends if (read(f"{text[: dot.start()]}{end}{text[dot.end() :]}") or 0.0) > 0.5] == []
+
+
+@pytest.mark.parametrize("mark", ["*", "**", "_", "***"])
+@pytest.mark.parametrize(
+    "doubt", ["I don't know", "I am not sure", "My answer is wrong", "I'm just guessing", "Unsure"]
+)
+def test_a_doubt_is_one_in_emphasis(doubt, mark):
+    for text in (f"{mark}{doubt}{mark}", f"{mark}{doubt}.{mark}", f"{mark}{doubt}{mark}."):
+        assert read(f"Confidence: 95%\n{text}") == read(f"{text}\nConfidence: 95%") == 0.3
+    assert read(f"{mark}Confidence{mark}: {mark}low{mark}\n" + '{"confidence": 0.9}') == 0.3
+
+
 @given(st.sampled_from(OTHER), st.sampled_from(OTHER), st.sampled_from(["\n", "\n\n", " "]))
 @example('{"city": "Paris", "country": "France", "confidence": "90%"}', "My plan was wrong. I am 99% sure.", " ")
+@example("Confidence: 95%\n\nHonestly, I don't know", '{"city": "Paris", "confidence": "90%"}', " ")
 def test_two_texts_that_state_nothing_state_nothing_together(first, second, between):
     assume(between != " " or ("\n" not in second and not second.startswith(" ")))  # no longer an indented line
     assume(not own_words(first).open or first.startswith(("Customer", "User", "From", "Dear", "Observation")))
