@@ -13,25 +13,19 @@ from grampus_uq.recording.run_names import file_name
 from grampus_uq.signals.structure import counted
 
 
-class RunFolder:
-    """Writes runs with all their text, readable by the owner only; the folder is made when the first comes."""
+def write_run(folder: Path, run: ImportedRun, start_s: float) -> None:
+    """Write a run that began at `start_s` with all its text; nothing is done when this very run is there already.
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = Path(folder)
-
-    def write(self, run: ImportedRun, start_s: float) -> None:
-        """Write a run that began at `start_s`; nothing is done when this very run is there already.
-
-        Raises DataError when another run has its name, or it cannot be recorded.
-        """
-        lines = [kept_line(event, "full", bytes) for event in counted(events(run, start_s=start_s))]
-        content, target = b"".join(lines), self._folder / file_name(run.run_id)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            place_new(content, target, sync=True)
-        except FileExistsError as error:
-            if not target.exists() or target.read_bytes() != content:
-                raise DataError(f"another run {run.run_id!r:.80} is there already.", field="run_id") from error
+    The folder is made where it is missing. Raises DataError when another run has its name, or it cannot be recorded.
+    """
+    lines = [kept_line(event, "full", bytes) for event in counted(events(run, start_s=start_s))]
+    content, target = b"".join(lines), folder / file_name(run.run_id)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        place_new(content, target, sync=True)
+    except FileExistsError as error:
+        if not target.exists() or target.read_bytes() != content:
+            raise DataError(f"another run {run.run_id!r:.80} is there already.", field="run_id") from error
 
 
 def place_new(content: bytes, target: Path, *, sync: bool = False) -> None:

@@ -12,13 +12,14 @@ import os
 from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import unquote
 
 import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, DataError, StoreError
 from grampus_uq.importers.imported_run import ImportedRun
-from grampus_uq.importers.run_folder import RunFolder
+from grampus_uq.importers.run_folder import write_run
 from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import ENDED, AgentStatus, StopReason
 from grampus_uq.runtime.asked_rows import ASKED
@@ -64,7 +65,7 @@ async def prune(
     if older_than_s is None and keep is None and audits_older_than_s is None:
         raise ConfigurationError.of("older_than_s", "prune", "given, or `keep`, or `audits_older_than_s`", None)
     before_s = await _ended_before(store, older_than_s, keep)
-    forgotten, folder = 0, None if move_to is None else RunFolder(move_to)
+    forgotten, folder = 0, None if move_to is None else Path(move_to)
     failure: DataError | OSError | None = None
     async for document, ended_s in _ended(store):
         if ended_s >= before_s:
@@ -142,7 +143,7 @@ def _transcript_of(ledger: Ledger, document: Document) -> str | None:
     return log if log.startswith(f"transcript/{document.key}/") else None
 
 
-async def _moved(store: SessionStore, document: Document, folder: RunFolder) -> bool:
+async def _moved(store: SessionStore, document: Document, folder: Path) -> bool:
     """Write a session as a recording; False when it was taken up meanwhile."""
     found = _head(Ledger(store), document)
     try:
@@ -169,7 +170,7 @@ async def _moved(store: SessionStore, document: Document, folder: RunFolder) -> 
     names = (state.session_id, f"{state.agent_id}/{state.session_id}", f"{state.session_id}/{state.run_id}")
     for name in names:
         try:
-            await anyio.to_thread.run_sync(folder.write, replace(run, run_id=name), state.created_s)
+            await anyio.to_thread.run_sync(write_run, folder, replace(run, run_id=name), state.created_s)
             break
         except DataError:
             if name == names[-1]:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grampus_uq.importers.imported_run import ImportedRun
-from grampus_uq.importers.run_folder import RunFolder
+from grampus_uq.importers.run_folder import write_run
 from grampus_uq.recording import runs
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role
@@ -20,7 +20,7 @@ def test_many_that_write_the_same_runs_at_once_end_without_an_error_and_leave_ea
 
     def write_all(_: int) -> None:
         for run in several:
-            RunFolder(tmp_path / "moved").write(run, start_s=0.0)
+            write_run(tmp_path / "moved", run, start_s=0.0)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write_all, range(4)))
