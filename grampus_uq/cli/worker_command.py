@@ -52,11 +52,11 @@ _MOST_LETTERS = 1_000
 def command(factory: str, urls: tuple[str, ...], at_once: int, as_json: bool, **bounds: Any) -> None:
     """Resume decided, expired or orphaned sessions until SIGTERM or SIGINT.
 
-    MODULE:FUNCTION is your function. Called with the store, it returns (also as a coroutine) the `AgentRunner`
-    that resumes the sessions, or the `ThreadRunner` of a LangGraph graph. Modules are also searched in the
-    current folder. With --json each finished job, and the worker's state once a minute, is one JSON object per
-    line. Several stores share the worker's places: a busy tenant does not delay another, and a store that is
-    down affects no other.
+    MODULE:FUNCTION is your function. Called with the store, it returns (also as a coroutine) the `AgentRunner` that
+    resumes the sessions, or the `ThreadRunner` of a LangGraph graph; an async context manager yields it, and is
+    closed when the worker ends. Modules are also searched in the current folder. With --json each finished job, and
+    the worker's state once a minute, is one JSON object per line. Several stores share the worker's places: a busy
+    tenant does not delay another, and a store that is down affects no other.
     """
     if "memory:" in urls:
         raise ConfigurationError.of("--store", "worker", "a store that outlives a process", "memory:")
@@ -65,21 +65,24 @@ def command(factory: str, urls: tuple[str, ...], at_once: int, as_json: bool, **
 
     async def work(stores: Sequence[SessionStore]) -> None:
         places, workers = Places(at_once), []
-        for number, store in enumerate(stores, 1):
-            made = make(store)
-            runner = await made if inspect.isawaitable(made) else made
-            if not callable(getattr(runner, "resume", None)) or getattr(runner, "ledger", None) is None:
-                rule = "a function that takes a store and returns an AgentRunner over it"
-                raise ConfigurationError.of("MODULE:FUNCTION", "worker", rule, factory)
-            worker = Worker(
-                runner=runner,
-                at_once=at_once,
-                places=places,
-                on_job=_told(say, {} if len(stores) == 1 else {"store": number}),
-                **bounds,
-            )
-            workers.append(worker)
-        await _until_signalled(workers, say)
+        async with contextlib.AsyncExitStack() as open_until_the_end:
+            for number, store in enumerate(stores, 1):
+                made = make(store)
+                if isinstance(made, contextlib.AbstractAsyncContextManager):
+                    made = await open_until_the_end.enter_async_context(made)
+                runner = await made if inspect.isawaitable(made) else made
+                if not callable(getattr(runner, "resume", None)) or getattr(runner, "ledger", None) is None:
+                    rule = "a function that takes a store and returns, or as an async context manager yields, a runner"
+                    raise ConfigurationError.of("MODULE:FUNCTION", "worker", rule, factory)
+                worker = Worker(
+                    runner=runner,
+                    at_once=at_once,
+                    places=places,
+                    on_job=_told(say, {} if len(stores) == 1 else {"store": number}),
+                    **bounds,
+                )
+                workers.append(worker)
+            await _until_signalled(workers, say)
 
     with_stores(urls, work, create=True)
 

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,8 @@ from grampus_uq.records.events import ALARMED, BRANCH
 _Belief = dict[str, Any]
 Turn = dict[str, Any]
 
+HOST_AGENT: ContextVar[str] = ContextVar("grampus_uq_host_agent", default="")
+"""What the host of a run calls its agent: the name in new sessions of an adapter that gives none."""
 FORKED = "forked"
 """Beside belief and turn in a fork's state: what the session's metadata say of its branch, and what was rejected."""
 REJECTED = "rejected"
@@ -145,7 +148,7 @@ class CarriedStates:
         settings = self._settings
         session = settings.monitor.session(
             session_id,
-            settings.agent_id,
+            settings.agent_id or HOST_AGENT.get(),
             snapshot=snapshot,
             model=None,
             advisory=settings.advisory,

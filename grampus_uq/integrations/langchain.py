@@ -60,13 +60,24 @@ from grampus_uq.integrations.langchain_messages import (
     with_ids,
 )
 from grampus_uq.integrations.langgraph_steps import Log, Steps, awaiting, blocking, read_log
-from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, answers_of_run, place_of, read_state, resume, waiting
+from grampus_uq.integrations.langgraph_threads import (
+    KEY,
+    REVIEW,
+    answers_of_run,
+    before_node,
+    place_of,
+    read_state,
+    resume,
+    waiting,
+)
+from grampus_uq.integrations.langgraph_worker import ThreadRunner
 
 if TYPE_CHECKING:
     from langchain.agents.middleware.types import ModelRequest
     from langgraph.runtime import Runtime
 
-__all__ = ["UncertaintyMiddleware", "UncertaintyState", "as_ai_message", "read_message", "resume", "waiting"]
+__all__ = ["ThreadRunner", "UncertaintyMiddleware", "UncertaintyState", "as_ai_message", "read_message", "resume"]
+__all__ += ["waiting"]
 
 
 def _merge(before: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
@@ -213,6 +224,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """Run a call that was cleared, or that a human approved; ask first where one is needed."""
+        await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
         run, record = await awaiting(self._cleared(request))
         result = run if isinstance(run, ToolMessage) else await handler(run)
         return result if record is None else await awaiting(self._ended(request, result, record))

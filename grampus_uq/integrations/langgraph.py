@@ -29,13 +29,14 @@ from grampus_uq.integrations.langchain_messages import as_ai_message, find_recor
 from grampus_uq.integrations.langgraph_fork import Fork, fork_before
 from grampus_uq.integrations.langgraph_nodes import GuardNodes
 from grampus_uq.integrations.langgraph_threads import KEY, read_state, resume, session_id_of, waiting
+from grampus_uq.integrations.langgraph_worker import ThreadRunner
 from grampus_uq.integrations.langgraph_wrapping import GuardedNode, conditional_edge, lead_updates, wrap_node
 
 if TYPE_CHECKING:
     from langgraph.prebuilt import ToolNode
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
-__all__ = ["KEY", "Fork", "UncertaintyGuard", "as_ai_message", "fork_before", "read_message", "resume"]
+__all__ = ["KEY", "Fork", "ThreadRunner", "UncertaintyGuard", "as_ai_message", "fork_before", "read_message", "resume"]
 __all__ += ["uncertainty_guard", "waiting"]
 
 _SCORE, _GATE = "uncertainty_score", "uncertainty_gate"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from grampus_uq import AgentStatus, ApprovalDecision, ApprovalRequest, MissingDependencyError, SessionError
+from grampus_uq.integrations.carried_states import HOST_AGENT
 from grampus_uq.integrations.langgraph_threads import asking, before_node, may_repeat
 from grampus_uq.integrations.langgraph_wrapping import GuardedNode
 from grampus_uq.runtime import HostedRunner, SessionStore, still_held
@@ -25,17 +26,17 @@ class ThreadRunner(HostedRunner):
     def __init__(
         self, app: Any, store: SessionStore, *, agent_id: str, repeatable: Collection[str] = (), lease_s: float = 30.0
     ) -> None:
-        super().__init__(_Threads(app, frozenset(repeatable)), store, agent_id=agent_id, lease_s=lease_s)
+        super().__init__(_Threads(app, agent_id, frozenset(repeatable)), store, agent_id=agent_id, lease_s=lease_s)
         self._app = app
 
     async def invoke(self, given: Any, thread_id: str) -> AgentStatus:
         """Run a thread until it ends or waits; raises SessionError for one that is alive."""
-        return await self.begin(thread_id, lambda: _run(self._app, given, thread_id))
+        return await self.begin(thread_id, lambda: _run(self._app, self.agent_id, given, thread_id))
 
 
 class _Threads:
-    def __init__(self, app: Any, repeatable: frozenset[str]) -> None:
-        self._app = app
+    def __init__(self, app: Any, agent_id: str, repeatable: frozenset[str]) -> None:
+        self._app, self._agent_id = app, agent_id
         own = {name for name, node in app.nodes.items() if isinstance(node.bound, GuardedNode) and not node.bound.deps}
         self._repeatable = {*repeatable, *own, START}
 
@@ -69,12 +70,13 @@ class _Threads:
             if given or any(request.expired(now_s) for request in requests):
                 answers[interrupt] = {"decisions": given}
         if answers or not asked:
-            await _run(self._app, Command(resume=answers) if answers else None, session_id)
+            await _run(self._app, self._agent_id, Command(resume=answers) if answers else None, session_id)
 
 
-async def _run(app: Any, given: Any, thread_id: str) -> None:
+async def _run(app: Any, agent_id: str, given: Any, thread_id: str) -> None:
     """Run the graph, each step only once the one before is stored, and tools only while the thread's lease is held."""
     before_node.set(still_held)
+    HOST_AGENT.set(agent_id)
     await app.ainvoke(given, _config(thread_id), durability="sync")
 
 

@@ -18,10 +18,9 @@ from grampus_uq.runtime.worker_jobs import Job, stamp
 ASKED: Final = "asked"
 
 
-def asked_row(request: ApprovalRequest) -> Put:
-    """The row of a request that a session asks itself."""
-    job = Job(agent_id=request.agent_id, session_id=request.session_id)
-    body = job.model_dump_json(exclude_defaults=True)
+def asked_row(request: ApprovalRequest, place: Job) -> Put:
+    """The row of a request that the session at this place asks itself, whatever the request calls its session."""
+    body = place.model_dump_json(exclude_defaults=True)
     until = "" if request.expires_s is None else stamp(request.expires_s)
     return Put(kind=ASKED, key=row_key(request.id, request.created_s), body=body, expected=0, label=until)
 
@@ -42,14 +41,14 @@ def row_key(request_id: str, created_s: float) -> str:
 
 
 async def row_changes(
-    store: SessionStore, before: Sequence[ApprovalRequest], pending: Sequence[ApprovalRequest]
+    store: SessionStore, place: Job, before: Sequence[ApprovalRequest], pending: Sequence[ApprovalRequest]
 ) -> list[Change]:
-    """The changes of the index by a write of a session: `before` are its requests of before.
+    """The changes of the index by a write of the session at this place: `before` are its requests of before.
 
     A request that is passed on for a sub-agent has its row from the sub-agent's own session, which alone removes it.
     """
     was, now = _own(before), _own(pending)
-    changes: list[Change] = [asked_row(request) for request_id, request in now.items() if request_id not in was]
+    changes: list[Change] = [asked_row(request, place) for request_id, request in now.items() if request_id not in was]
     for request_id in was.keys() - now.keys():
         row = await store.get(ASKED, row_key(request_id, was[request_id].created_s))
         if row is not None:

@@ -165,7 +165,8 @@ class Ledger:
             writes.append(audit_of(state.agent_id, state.session_id, notes))
         if state._replaces not in (None, log):
             writes.append(Drop(log=state._replaces))
-        written, rows = state.transcript, await row_changes(self.store, state._asked, pending)
+        place = Job(agent_id=state.agent_id, session_id=state.session_id)
+        written, rows = state.transcript, await row_changes(self.store, place, state._asked, pending)
         self._set_clock(await self.store.write(*writes, *await self._waking(state, pending), *rows))
         state._kept, state._replaces, state._asked, state._unfinished = (written, messages), None, pending, False
         return version + 1

@@ -14,7 +14,7 @@ from grampus_uq.runtime.asked_rows import ASKED, asked_in, asked_row, is_over
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import Document, SessionStore, pages, try_write
 from grampus_uq.runtime.stores import open_store
-from grampus_uq.runtime.worker_jobs import read_job
+from grampus_uq.runtime.worker_jobs import Job, read_job
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +121,8 @@ async def index_pending(ledger: Ledger) -> None:
     """Add to the index what waits since before there was one."""
     known = {row.key async for row in pages(ledger.store, ASKED)}
     for session in await ledger.pending():
-        for row in (asked_row(request) for request in session.requests if request.child_session is None):
+        place = Job(agent_id=session.agent_id, session_id=session.session_id)
+        for row in (asked_row(request, place) for request in session.requests if request.child_session is None):
             if row.key not in known:
                 await try_write(ledger.store, row)
 

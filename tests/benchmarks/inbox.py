@@ -38,7 +38,7 @@ from grampus_uq.runtime.asked_rows import asked_row
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import Append, Change, Put, SessionStore
 from grampus_uq.runtime.stores import open_store
-from grampus_uq.runtime.worker_jobs import WAKES
+from grampus_uq.runtime.worker_jobs import WAKES, Job
 from tests.benchmarks._report import emit
 from tests.benchmarks.stores import servers
 from tests.gate.test_webauthn import url64
@@ -70,7 +70,7 @@ async def fill(store: SessionStore, waiting: int) -> list[str]:
             Put(kind="session", key=key, body=json.dumps(body), expected=0, label=document.label),
             Put(kind=WAKES, key=f"{request.id}/{key}", body=job, expected=0),
             Append(log=body["transcript"]["log"], bodies=entries, expected=0),
-            asked_row(request),
+            asked_row(request, Job(agent_id="mailer", session_id=name)),
         ]
         ids.append(request.id)
         if len(changes) >= 800 or number == waiting - 1:

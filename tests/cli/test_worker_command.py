@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -34,14 +36,25 @@ def make(store: SessionStore) -> AgentRunner:
     return runner(World(), store=store)
 
 
+@asynccontextmanager
+async def make_held(store: SessionStore) -> AsyncIterator[AgentRunner]:
+    """With a thread that no process ends before, as a connection of aiosqlite has, until the runner is closed."""
+    closed = threading.Event()
+    threading.Thread(target=closed.wait).start()
+    try:
+        yield make(store)
+    finally:
+        closed.set()
+
+
 def lines(process: subprocess.Popen[str]) -> dict[str, object]:
     assert process.stdout is not None
     found: dict[str, object] = json.loads(process.stdout.readline())
     return found
 
 
-def started(*urls: str, agents: Sequence[str] = ("mailer",)) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "grampus_uq.cli", "worker", "tests.cli.test_worker_command:make", "--json"]
+def started(*urls: str, agents: Sequence[str] = ("mailer",), factory: str = "make") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "grampus_uq.cli", "worker", f"tests.cli.test_worker_command:{factory}", "--json"]
     command += [part for url in urls for part in ("--store", url)]
     return subprocess.Popen(
         [*command, *(part for agent in agents for part in ("--agent", agent))],
@@ -80,12 +93,14 @@ async def test_a_worker_process_serves_the_stores_of_several_tenants(tmp_path: P
 
 
 @pytest.mark.one_loop
-async def test_a_worker_process_resumes_what_was_decided_and_ends_on_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("factory", ["make", "make_held"])
+async def test_a_worker_process_resumes_what_was_decided_and_ends_on_sigterm(tmp_path: Path, factory: str) -> None:
+    """Also where the factory is an async context manager, which is closed then."""
     url = f"sqlite:///{tmp_path}/s.db"
     store = open_store(url)
     asked = (await make(store).run(AGENT, "mail bob", session_id="s")).pending[0]
     await Ledger(store).decide(asked.decide("approve", principal="ann"))
-    process = started(url, agents=["mailer", "clark"])
+    process = started(url, agents=["mailer", "clark"], factory=factory)
     try:
         begun = lines(process)
         assert (begun["event"], begun["no_sessions_yet"]) == ("started", ["clark"])  # "mailer" has one

@@ -25,6 +25,7 @@ from grampus_uq.inbox.notices import Notices
 from grampus_uq.runtime.asked_rows import ASKED, asked_row, row_key
 from grampus_uq.runtime.store import Delete, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker_jobs import Job
 from tests.inbox.browser import someone
 from tests.inbox.test_decisions import Desk
 
@@ -68,7 +69,7 @@ async def test_a_request_is_news_when_it_arrives_whatever_the_clock_of_its_host(
 
     async def ask(name: str, late_s: float) -> ApprovalRequest:
         request = first.model_copy(update={"id": name, "created_s": await store.now() - late_s})
-        await store.write(asked_row(request))
+        await store.write(asked_row(request, Job(agent_id=request.agent_id, session_id="s")))
         return request
 
     assert await arrivals.look(store) is False

@@ -16,6 +16,7 @@ from langgraph.types import Command
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume, waiting
+from grampus_uq.integrations.langgraph_threads import before_node
 from grampus_uq.testing import ScriptedModel
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -204,3 +205,21 @@ def test_a_human_s_decision_is_recorded_once_and_in_the_belief() -> None:
     decisions = [event for event in world.events if getattr(event, "decision", None) is not None]
     assert [(event.decision, event.principal, event.call_id) for event in decisions] == [("approve", "me", "1")]
     assert not world.state.values["uncertainty"].get("decided")
+
+
+def test_a_call_runs_only_while_the_host_of_its_thread_lets_nodes_begin() -> None:
+    """As a worker's lease that was lost: another worker may run the call."""
+
+    async def lost() -> None:
+        raise ConnectionError
+
+    call = {"name": "pay", "args": {"to": "bob"}, "id": "c1"}
+    world = World((0.99, AIMessage("I pay Bob.", tool_calls=[call])), (0.99, AIMessage("Bob has it.")))
+
+    async def run() -> None:
+        before_node.set(lost)
+        await world.app.ainvoke({"messages": [("user", "Pay what is due.")]}, CONFIG)
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(run())
+    assert world.done == []

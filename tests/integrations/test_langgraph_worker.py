@@ -22,6 +22,7 @@ from grampus_uq.errors import SessionConflictError, SessionError
 from grampus_uq.integrations.langgraph import uncertainty_guard
 from grampus_uq.integrations.langgraph_worker import ThreadRunner
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.pending_approvals import oldest_pending
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_jobs import DEAD
@@ -41,7 +42,9 @@ class Bank:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.paid, self.dies = folder, list[str](), False
-        self.release = ""
+        self.release, self.name = "", "payer"
+        self.inside = False
+        """The graph is a sub-graph with a state of its own."""
 
     @asynccontextmanager
     async def runner(self, store: SessionStore, **given: Any) -> AsyncIterator[ThreadRunner]:
@@ -75,8 +78,18 @@ class Bank:
         builder = StateGraph(MessagesState)
         builder.add_node("agent", agent)
         builder.add_edge(START, "agent")
-        guard = uncertainty_guard(UncertaintyMonitor(), effects=ToolEffects({"pay": "irreversible"}), agent_id="payer")
+        guard = uncertainty_guard(
+            UncertaintyMonitor(), effects=ToolEffects({"pay": "irreversible"}), agent_id=self.name
+        )
         guard.attach(builder, after="agent", tools=[{"required": pay_in, "optional": pay_too}.get(self.release, pay)])
+        if self.inside:
+            within, builder = builder.compile(), StateGraph(MessagesState)
+
+            async def desk(state: MessagesState) -> dict[str, Any]:
+                return {"messages": (await within.ainvoke({"messages": state["messages"]}))["messages"]}
+
+            builder.add_node("desk", desk)
+            builder.add_edge(START, "desk")
         async with AsyncSqliteSaver.from_conn_string(str(self.folder / "graph.db")) as saver:
             yield ThreadRunner(builder.compile(checkpointer=saver), store, agent_id="payer", **given)
 
@@ -128,6 +141,37 @@ async def test_a_stored_decision_wakes_the_thread_in_another_process(
         await until(worker, "resumed")
     assert bank.paid == paid
     assert (await Ledger(store).known("payer", "t"))[0].status == "completed"
+
+
+async def test_a_guard_without_a_name_has_that_of_its_runner(bank: Bank, store: SessionStore) -> None:
+    """Until it has one of its own, which counts from the next run on."""
+    bank.name = ""
+    async with bank.runner(store) as one:
+        await one.invoke(GIVEN, "t")
+        (asked,) = (await Ledger(store).pending())[0].requests
+        assert (asked.agent_id, asked.session_id) == ("payer", "t")
+    bank.name = "another"
+    async with bank.runner(store) as one:
+        await Ledger(store).decide(asked.decide("approve", principal="ann"))
+        assert await one.resume("payer", "t") == "completed"
+    assert bank.paid == ["bob"]
+
+
+@pytest.mark.parametrize(("name", "inside"), [("another", False), ("payer", True)])
+async def test_the_pages_list_what_waits_in_a_thread_whatever_its_guard_calls_it(
+    bank: Bank, store: SessionStore, name: str, inside: bool
+) -> None:
+    """A guard inside a sub-graph has a session of its own."""
+    bank.name, bank.inside = name, inside
+    async with bank.runner(store) as one:
+        assert await one.invoke(GIVEN, "t") == "waiting_for_human"
+        (asked,) = (await Ledger(store).pending())[0].requests
+        assert (asked.agent_id, asked.session_id) != ("payer", "t")
+        for _ in range(2):
+            assert (await oldest_pending(Ledger(store)))[0] == [asked]
+        await Ledger(store).decide(asked.decide("approve", principal="ann"))
+        assert await one.resume("payer", "t") == "completed"
+    assert (await oldest_pending(Ledger(store)))[0] == []
 
 
 async def test_a_decision_on_other_arguments_pays_nothing_and_asks_again(bank: Bank, store: SessionStore) -> None:
