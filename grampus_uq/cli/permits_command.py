@@ -335,6 +335,7 @@ def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) ->
     default=_RUN,
     help=f"Score, in [0, 1]; higher: likelier right. {_RUN}: the run's, in recordings `{_RECORDED_AS}`.",
 )
+@click.option("--tool", metavar="NAME", help="Only calls of this tool; by default all irreversible ones.")
 @click.option("--profile", metavar="FILE", help="Recompute the stream with this profile.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the audits.")
 @workers_option
@@ -346,6 +347,7 @@ def simulate(
     assurance: float,
     audits: float,
     stream: str,
+    tool: str | None,
     profile: str | None,
     seed: int,
     workers: int,
@@ -353,7 +355,7 @@ def simulate(
 ) -> None:
     """Simulate a permit on labelled RUNS: calls asked about, executed, and executed wrongly.
 
-    Each run counts by its first irreversible call, which is wrong if the run failed. The simulation starts by
+    Each run counts by its first irreversible call, or call of --tool, which is wrong if the run failed. The simulation starts by
     asking about every call. The promise needs runs labelled regardless of their outcome, and a profile that was
     not fitted on them.
     """
@@ -365,11 +367,12 @@ def simulate(
         with progress("Reading runs") as advance:
             column = _RECORDED_AS if stream == _RUN else stream
             calls = read_labelled_calls(
-                paths, column, profile=judge, on_refused=refuse, on_runs=advance, workers=workers
+                paths, column, profile=judge, tool=tool, on_refused=refuse, on_runs=advance, workers=workers
             )
         if not len(calls.scores):
             left_out = ", ".join(f"{n} {why}" for why, n in calls.left_out.items()) or "there is no run"
-            raise DataError(f"no labelled run with an irreversible call ({left_out}).", path=", ".join(paths))
+            which = "an irreversible call" if tool is None else f"a call of {tool!r:.80}"
+            raise DataError(f"no labelled run with {which} ({left_out}).", path=", ".join(paths))
         found = simulate_permit(target, calls.scores, calls.wrong, np.random.default_rng(seed))
         if as_json:
             print_json(_as_json(target, stream, calls, found))

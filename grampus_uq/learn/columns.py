@@ -179,12 +179,18 @@ def columns_of(
 
 
 def recorded_rows(
-    run: Run, eligibility: Eligibility, *, profile: Profile | None = None, streams: Sequence[str] | None = None
+    run: Run,
+    eligibility: Eligibility,
+    *,
+    profile: Profile | None = None,
+    streams: Sequence[str] | None = None,
+    tool: str | None = None,
 ) -> RunRows:
     """Every step of the model of a run, eligible or not; with `streams`, only these.
 
     With a `profile` the recorded readings are fused, propagated and calibrated anew, as that profile would; without,
-    the assessments are those recorded, and the tools that its monitor guarded by name are the irreversible ones.
+    the assessments are those recorded, and the tools that its monitor guarded by name are the irreversible ones. With a
+    `tool` its calls are the ones, whatever their effect.
     """
     rows: list[Mapping[str, float]] = []
     calls: list[int] = []
@@ -198,7 +204,7 @@ def recorded_rows(
             places[text_key(step.step_id)] = len(rows)
             row = _step_streams(event, assessment)
             rows.append(row if streams is None else {name: row[name] for name in streams if name in row})
-        elif is_irreversible(policy, step.tool_name, step.effect):
+        elif is_irreversible(policy, step.tool_name, step.effect) if tool is None else step.tool_name == tool:
             turn = placed(turns, step.tool_calls[0] if step.tool_calls else None, step.step_id)[1]
             calls.append(places.get(turn.step, len(rows) - 1))
     return RunRows(rows=rows, calls=tuple(calls))

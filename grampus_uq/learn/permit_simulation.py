@@ -70,14 +70,18 @@ def read_labelled_calls(
     stream: str,
     *,
     profile: Profile | None = None,
+    tool: str | None = None,
     workers: int = 1,
     on_refused: Refused | None = None,
     on_runs: Callable[[int], None] | None = None,
 ) -> LabelledCalls:
-    """Read the first irreversible call of each labelled run; with a profile, streams are computed anew by it."""
+    """Read the first irreversible call of each labelled run, or with a `tool` its first call of that tool.
+
+    With a profile, streams are computed anew by it.
+    """
     columns = read_columns(
         paths,
-        partial(recorded_rows, profile=profile, streams=(stream,)),
+        partial(recorded_rows, profile=profile, streams=(stream,), tool=tool),
         workers=workers,
         on_refused=on_refused,
         on_runs=on_runs,
@@ -93,7 +97,7 @@ def read_labelled_calls(
         if not run.eligibility.usable or not known:
             left_out[run.eligibility.reason or "no_outcome"] += 1
         elif not first:
-            left_out["no_irreversible_call"] += 1
+            left_out["no_irreversible_call" if tool is None else "no_call_of_the_tool"] += 1
         else:
             cases.append((np.inf if run.started_s is None else run.started_s, score, not run.success))
     cases.sort(key=lambda case: case[0])

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq import Outcome, Reading, Step, UncertaintyMonitor
+from grampus_uq import Outcome, Reading, Step, ToolCall, UncertaintyMonitor
 from grampus_uq.cli.permits_command import command
 from grampus_uq.gate.permits import Entry, Permit, PermitState, applied, issued
 from grampus_uq.learn.permit_simulation import read_labelled_calls, simulate_permit
@@ -85,6 +85,28 @@ def test_without_options_it_is_the_permit_that_would_be_granted(tmp_path: Path) 
     assert found["assurance"] == 1.0 - granted.delta
     same = (tmp_path, "--stream", "propagated", "--at-most", granted.epsilon, "--audits", granted.audit_rate, "--json")
     assert json.loads(invoke(*same).stdout)["out"] == found["out"]
+
+
+def test_with_a_tool_its_calls_alone_count_whatever_their_effect(tmp_path: Path) -> None:
+    kept = Kept()
+    monitor = UncertaintyMonitor(policy=POLICY, processors=[kept], advisory=True)
+    for number, (stated, tool) in enumerate([(0.2, "send_mail"), (0.4, "look_up"), (0.6, "send_mail")] * 2):
+        session = monitor.session(f"r{number}", "a")
+        for index, name in enumerate(["other", tool]):
+            step = Step(step_id=f"s{index}", kind="llm_call", time_s=float(number))
+            session.commit(step, [Reading(source="verbalized", value=stated + index / 10)])
+            call = ToolCall(id=f"{index}", name=name)
+            session.commit(Step(step_id=f"s{index}", kind="tool_call", time_s=0.0, tool_calls=(call,)), ())
+        session.finish(Outcome(success=True))
+    (tmp_path / "r.jsonl").write_bytes(kept.text())
+    for tool, scores in (("send_mail", [0.3, 0.7]), ("look_up", [0.5]), ("other", [0.2, 0.4, 0.6])):
+        calls = read_labelled_calls([str(tmp_path)], "verbalized", tool=tool)
+        assert calls.scores.tolist() == pytest.approx(scores * 2)
+        assert calls.left_out.get("no_call_of_the_tool", 0) == 6 - 2 * len(scores)
+        assert json.loads(invoke(tmp_path, "--tool", tool, "--json").stdout)["calls"] == 2 * len(scores)
+    assert "no labelled run with a call of 'Send_mail'" in str(
+        invoke(tmp_path, "--tool", "Send_mail", status=1).exception
+    )
 
 
 def test_the_table_stands_beside_asking_always_and_asking_as_many_at_random(recorded: Path) -> None:
