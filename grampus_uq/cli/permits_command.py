@@ -355,9 +355,9 @@ def simulate(
 ) -> None:
     """Simulate a permit on labelled RUNS: calls asked about, executed, and executed wrongly.
 
-    Each run counts by its first irreversible call, or call of --tool, which is wrong if the run failed. The simulation starts by
-    asking about every call. The promise needs runs labelled regardless of their outcome, and a profile that was
-    not fitted on them.
+    Each run counts by its first irreversible call, or call of --tool, which is wrong if the run failed. The
+    simulation starts by asking about every call. The promise needs runs labelled regardless of their outcome, and a
+    profile that was not fitted on them.
     """
     target = Target(
         thresholds=CANDIDATES, epsilon=at_most, delta=1.0 - assurance, audit_rate=audits, of_released=of_released
