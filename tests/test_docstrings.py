@@ -32,14 +32,16 @@ def test_a_docstrings_examples_print_what_they_say(name: str) -> None:
     assert not printed, "".join(printed)
 
 
-_CLAUSE = re.compile(r"(What|Whether|Who|Which|Where|How|Why|That)\b")
+_WORDS = r"(What|Whether|Who|Which|Where|How|Why|That)\b"
+_CLAUSE, _QUOTED = re.compile(_WORDS), re.compile(rf"[\"']\s*{_WORDS}")
 
 
 def test_a_public_functions_first_words_are_a_noun_or_a_verb_and_no_clause() -> None:
     """Not "What a call does" but "The effect of a call": a reader of a list of names looks for nouns."""
     found = []
     for path in sorted((ROOT / "grampus_uq").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source if _QUOTED.search(source) else "")):  # few files do
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
                 text = ast.get_docstring(node) or ""
                 if _CLAUSE.match(text):
