@@ -19,30 +19,30 @@ UNDECIDED: Final = 0.5
 _CERTAIN = 0.99  # from here on a number contradicts that full certainty was denied
 _ADMITTED = 0.3  # what an outright admission reads, with or without a number beside it
 ADMITTING: Final = frozenset((
-    "idea", "know", "sure", "certain", "confident", "unsure", "uncertain", "guess", "guessing", "guesswork",
-    "guessed", "coin", "doubt", "doubts", "give", "failed", "could", "trust", "ignore", "disregard", "made",
-    "invented", "fabricated", "hallucinated", "hallucinating", "wrong", "mistaken", "mistake", "lying",
-    "incorrect", "false", "invalid", "nonsense", "unreliable", "meaningless", "correct", "right", "true",
-    "reliable", "accurate", "convinced", "doubtful", "believe", "rely", "stand", "error",
+    "idea", "clue", "idk", "dunno", "beats", "speculation", "toss", "shot", "making", "know", "sure", "certain",
+    "confident", "unsure", "uncertain", "guess", "guessing", "guesswork", "guessed", "coin", "doubt", "doubts", "give",
+    "failed", "could", "trust", "ignore", "disregard", "made", "invented", "fabricated", "hallucinated",
+    "hallucinating", "wrong", "mistaken", "mistake", "lying", "incorrect", "false", "invalid", "nonsense",
+    "unreliable", "meaningless", "correct", "right", "true", "reliable", "accurate", "convinced", "doubtful",
+    "believe", "rely", "stand", "error",
 ))  # fmt: skip
 """One of these words is in every admission."""
 _ALONE = r"(?<![^\W_])(?:{})(?![^\W_])"  # as a word, which may stand in _emphasis_
 _MAY_ADMIT = WordSearch(_ALONE.format("|".join(sorted(ADMITTING))))
 _LOW = (
-    r"low|poor|weak|none|nil|no|zero|minimal|limited|little|shaky|tiny|negligible|lacking|(?:one|two|three|four|five|six"
-    r"|seven|eight|nine|ten|fifteen|twenty|thirty|forty) (?:percent|per cent)"
+    r"not (?:very |too |that |so )?(?:high|great|strong)|low|poor|weak|none|nil|no|zero|minimal|limited|little|shaky"
+    r"|tiny|negligible|lacking|(?:one|two|three|four|five|six|seven|eight|nine|ten|fifteen|twenty|thirty|forty)"
+    r" (?:percent|per cent)"
 )
 _MIDDLING = r"medium|moderate|mixed"
 _MAY_BE_LOW = WordSearch(_ALONE.format(f"{_LOW}|{_MIDDLING}"))
-_BEGINS = r"(?:^|[.!?;)}\]]\s)"  # a sentence, also behind a clause, a bracket or an object
+_BEGINS = r"(?:^|[^\w\s,'’]\s|[(\[–—]|(?<!\w)[*_])[\W_]{0,12}"  # a clause, behind whatever marks, labels and symbols
 _ENDS = r"(?=[*_\s]{0,8}(?:$|[^\w\s?,'’\"“”–—-]|[–—-]{1,3}(?!\w)))"  # of a clause, but for commas and questions
 _LEAD = (
-    rf"{_BEGINS}[*_ ]{{0,3}}"
-    r"(?:(?:(?:final[ _])?answer|reason(?:ing)?|explanation|thoughts?|response|conclusion|decision|action)[*_]{0,3}: )?"
-    r"(?:(?:but|honestly|actually|frankly|in truth|to be honest|on reflection|update|edit|correction|p\.?s\.?|sadly"
-    r"|unfortunately|sorry|probably|i (?:think|believe|fear|suspect)(?: that)?)[,:]? ){0,2}"
+    rf"{_BEGINS}(?:(?:but|and|so|well|hmm?|oh|sorry|maybe|perhaps|in truth|to be (?:honest|frank)|on reflection"
+    r"|[a-z]{2,12}ly|i (?:think|believe|fear|suspect)(?: that)?)[,:]? ){0,3}"
 )
-_SOFTLY = r"(?:probably |most likely |likely |almost certainly |definitely |completely )?"
+_SOFTLY = r"(?:(?!hardly|unlikely)(?:[a-z]{2,12}ly|most likely|just|still|very|quite|almost|now) ){0,2}"
 _WORTHLESS = (
     r"(?:not (?:right|correct|true|reliable|certain)|wrong|incorrect|false|mistaken|invalid|made up|fabricated|invented"
     r"|nonsense|unreliable|meaningless|a (?:wild )?guess)"
@@ -54,32 +54,38 @@ _THING = (
 _OWN = rf"(?:my|this|the above) (?:final |own |last )?{_THING}"
 _IT = rf"(?:this|that|it|{_OWN})"
 _RIGHT = r"(?:right|correct|true|accurate|reliable)"
-_IM = r"i(?:['’]m| am)"
+_IM = r"i(?:['’]?m| am| feel| remain)"
+_KNOW = rf"(?:do not|don['’]?t) {_SOFTLY}know"
 _VERY = r"(?:(?:fairly|pretty|quite|very|almost|rather|absolutely|completely|totally|now) )?"
 _DOUBTS = (
     rf"(?:i (?:really |honestly )?(?:think|believe|fear|suspect|guess|expect)|{_IM} (?:afraid|worried)"
     r"|in my (?:opinion|view),?|chances are|there(?:['’]s| is) a (?:good|real|high|fair|strong|big) (?:chance|risk)"
     r"|it(?:['’]s| is) (?:very |quite |most )?likely)(?: that)?"
 )
-_KNOWS = rf"(?:i know|{_IM} {_VERY}(?:sure|certain|confident|convinced))(?: that)?"
+_KNOWS = rf"(?:i know|(?:{_IM} )?{_VERY}(?:sure|certain|confident|convinced))(?: that)?"
 _IS = r"(?: is|['’]s| was| looks| seems| feels|(?: may| might| could| might well| to| will| must) be)"
+_OF_IT = (
+    rf"(?: (?:about|of|in|if|whether|that|how|why))?(?: (?:any of )?(?:{_IT}|the answer))?(?: (?:is|was) {_RIGHT})?"
+    r"(?: (?:at all|for sure|myself|here|on my part))?(?:,? (?:sorry|though|really|honestly|i['’]m afraid))?"
+)
 _OUTRIGHT = re.compile(
     _LEAD
     + "(?:"
     + "|".join((
-        r"i (?:really |honestly )?(?:have no idea|do not know|don['’]t know)(?: the answer| how| why)?",
-        rf"{_IM} (?:really |just |only )?(?:not (?:at all |so |very |that |too |really )?(?:sure|certain|confident)"
-        r"|unsure|uncertain|guessing|doubtful)",
-        r"no idea|not (?:sure|confident)(?: at all)?|unsure|(?:just|i was) guessing|a coin (?:flip|toss)",
-        r"(?:(?:just |only )?a )?(?:(?:wild|pure|complete|total|mere) )?guess(?:work)?",
+        rf"i {_SOFTLY}(?:(?:have no|haven['’]?t (?:the|any|an?)) (?:\w{{1,12}}est )?(?:idea|clue)|{_KNOW})",
+        rf"(?:{_IM} )?{_SOFTLY}(?:not (?:(?:at all|so|all that|that|too|very|really) )?(?:sure|certain|confident)"
+        r"|unsure|uncertain|guessing|doubtful)|i was guessing",
+        r"no (?:idea|clue)|idk|dunno|beats me|(?:a )?(?:coin (?:flip|toss)|toss-up|shot in the dark)",
+        r"(?:(?:just |only )?a )?(?:(?:wild|pure|complete|total|mere) )?(?:guess(?:work)?(?![*_ ]{0,4}:)|speculation)",
         rf"i (?:(?:highly|strongly|really|seriously) )?doubt"
         rf" (?:{_IT}|my \w{{1,20}}|the {_THING}|whether this is right)",
         r"i have (?:(?:serious|grave|strong|many|my) )?doubts|i give up|i (?:have )?failed",
         r"i could not (?:solve|do|answer) (?:it|this)|(?:ignore|disregard) (?:my|this) answer",
         r"(?:i )?(?:do not|don['’]t|would not|wouldn['’]t) (?:really )?(?:trust|rely on|stand by|believe)"
         rf" (?:me|my \w{{1,20}}|{_IT})(?: myself)?",
-        r"(?:this|that|it)(?:['’]s| is| was) (?:(?:just |only )?a (?:wild )?guess|(?:just|only) my guess|made up)",
-        r"(?:this|that|it)(?:['’]s| is) (?:fabricated|invented)|i made (?:(?:this|it|that) up|a mistake)",
+        rf"(?:this|that|it)(?:['’]s| is| was) {_SOFTLY}(?:a (?:wild |pure )?guess|(?:pure )?(?:guesswork|speculation)"
+        r"|my guess|a toss-up|a shot in the dark|made up|fabricated|invented)",
+        rf"{_IM} {_SOFTLY}making (?:this|it|that) (?:all )?up(?: as i go)?|i made (?:(?:this|it|that) up|a mistake)",
         r"i (?:invented|fabricated|hallucinated|guessed)(?: (?:this|it|that|(?:the|my|this) \w{1,20}))?",
         r"i suspect (?:an error|a mistake)|(?:something|there) is (?:something )?wrong with my \w{1,20}",
         rf"{_DOUBTS} {_IT}{_IS} {_SOFTLY}{_WORTHLESS}",
@@ -89,19 +95,18 @@ _OUTRIGHT = re.compile(
         rf"(?:{_IT}(?: is|['’]s) )?(?:probably|most likely|very likely|likely|almost certainly) {_WORTHLESS}",
         rf"(?:(?:{_DOUBTS}|{_KNOWS}),? )?i(?:['’]m| am| was) {_SOFTLY}(?:wrong|mistaken|lying|hallucinating)(?: here)?",
     ))
-    + rf")(?: (?:about|of) (?:this|it|that|my answer))?{_ENDS}",
+    + rf"){_OF_IT}{_ENDS}",
     re.IGNORECASE | re.MULTILINE,
 )  # fmt: skip
 _DENIED = re.compile(
-    rf"{_BEGINS}\s{{0,8}}[*_ ]{{0,3}}(?:(?:but|honestly|actually|frankly|in truth|to be honest),? )?"
-    r"i(?:['’]m| am|['’]d be| would be| can(?:no|['’])t be| can not be) "
+    rf"{_LEAD}i(?:['’]m| am|['’]d be| would be| can(?:no|['’])t be| can not be) "
     r"(?:(?P<far>(?:very |quite )?far from)|not|never)? ?"
     r"(?:100 ?%|(?:one|a) hundred percent|fully|entirely|completely|absolutely|totally|perfectly)? ?"
     rf"(?P<word>sure|certain|confident)(?: (?:about|of|in) (?:this|it|that|(?:my|this) answer))?(?:,|{_ENDS})",
     re.IGNORECASE | re.MULTILINE,
 )
 _IN_WORDS = re.compile(
-    rf"(?:{_BEGINS}|\|\s)[\W_]{{0,8}}(?:"
+    rf"{_BEGINS}(?:"
     r"(?:(?:my|overall|final|current|own) ){0,2}(?:confidence|certainty)(?: (?:in|of|about) (?:this|it|my answer))?"
     r"(?: (?:score|level|rating))?[*_ ]{0,3}(?: is\b| was\b| remains\b|[:=|–-])?\s{0,3}[*_ ]{0,3}"
     r"(?:[0-9.]{1,6} ?%? ?\(|[0-9.]{1,6} ?%?, )?(?:(?:very|quite|rather|extremely|fairly|still|only) ){0,2}"

@@ -107,7 +107,7 @@ _TAKEN_BACK = re.compile(
     r"|said|says|told|claim\w{0,3})\b|[?]|\.\.",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"\w")
+_OVER = re.compile(r"\W*(?:\Z|[A-Z])")
 _BULLET = re.compile(r"^\s*(?:[-*+•]|#{1,6}|[0-9]{1,3}[.)])\s+")
 _EMPHASIS = re.compile(r"\*+|(?<!\w)_+|_+(?!\w)")
 _LABEL_WORDS = re.compile(r"(?<=confidence)_(?=score|level)(?![^<]{0,8}>)", re.IGNORECASE)
@@ -138,7 +138,7 @@ def _form_value(number: str, tail: str, other_scale: bool) -> float | None:
     if value == INVALID or (whole is None and _OTHER_UNIT.match(tail)):
         return INVALID
     if whole is None:
-        return value if value <= 0.5 and _WORD.search(tail) is None else None  # a low one, whatever marks end it
+        return value if value <= 0.5 and _OVER.match(tail) else None  # a low one, whatever ends its sentence
     return None if whole["reason"] and _TAKEN_BACK.search(whole["reason"]) else value
 
 

@@ -70,7 +70,7 @@ _PRESENTS = re.compile(
 _OWN_KEYS = (
     r"(?:(?:final|my|short) )?answer|confidence|certainty|confidence[ _](?:score|level)|reason(?:ing)?|explanation"
     r"|rationale|conclusion|decision|summary|action|thought|recommendation|next steps?|justification|solution"
-    r"|note|assumptions?"
+    r"|note|assumptions?|question|guess|evidence|step [0-9]{1,2}"
 )
 _KEYED = re.compile(
     rf"[\W_]*+(?!(?:{_OWN_KEYS})[*_'\" ]{{0,4}}[:=])[\w'-]{{1,24}}(?: [\w'-]{{1,24}})?[*_'\" ]{{0,4}}[:=]\s*\S",

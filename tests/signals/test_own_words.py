@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +71,28 @@ def test_a_doubt_is_one_whatever_marks_end_its_sentence(end):
     assert [text for text, dot in ends if (read(f"{text[: dot.start()]}{end}{text[dot.end() :]}") or 0.0) > 0.5] == []
 
 
+FORMS = """- {}|• {}|# {}|3. {}|({}.)|[{}]|⚠️ {}.|Final answer — {}.|**Answer:** {}.|Verdict: {}|Caveat: {}!|Well, {}.
+So honestly, {}.|{}, sorry.|{}, though.|`x` {}.""".replace("\n", "|").split("|")
+DOUBTS = ["I don't know", "I have no clue", "I'm not sure", "I am guessing", "My answer is wrong", "This is a guess"]
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_doubt_is_one_whatever_precedes_its_clause(doubt, form):
+    for text in (form.format(doubt), form.format(doubt).replace("'", "")):
+        assert read(f"{text}\nConfidence: 95%") == read(f"Confidence: 95%\n{text}") == 0.3
+        assert read(json.dumps({"answer": f"It is 7.\n{text}", "confidence": 0.9})) == 0.3
+
+
+@pytest.mark.parametrize("doubt", DOUBTS[:3])
+@pytest.mark.parametrize(
+    "object_", ["if this is right", "whether my answer is correct", "about any of this", "for sure"]
+)
+def test_a_doubt_of_the_answer_names_it_in_any_way(doubt, object_):
+    assert read(f"{doubt} {object_}. Confidence: 95%") == 0.3
+    assert read(doubt.replace("I ", "I honestly ") + ' at all. {"confidence": 0.9}') == 0.3
+
+
 @pytest.mark.parametrize("mark", ["*", "**", "_", "***"])
 @pytest.mark.parametrize(
     "doubt", ["I don't know", "I am not sure", "My answer is wrong", "I'm just guessing", "Unsure"]
@@ -82,9 +105,11 @@ def test_a_doubt_is_one_in_emphasis(doubt, mark):
 
 @given(st.sampled_from(OTHER), st.sampled_from(OTHER), st.sampled_from(["\n", "\n\n", " "]))
 @example('{"city": "Paris", "country": "France", "confidence": "90%"}', "My plan was wrong. I am 99% sure.", " ")
+@example('"I am 100% sure."', "I think my answer is wrong. Confidence: 95%", " ")
+@example("Confidence: 100%\nCon\xadfidence: 10%", "I am by no means 100% sure.", " ")
 @example("Confidence: 95%\n\nHonestly, I don't know", '{"city": "Paris", "confidence": "90%"}', " ")
 def test_two_texts_that_state_nothing_state_nothing_together(first, second, between):
-    assume(between != " " or ("\n" not in second and not second.startswith(" ")))  # no longer an indented line
+    assume(between != " " or ("\n" not in second and not second[:1].islower() and second[:1] != " "))  # no new sentence
     assume(not own_words(first).open or first.startswith(("Customer", "User", "From", "Dear", "Observation")))
     assert (read(f"{first}{between}{second}") or 0.0) <= 0.5
 
@@ -174,7 +199,10 @@ PROSE = [text for text in AFFIRMED if not text.endswith(("}", "```"))]
 @given(st.lists(st.sampled_from(PROSE), max_size=3), st.sampled_from(AFFIRMED), st.data())
 def test_a_further_statement_never_raises_what_a_text_states(texts, last, data):
     texts = [*texts, last]
-    assume(sum('"' in text for text in texts) <= 1)  # what lies between two quotations is taken for quoted
+    shows = [mark for text in texts for mark in ('"', "```") if mark in text]
+    assume(
+        len(set(shows)) == len(shows)
+    )  # what lies between two quotations, or two blocks of code, is taken for quoted
     one = data.draw(st.sampled_from(texts))
     together = parse_confidence("\n\n".join(texts))[0]
     assert (together or 0.0) <= max(parse_confidence(one)[0] or 0.0, 0.5)
