@@ -57,6 +57,14 @@ def test_no_reading_lowers_the_result_by_rising_and_it_stays_inside(fusion, low,
     assert fusion.epsilon <= first <= second <= 1.0 - fusion.epsilon
 
 
+@given(fused_readings, st.floats(-5, 5), unit)
+def test_no_value_of_a_reading_is_worse_than_its_worst(reading, slope, value):
+    count = reading.model_copy(update={"slope": slope})
+    fusion = LogisticFusion(readings={"a": reading, "count_a": count}, intercept=0.0)
+    for name in fusion.readings:
+        assert fusion({name: fusion.worst_of(name)}) <= fusion({name: value})
+
+
 extreme = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([5e-324, 1e-300, 1e-17, 1e300, -1e300])
 
 
