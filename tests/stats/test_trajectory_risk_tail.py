@@ -73,6 +73,13 @@ def test_the_bounded_form_is_within_its_stated_error_on_every_prefix(
         assert sketch.worst == max(risks[:number])
 
 
+@given(st.floats(1e-3, 20.0), st.integers(1, 200), st.sampled_from(FRACTIONS), st.sampled_from((0.005, 0.1)))
+def test_the_error_of_equal_risks_is_within_the_accuracy_wherever_they_lie_in_their_bucket(
+    risk: float, n: int, k: float, accuracy: float
+) -> None:
+    assert TailSketch(k, [risk] * n, accuracy=accuracy).error <= accuracy * risk + 5e-10
+
+
 def test_the_error_that_the_bounded_form_states_is_not_an_empty_promise() -> None:
     # It has to be large enough to be needed and small enough to be of use: both break if it were 0 or the mean itself.
     rng = random.Random(1)
