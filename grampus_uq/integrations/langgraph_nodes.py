@@ -173,6 +173,9 @@ class GuardNodes:
         """Ask the human about what waits, and take the answer; runs again from its top when it is resumed."""
         judge, carried_state = self.judge, state.get(KEY) or {}
         before = self._open(state, read_state(judge, config, carried_state, to_judge=True))
+        for one in [] if self.own else before.records:  # a node of the user's own need not answer each call
+            if self._unanswered(one, state):
+                await judge.gate.starts.take(one, before.terms, only_look=True)
         cut = [one for one in before.records if self._asks_again(config, before, one, state) or self._lost(one, state)]
         if cut:  # a request lives in the state: it is asked about in the next superstep
             return self._go_on(state, self._asking_about(before, cut, state), [])
@@ -211,8 +214,12 @@ class GuardNodes:
 
     def _lost(self, record: CallRecord, state: dict[str, Any]) -> bool:
         """True for a call that the guard's own tools' node was handed, and gave no result: it was cut off elsewhere."""
+        return self.own and self._unanswered(record, state)
+
+    def _unanswered(self, record: CallRecord, state: dict[str, Any]) -> bool:
+        """True for a call that may run once, and that the tools' node was handed without a result since."""
         turn = (state.get(KEY) or {}).get("turn") or {}
-        handed = self.own and not by_itself(record) and record.proposed.id in turn.get("handed", ())
+        handed = not by_itself(record) and record.proposed.id in turn.get("handed", ())
         return handed and record.proposed.id not in _answered(state[self.messages_key], ())
 
     def _asking_about(self, carried: Carried, cut: Sequence[CallRecord], state: dict[str, Any]) -> Carried:

@@ -89,6 +89,43 @@ def test_a_call_whose_start_cannot_be_stored_runs_later(kind: str) -> None:
     asyncio.run(world())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_a_process_found_started_is_asked_about_though_that_process_died_before_its_other_call(
+    kind: str,
+) -> None:
+    class Fails(MemoryStore):
+        """Refuses the start of the call that asked second."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked, self.down = list[str](), True
+
+        async def write(self, *changes: Any) -> float:
+            self.asked += [change.key for change in changes if change.key not in self.asked]
+            if self.down and changes[0].key in self.asked[1:2]:
+                raise StoreError("no route")
+            return await super().write(*changes)
+
+    async def world() -> None:
+        store = Fails()
+        run = Run(kind, 2, starts=StoredStarts(store))
+        await run.go(PROMPT)
+        given: Any = await run.decide("approve")
+        for _ in range(2):
+            with pytest.raises(StoreError, match="no route"):
+                await run.go(given)
+            run.restart()
+            given = None
+        store.down = False
+        await run.go()
+        asked = [request for request in await run.waiting() if request.unknown_outcome]
+        assert len(asked) == 1
+        await run.go(await run.decide("respond"))
+        assert sorted(await run.results()) == [0, 1]
+
+    asyncio.run(world())
+
+
 class _Held:
     """One approved payment, whose old states several processes take up; a human says yes to whatever they ask."""
 
