@@ -227,6 +227,10 @@ class UncertaintyMonitor:
         """
         session_id = self._named(session_id, "session_id", advisory)
         agent_id = self._named(agent_id, "agent_id", advisory)
+        model, prompt_hash, tools_hash = (
+            None if fact is None else self._named(fact, name, advisory)
+            for name, fact in (("model", model), ("prompt_hash", prompt_hash), ("tools_hash", tools_hash))
+        )
         history = None
         state = _new_state(session_id=session_id, agent_id=agent_id, let_through=self.exploration.draws(session_id))
         if snapshot is not None:

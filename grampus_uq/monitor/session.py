@@ -165,11 +165,15 @@ class Session:
 
         What differs from an earlier answer of the run is unknown from then on, so a profile fitted for it acts no more.
         """
+        named, prompt, tools = (
+            fact if fact is None else arguments.name(fact, name, "made_with", self._reject)
+            for name, fact in (("model", model), ("prompt_hash", prompt_hash), ("tools_hash", tools_hash))
+        )
         with self._lock:
             scope, opening = self._scope, self._emit
             if scope.made_with is None and opening is not None and opening.told:
                 scope.made_with = UNKNOWN  # the recording says so
-            if not scope.take((model, prompt_hash, tools_hash)):
+            if not scope.take((named or "", prompt, tools)):
                 return
             profile, status = scope.profile_in(scope.wiring)
             if opening is not None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grampus_uq import Reading, Step, UncertaintyAction, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import ConfigurationError, Reading, Step, UncertaintyAction, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
@@ -186,6 +186,15 @@ def test_where_each_answer_says_what_it_is_made_with_the_profile_acts_while_all_
     assert starts[-1].metadata["profile_status"] != "active" or all(one == FITTING for one, _ in answers)
     began = profile if answers[0][0] == FITTING else profile.standing_in("It does not fit.")
     assert all(step.same for step in replay(events, began, profiles={artifact.fingerprint: profile}))
+
+
+@pytest.mark.parametrize("fact", ["model", "prompt_hash", "tools_hash"])
+def test_what_a_run_is_made_with_is_text(fact: str) -> None:
+    """`hash(prompt)` is none, and no recording could be read that held it."""
+    with pytest.raises(ConfigurationError, match=rf"'{fact}' .*text"):
+        UncertaintyMonitor().session("s", **FITTING | {fact: hash("be good")})
+    with pytest.raises(ConfigurationError, match=rf"'{fact}' .*text"):
+        UncertaintyMonitor().session("s", model=None).made_with(**FITTING | {fact: hash("be good")})
 
 
 def test_what_came_before_the_first_answer_says_what_it_is_made_with_leaves_that_unknown() -> None:
