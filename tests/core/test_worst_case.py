@@ -82,8 +82,9 @@ def test_it_is_bit_for_bit_the_belief_of_a_run_in_which_what_was_due_and_missing
     for kind, found in run:
         always = () if kind == "tool_call" else profile.always_there
         gone = {s for s, v in found.items() if isinstance(v, str) and (v not in NOT_DUE or s in always)}
-        due = due or bool(gone)
         read.append((kind, {source: 0.0 if source in gone else value for source, value in found.items()}))
+        nothing = all(isinstance(value, str) for value in read[-1][1].values())  # so there is no fused confidence
+        due = due or bool(gone) or (nothing and bool({"fused", "propagated"} & {*always}))
     state, lower = told(profile, run), told(profile, read)
     worst, lower = state.worst_case or state, lower.worst_case or lower
     assert state.worst_case is None or due
