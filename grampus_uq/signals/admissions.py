@@ -36,7 +36,7 @@ _LOW = (
 )
 _MIDDLING = r"medium|moderate|mixed"
 _MAY_BE_LOW = WordSearch(_ALONE.format(f"{_LOW}|{_MIDDLING}"))
-_BEGINS = r"(?:^|[^\w\s,'’]\s|[(\[–—]|(?<!\w)[*_])[\W_]{0,12}"  # a clause, behind whatever marks, labels and symbols
+_BEGINS = r"(?:^|[^\w\s,'’]\s|[(\[–—]|(?<!\w)[*_])[\W_]{0,12}(?=[^\W_])"  # a clause, behind any marks
 _ENDS = r"(?=[*_\s]{0,8}(?:$|[^\w\s?,'’\"“”–—-]|[–—-]{1,3}(?!\w)))"  # of a clause, but for commas and questions
 _LEAD = (
     rf"{_BEGINS}(?:(?:but|and|so|well|hmm?|oh|sorry|maybe|perhaps|in truth|to be (?:honest|frank)|on reflection"

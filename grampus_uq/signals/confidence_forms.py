@@ -44,8 +44,9 @@ def parse_number(text: str) -> float | None:
 
 
 _THING = (
-    r"(?:final )?(?:answer|response|reply|result|solution|conclusion|choice|decision|assessment|analysis|calculation"
-    r"|estimate|recommendation|prediction|judge?ment|classification|diagnosis|translation|plan|step|action|call)"
+    r"(?:final |above )?(?:answer|response|reply|result|solution|conclusion|choice|decision|assessment|analysis"
+    r"|calculation|estimate|recommendation|prediction|judge?ment|classification|diagnosis|translation|plan|step|action|call)"
+    r"(?: above)?"
 )
 _IT = rf"(?:this|that|it|(?:this|that|my|the) {_THING})"
 _RIGHT = r"(?:right|correct|accurate|true)"
@@ -61,32 +62,35 @@ _NAME = (  # an answer, not a sentence
 _CLAIM = (
     rf" (?:that )?(?:{_IT}(?: is|'s| was)(?: indeed)? {_RIGHT}|(?:i am|i'm) (?:right|correct)"
     rf"|i (?:have |got |have got )(?:this|it|that) {_RIGHT}|this is the {_RIGHT} {_THING}"
-    rf"|the task will (?:eventually )?be solved(?: correctly)?"
+    rf"|{_IT} will work|the task will (?:eventually )?be solved(?: correctly)?"
     rf"|(?:it is|it's|this is|that is|the (?:{_RIGHT} )?answer is) {_NAME})"
 )
 _LEAD = (
     r"(?:(?:so|and|overall|in short|in summary|to sum up|all in all|all told|therefore|thus|hence|yes|ok|okay"
-    r"|currently|right now|now|at this point|personally|in conclusion)[,:]? )?"
+    r"|currently|right now|now|at this point|personally|in conclusion"
+    r"|(?:based on|given) (?:this|that|the (?:above|records?|order|data|evidence|results?|tool results?)))[,:]? "
+    rf"|(?:(?:the|my) )?(?:final )?answer(?: is|:) {_NAME}(?:,| [-–—|])? (?:with )?\(?)?"
 )
 _SURE = r"(?:sure|confident|certain)"
 _CONFIDENCE = r"(?:confidence|certainty)"
 _AMOUNT = (
-    r"(?:about |around |roughly |approximately |at least |over |more than |~ ?)?"
+    r"(?:about |around |roughly |approximately |approx\. |≈ ?|at least |over |more than |~ ?)?"
     r"(?P<number>[+-]?[0-9.][0-9a-z.,+\-–]{0,60}|[+-]?(?:nan|inf(?:inity)?)\b)(?P<percent> ?%| percent\b| per cent\b)?"
 )
 _I_AM = r"(?:(?:i would|i'd) say (?:that )?)?(?:i am|i'm|i feel)(?: now| currently| still| quite)?(?: only| just)?"
-_ZERO_TO_ONE = r" ?\(?(?:on )?(?:a scale (?:of|from) )?0(?:\.0)? ?(?:-|–|to) ?1(?:\.0)?\)?"
+_ZERO_TO_ONE = r" ?[(\[]?(?:on )?(?:a scale (?:of|from) )?0(?:\.0)? ?(?:-|–|to) ?1(?:\.0)?[)\]]?"
 
 _FORMS: Final = tuple(
     re.compile(_LEAD + form, re.IGNORECASE)
     for form in (
-        rf"(?:(?:my|overall|final|current|own|estimated) ){{0,3}}{_CONFIDENCE}(?: (?:score|level|rating|estimate))?"
-        rf"(?:{_ABOUT_IT})?(?:{_ZERO_TO_ONE})?"
-        rf"(?: ?[:=] ?| is | is at | stands at | (?:has )?(?:dropped|fallen|sunk|risen) to ){_AMOUNT}(?P<tail>.*)",
-        rf"(?:with )?(?:a )?{_CONFIDENCE} of {_AMOUNT}(?P<tail>.*)",
+        rf"(?:(?:my|overall|final|current|own|estimated|self-assessed|level of) ){{0,3}}{_CONFIDENCE}"
+        rf"(?: (?:score|level|rating|estimate))?(?:{_ABOUT_IT}|{_CLAIM})?(?:{_ZERO_TO_ONE})?"
+        rf"(?: ?[:=≈→] ?| [–—-] | |(?: is |: ?)(?:very |quite )?high \("
+        rf"| is | is at | stands at | (?:has )?(?:dropped|fallen|sunk|risen) to ){_AMOUNT}(?P<tail>.*)",
+        rf"(?:with |i have )?(?:a )?{_CONFIDENCE} of {_AMOUNT}(?P<tail>.*)",
         rf"{_I_AM} (?:a |an )?{_AMOUNT} {_SURE}\b(?P<tail>.*)",
-        rf"i (?:have|say this with|answer(?: this)? with|give this answer with) (?:a |an )?{_AMOUNT}"
-        rf" {_CONFIDENCE}\b(?P<tail>.*)",
+        r"(?:i (?:have|say this with|answer(?: this)? with|give this answer with|would estimate)|i'd estimate)"
+        rf" (?:a |an )?{_AMOUNT} {_CONFIDENCE}\b(?P<tail>.*)",
         rf"(?:i|i would|i'd) (?:rate|estimate|put|set) my {_CONFIDENCE}(?: level)?(?:{_ABOUT_IT})?"
         rf" (?:at|as|to be) {_AMOUNT}(?P<tail>.*)",
         rf"(?:there is|there's|i see|i estimate) (?:a |an )?{_AMOUNT}"
@@ -108,7 +112,7 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 _OVER = re.compile(r"\W*(?:\Z|[A-Z])")
-_BULLET = re.compile(r"^\s*(?:[-*+•]|#{1,6}|[0-9]{1,3}[.)])\s+")
+_BULLET = re.compile(r"^\s*(?:[-*+•✅🎯📊]|#{1,6}|[0-9]{1,3}[.)])\s+")
 _EMPHASIS = re.compile(r"\*+|(?<!\w)_+|_+(?!\w)")
 _LABEL_WORDS = re.compile(r"(?<=confidence)_(?=score|level)(?![^<]{0,8}>)", re.IGNORECASE)
 
@@ -125,9 +129,12 @@ def sentence_confidence(sentence: str, *, other_scale: bool = False) -> float | 
     for form in _FORMS:
         match = form.match(sentence)
         if match is not None:
-            number, percent = match["number"], match["percent"] or ""
+            number, percent, tail = match["number"], match["percent"] or "", match["tail"]
+            before = sentence[: match.start("number")]
+            if before.count("(") > before.count(")"):
+                tail = tail.replace(")", "", 1) if ")" in tail else f"?{tail}"
             bare = number if percent else number.rstrip(".,")
-            return _form_value(f"{bare}{'%' if percent else ''}", number[len(bare) :] + match["tail"], other_scale)
+            return _form_value(f"{bare}{'%' if percent else ''}", number[len(bare) :] + tail, other_scale)
     return None
 
 
@@ -175,8 +182,8 @@ _FLAT = re.compile(
 _INFO = re.compile(r"[a-z0-9]{0,10}[ \t]{0,8}\n?", re.IGNORECASE)
 _AFTER_SENTENCE = re.compile(r"[.!?:][*_)]{0,3}[ \t]{1,8}(?=\{)")
 _CLOSING_WORDS = re.compile(
-    r"\s{1,8}(?:done|finished|that is all|that's all|i hope this helps|let me know[^.\n]{0,60})"
-    r"[.!]?\Z",
+    r"\s{1,8}(?:done|finished|that is all|that's all|i hope this helps|let me know[^.\n]{0,60}"
+    r"|is there anything else (?:i|you)\b[^.?\n]{0,60}(?=\?))[.!?]?\Z",
     re.IGNORECASE,
 )
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple)

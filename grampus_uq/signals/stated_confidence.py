@@ -41,12 +41,24 @@ from grampus_uq.signals.confidence_forms import (
     sentence_confidence,
 )
 from grampus_uq.signals.own_words import SPEAKER, as_read, own_words
-from grampus_uq.signals.statement_context import FRAME, REPORT, SOURCE, beside_table_row, is_doubtful, sentences_of
+from grampus_uq.signals.statement_context import (
+    FRAME,
+    REPORT,
+    SOURCE,
+    beside_table_row,
+    is_doubtful,
+    letter_end,
+    sentences_of,
+)
 
 _LONGEST_SENTENCE = 320
 _LONGEST_ANSWER = 20_000
 _MOST_SENTENCES = 200
 _SPLIT_TAG = re.compile(r"<(confidence(?:_score)?)>\s{0,64}([^<]{0,60}?)\s{0,64}(?=</confidence|\Z)", re.IGNORECASE)
+_HEADED = re.compile(
+    r"^#{1,6} \**(?:confidence|certainty)(?: level| score)?:?\**:?[ \t]*\n\s{0,8}(?=\**[0-9.]{1,6} ?%?\**$)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _OTHER_FIELD = rf'"(?:{"|".join(sorted(ANSWER_FIELDS - FIELDS))})": ?"[^"\\{{\x00-\x1f]{{0,2000}}"'
 _PLAIN: Final = re.compile(
     atomic(r"(?:[A-Za-z0-9][A-Za-z0-9 ,.!?%$]{0,240}(?:[.!?] |\n\n?))?", "before")
@@ -149,6 +161,7 @@ def without_confidence(text: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
+    text = _HEADED.sub("Confidence: ", text) if "#" in text else text
     return (_SPLIT_TAG.sub(r"<\1>\2", text) if "<" in text else text).split("\n")
 
 
@@ -156,6 +169,7 @@ def _in_prose(lines: Sequence[str], other_scale: bool) -> tuple[list[float], lis
     """Return certain and doubtful statements in sentences; doubtful: above 0.5 or invalid, and perhaps not its own."""
     own: list[float] = []
     doubtful: list[float] = []
+    signed = letter_end(lines)
     examined = 0
     for number, line in enumerate(lines):
         if not MAY_STATE(line):
@@ -172,7 +186,7 @@ def _in_prose(lines: Sequence[str], other_scale: bool) -> tuple[list[float], lis
                 continue
             if 0.0 <= value <= UNDECIDED:
                 own.append(value)
-            elif is_doubtful(lines, number, sentences, index):
+            elif number < signed or is_doubtful(lines, number, sentences, index):
                 doubtful.append(value)
             else:
                 own.append(min(value, UNDECIDED) if beside_table_row(lines, number) else value)

@@ -15,11 +15,12 @@ from grampus_uq.signals.word_search import WordSearch
 _LINES_ABOVE = 40
 _SENTENCE_END = re.compile(r"(?<=[.!?])([*_)\]]{0,3})\s+")
 _ABBREVIATION = re.compile(
-    r"(?:\b[a-z]\.[a-z]?|\b(?:cf|vs|mr|mrs|ms|dr|st|no|nr|eg|ie|resp|approx|al|pp|fig|eq))\.$", re.IGNORECASE
+    r"(?:(?:\b[a-z]\.[a-z]?|\b(?:cf|vs|mr|mrs|ms|dr|st|nr|eg|ie|resp|approx|al|pp|fig|eq))\. .|\bno\. [0-9])$",
+    re.IGNORECASE,
 )
 FRAME = WordSearch(
-    r"\b(?:below|follow(?:s|ing)|verbatim|quot\w{1,7}|word for word|own words|these words|this text|pasted?|copied"
-    r"|suppose|imagine|pretend\w{0,3}|hypothetical\w{0,2}|role-?play\w{0,3}|example|template|fiction\w{0,2}|draft|joking"
+    r"\b(?:below|follow(?:s|ing)|verbatim|quot\w{1,7}|word for word|own words|these words|this (?:text|line)|pasted?"
+    r"|copied|suppose|imagine|pretend\w{0,3}|hypothetical\w{0,2}|role-?play\w{0,3}|example|template|fiction\w{0,2}|draft|joking"
     r"|told to|repeat\w{0,3}|asked me to|placeholder|dummy)\b|\b(?:this|these|with|then|not|never)[.,]?$",
 )
 REPORT = WordSearch(
@@ -31,17 +32,23 @@ REPORT = WordSearch(
 SOURCE = WordSearch(
     r"\b(?:api|server|tool|response|results?|report|output|check|log|record|note|e-?mail|mail|page|document|file|database"
     r"|customer|user|client|website|article|message|text|letter|search|query|function|attacker"
-    r"|web\w{0,8}|content|extract\w{0,4}|fields?|ocr|invoice|scan\w{0,3}|ignore|metadata|data)\b|\w\(|(?:=|[=-]>)$",
+    r"|engine|service|vendor|payload|body|lookup|https?|web\w{0,8}|content|extract\w{0,4}|fields?|ocr|invoice|scan\w{0,3}|ignore|metadata|data)\b|\w\(|(?:=|[=-]>)$",
 )
 _SIGNED = re.compile(r"[—–] ?\w|--? ?(?:[A-Z]|(?:the|a|your|our) )\w+\s*$")
+_FEW_WORDS = r"[^\W\d_][\w'’-]{0,20}(?:\.? [\w'’-]{1,20}){0,3}"
+_SIGNATURE = re.compile(
+    rf"^(?:(?:{_FEW_WORDS}[,!]?\n){{1,2}}{_FEW_WORDS}(?:\n[ \t]*$|\Z)|-- ?\n|sent from my )",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Two or three lines of a few words without an end, or a name below two dashes."""
 _RULE = re.compile(r"[*=#~+_-]{3,}")
 _ENDED = re.compile(r"[.!?\ufffc][*_)\]]{0,3}$|[:=] ")
 _SHORT = 6  # words of a line that is rather a heading than a sentence
 _FIRST_PERSON = re.compile(r"[\W_]*(?:i|we|i'm|i've|i'll)\b", re.IGNORECASE)
 _TAKES_BACK = re.compile(
-    r"[\W_]*(?:no|not|nope|never|hardly|just kidding|kidding|joking|or (?:not|rather)|wait|scratch that|correction|if"
-    r"|unless|provided|assuming|only if|but (?:only|not|if)|except|end(?: of)?|according"
-    r"|of (?:failure|error)"
+    r"[\W_]*(?:no|not|nope|never|hardly|just kidding|kidding|joking|or (?:not|rather)|wait|scratch that|correction"
+    r"|if(?! you (?:have|need|want|would|prefer)\b)|unless|provided|assuming|only if"
+    r"|but (?:only|not|if)|except|end(?: of)?|according|of (?:failure|error)"
     r"|source ?: (?:the |an? )?(?:ocr|tool|classifier|scan\w{0,3}|model|customer|user|page|e-?mail|api)"
     r"|on second thoughts?|then again|strike that|maybe not|probably not|false\b|/s\b|hmm|let me (?:reconsider|correct)"
     r"|i (?:take|took) (?:that|this|it) back|(?:but )?i (?:retract|withdraw|doubt)|but i (?:am|'m) (?:not|un)"
@@ -56,8 +63,8 @@ _TAKES_BACK = re.compile(
     re.IGNORECASE,
 )
 _INTRODUCTION = re.compile(
-    r"[\W_]*(?:(?:so|ok|okay|sure)[,!.]? )?(?:here it is|(?:here(?:'s| is) |this is |and )?"
-    r"(?:(?:my|the|your|final) ){0,3}"
+    r"[\W_]*(?:(?:so|ok|okay|sure|as requested)[,!.]? )?(?:as requested|here it is|(?:here(?:'s| is) |this is |and )?"
+    r"(?:(?:my|the|your|final|requested) ){0,3}"
     r"(?:answer|solution|conclusion|decision|assessment|json|json object|confidence|certainty"
     r"|(?<=my )(?:response|reply|result)|(?<=final )(?:response|reply|result))"
     r"(?: (?:is|in json|as json|as requested|with confidence|with my confidence))?)[\W_]*",
@@ -76,6 +83,7 @@ _KEYED = re.compile(
     rf"[\W_]*+(?!(?:{_OWN_KEYS})[*_'\" ]{{0,4}}[:=])[\w'-]{{1,24}}(?: [\w'-]{{1,24}})?[*_'\" ]{{0,4}}[:=]\s*\S",
     re.IGNORECASE,
 )
+_OWN_KEY = re.compile(rf"[\W_]*+(?:{_OWN_KEYS})[*_'\" ]{{0,4}}[:=]", re.IGNORECASE)
 _TABLE_ROW = re.compile(rf"(?![|\W_]*(?:{_OWN_KEYS})[*_ ]*\|)(?:\s*\||.*(?:\S +\| +\S|\|\s*$))", re.IGNORECASE)
 
 
@@ -86,11 +94,18 @@ def sentences_of(line: str) -> list[str]:
         return [line]
     sentences: list[str] = []
     for part in _SENTENCE_END.sub(r"\1\n", line).split("\n"):
-        if sentences and _ABBREVIATION.search(sentences[-1][-12:]):
+        if sentences and _ABBREVIATION.search(f"{sentences[-1][-12:]} {part[:1]}"):
             sentences[-1] = f"{sentences[-1]} {part}"
         else:
             sentences.append(part)
     return sentences
+
+
+def letter_end(lines: Sequence[str]) -> int:
+    """The number of the line on which the last signature of a letter begins, or 0: what is above may be the letter."""
+    text = "\n".join(lines)
+    last = max((found.start() for found in _SIGNATURE.finditer(text)), default=0)
+    return text.count("\n", 0, last)
 
 
 def is_doubtful(lines: Sequence[str], number: int, sentences: Sequence[str], index: int) -> bool:
@@ -134,8 +149,10 @@ def _is_short(line: str) -> bool:
 
 
 def _heads(line: str) -> bool:
-    """Return True for a short line that names a source."""
-    return _is_short(line) and SOURCE(line) and not _FIRST_PERSON.match(line)
+    """Return True for a short line that names a source; a sentence with a full stop does where it ends with one."""
+    if not _is_short(line) or _FIRST_PERSON.match(line) or _OWN_KEY.match(line):
+        return False
+    return SOURCE(line.split()[-1] if line.rstrip("*_)] ").endswith(".") else line)
 
 
 def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
@@ -150,15 +167,15 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
             return False
         if BLOCK_GAP in line:
             return paragraph
-        if line.rstrip("*_ ").endswith(":"):
+        if line.rstrip("*_ ").endswith((":", "：")):
             return not _INTRODUCTION.fullmatch(line)
         last = sentences_of(line)[-1] if nearest else ""
-        if nearest and (_heads(last) or FRAME(line)):
+        if nearest and (_heads(last) or FRAME(line if number < len(lines) else last)):
+            return True
+        if nearest and (paragraph or not _ENDED.search(line)) and _frames(last):
             return True
         if not paragraph:
             return False
-        if nearest and _frames(last):
-            return True
         nearest = False
     return number >= _LINES_ABOVE and paragraph
 

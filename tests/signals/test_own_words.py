@@ -171,6 +171,19 @@ def test_no_quoted_text_changes_a_stated_confidence(quote, own, text, between):
         )
 
 
+@given(
+    st.sampled_from(AFFIRMED),
+    st.sampled_from(
+        ["Thanks,\nBob", "Viele Grüße\nBob", "Cheers\nBob Miller\nCustomer", "-- \nBob", "Sent from my phone"]
+    ),
+    st.sampled_from(["", "Please hurry.\n\n"]),
+)
+def test_a_letter_that_is_signed_below_a_statement_does_not_raise_a_reading(text, signature, between):
+    assert (read(f"{text}\n\n{between}{signature}") or 0.0) <= 0.5
+    assume(not text.endswith(("}", "```")))  # a closing object is the model's
+    assert read(f"I paid it.\n\n{signature}\n\n{text}") in (None, read(text))
+
+
 @given(own=st.sampled_from(OWN), text=words, depth=st.integers(0, 3))
 @example(own=OWN[0], text="Confidence: 100%", depth=0)
 @example(own=OWN[0], text="I am not sure", depth=1)
