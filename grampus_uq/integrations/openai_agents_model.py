@@ -159,8 +159,18 @@ def tool_schema(tool: Any) -> dict[str, Any]:
     if hasattr(tool, "params_json_schema") or not is_dataclass(tool):
         parameters = getattr(tool, "params_json_schema", {})
     else:
-        parameters = {one.name: plain(value) for one in fields(tool) if not callable(value := getattr(tool, one.name))}
+        given = {one.name: getattr(tool, one.name) for one in fields(tool)}
+        parameters = {name: plain(value) for name, value in given.items() if _is_json(value)}
     return {"type": "function", "function": {**function, "parameters": parameters}}
+
+
+def _is_json(value: Any) -> bool:
+    """Return True for JSON values and the SDK's models of them: what they say is the same in every process."""
+    try:
+        json.dumps(value, default=lambda other: other.model_dump(mode="json"))
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _handoff_schema(handoff: Any) -> dict[str, Any]:

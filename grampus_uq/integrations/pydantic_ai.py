@@ -262,7 +262,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             prompt=read_messages(request_context.messages).messages if asks else (),
             tools=self._schemas,
             schemas=[tool_schema(tool) for tool in parameters.function_tools] if asks else (),
-            requested=str(getattr(ctx.model, "model_name", "")),
+            requested=str(getattr(request_context.model, "model_name", "")),
             system=standing_instructions(request_context.messages, parameters),
             offered=[*map(tool_schema, (*parameters.function_tools, *parameters.output_tools)), *map(plain, native)],
         )

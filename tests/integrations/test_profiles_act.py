@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from langchain.agents import create_agent
@@ -165,7 +165,9 @@ async def openai_agents(made: Made, monitor: UncertaintyMonitor, session: str, *
     await UncertaintyGuard(monitor, **settings).run(agent, "Go.", session_id=session)
 
 
-async def pydantic_ai(made: Made, monitor: UncertaintyMonitor, session: str, **settings: Any) -> None:
+async def pydantic_ai(
+    made: Made, monitor: UncertaintyMonitor, session: str, *, others: Sequence[Any] = (), **settings: Any
+) -> None:
     from pydantic_ai import Agent
     from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
     from pydantic_ai.models.function import FunctionModel
@@ -176,7 +178,7 @@ async def pydantic_ai(made: Made, monitor: UncertaintyMonitor, session: str, **s
         return ModelResponse(parts=[TextPart(SAID)] if done else [TextPart(SAID), call])
 
     guard = UncertaintyCapability(monitor, session_id=lambda ctx: session, **settings)
-    agent: Agent[None, Any] = Agent(FunctionModel(respond, model_name=made.model), capabilities=[guard])
+    agent: Agent[None, Any] = Agent(FunctionModel(respond, model_name=made.model), capabilities=[*others, guard])
     turns = []
 
     @agent.instructions
@@ -319,3 +321,29 @@ def test_a_thread_that_another_process_takes_up_keeps_its_profile_while_nothing_
         (run,) = runs(folder)
         chances = [event.assessment.p_success for event in run.steps if event.step.kind != "tool_call"]
         assert [chance is not None for chance in chances] == [True, True, acts]
+
+
+def test_a_model_that_another_capability_puts_in_place_is_another(tmp_path: Path) -> None:
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.models.function import FunctionModel
+
+    class Swapping(AbstractCapability[Any]):
+        async def before_model_request(self, ctx: Any, request_context: Any) -> Any:
+            kept = request_context.model
+            swapped = FunctionModel(kept.function, model_name="m-2")
+            return replace(request_context, model=swapped)
+
+    fitted_for = recorded(pydantic_ai, tmp_path / "runs", Made())
+    beside = functools.partial(pydantic_ai, others=[Swapping()])
+    assert acted(beside, tmp_path / "live", fitted_for, Made()) == [False, False]
+
+
+def test_a_tools_description_depends_on_no_object_of_the_process() -> None:
+    """An editor of files is one; a hash of its address would fit no other process."""
+    from agents import ApplyPatchTool, WebSearchTool
+
+    from grampus_uq.integrations.openai_agents_model import tool_schema
+
+    one, another = (ApplyPatchTool(editor=cast(Any, object())) for _ in range(2))
+    assert tool_schema(one) == tool_schema(another)
+    assert tool_schema(WebSearchTool()) != tool_schema(WebSearchTool(search_context_size="high"))
