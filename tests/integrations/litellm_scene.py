@@ -23,7 +23,7 @@ from litellm.router import Router
 
 from grampus_uq import ConfigurationError, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.litellm import UncertaintyCallback
-from grampus_uq.records.events import Event, StepEvent
+from grampus_uq.records.events import Event, SessionStarted, StepEvent
 from grampus_uq.testing import HANG, ScriptedModel
 from tests.models.loopback import Loopback, Reply, Request, as_json, chat, serving
 
@@ -64,12 +64,15 @@ def respond(request: Request) -> Reply:
 
 
 class Seen:
-    """Keeps the steps that the monitor emitted."""
+    """Keeps the steps that the monitor emitted, and how sessions began."""
 
     def __init__(self) -> None:
         self.steps: list[StepEvent] = []
+        self.starts: list[SessionStarted] = []
 
     def on_event(self, event: Event) -> None:
+        if isinstance(event, SessionStarted):
+            self.starts.append(event)
         if isinstance(event, StepEvent):
             self.steps.append(event)
 
@@ -273,6 +276,27 @@ class Scene:
         steps = [[event.step.step_id, event.step.text, len(event.step.tool_calls)] for event in seen.steps]
         return {"judged": judged, "steps": steps, "allowed": verdict is not None and verdict.allowed}
 
+    def made_with(self) -> Any:
+        """The facts of each session's latest beginning; of two runs of one agent, and of others that differ."""
+        prompt = {"role": "system", "content": "You know capitals."}
+        asked = {"role": "user", "content": "Capital of France?"}
+        tools = [{"type": "function", "function": {"name": "pay", "parameters": {"type": "object", "properties": {}}}}]
+        same = {"messages": [prompt, asked], "tools": tools}
+        found = {}
+        for name, sent in {
+            "one": [same],
+            "another": [same, same],
+            "prompt": [{**same, "messages": [asked]}],
+            "tools": [{**same, "tools": None}],
+            "changing": [same, {**same, "messages": [asked]}],
+        }.items():
+            callback, seen = self.watch()
+            for one in sent:
+                callback.wait_for(litellm.completion(**{**self.given(name), **one}))
+            start = seen.starts[-1]
+            found[name] = [start.model, start.prompt_hash, start.tools_hash]
+        return found
+
     def ten_at_once(self) -> Any:
         callback, seen = self.watch()
 
@@ -311,6 +335,7 @@ def main() -> None:
         Scene.loops_that_end,
         Scene.one_id_for_all,
         Scene.several_choices,
+        Scene.made_with,
     )
     with serving(behave) as server:
         found = {scene.__name__: scene(Scene(server)) for scene in scenes}

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from grampus_uq.recording import prompt_hash, tools_hash
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]  # its process; by default docs/litellm.md runs
@@ -104,3 +106,14 @@ def test_each_of_several_choices_is_a_step_because_the_caller_may_take_any(found
     seen = found["several_choices"]
     assert seen["steps"] == [["call-1.2", "Paris", 1], ["call-1", "Rome", 0]]
     assert (seen["judged"], seen["allowed"]) == (True, False)
+
+
+def test_each_session_says_which_model_prompt_and_tools_made_its_answers(found: dict[str, Any]) -> None:
+    seen = found["made_with"]
+    model, prompt, tools = seen["one"]
+    assert seen["another"] == [model, prompt, tools]
+    assert None not in (prompt, tools)
+    assert model
+    assert seen["prompt"] == [model, prompt_hash(""), tools]
+    assert seen["tools"] == [model, prompt, tools_hash([])]
+    assert seen["changing"] == [model, None, tools]
