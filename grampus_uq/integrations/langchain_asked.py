@@ -27,7 +27,7 @@ class Asked(BaseCallbackHandler):
     def __init__(self) -> None:
         self._models = set[str]()
         self._prompts = set[str]()
-        self._tools: dict[str, Mapping[str, Any]] = {}
+        self._tools = set[str]()
 
     def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[Any]], **given: Any) -> None:
         """Note a call that begins."""
@@ -35,7 +35,7 @@ class Asked(BaseCallbackHandler):
         for prompt in messages:
             self._prompts.add(standing_in([*itertools.takewhile(lambda one: one.type == "system", prompt)]))
         offered = (given.get("invocation_params") or {}).get("tools") or ()
-        self._tools |= {json.dumps(tool, sort_keys=True): tool for tool in map(described, offered)}
+        self._tools.update(map(_written, offered))
 
     def facts(self, own: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         """The facts of an answer, in the fields of a `ModelTurn`; `own` are the agent's tools, None if unknown.
@@ -44,7 +44,7 @@ class Asked(BaseCallbackHandler):
         """
         if not self._prompts:
             return {"offered": own}
-        offered = [*(own or ()), *self._tools.values()]
+        offered = [*(own or ()), *map(json.loads, self._tools)]
         system = "\n\n".join(sorted(self._prompts))
         return {"requested": ",".join(sorted(self._models)), "system": system, "offered": offered}
 
@@ -71,11 +71,15 @@ def asked_here() -> Asked:
 
 def described(tool: Any) -> dict[str, Any]:
     """A tool as a model is offered it, as JSON values; of one that cannot be read, what no other tool is."""
-    try:
-        values: dict[str, Any] = json.loads(json.dumps(convert_to_openai_tool(tool), default=repr))
-    except Exception:  # noqa: BLE001 (somebody else's tool: whether it can be offered is the model's business)
-        values = {"unread": repr(tool)}
+    values: dict[str, Any] = json.loads(_written(tool))
     return values
+
+
+def _written(tool: Any) -> str:
+    try:
+        return json.dumps(convert_to_openai_tool(tool), sort_keys=True, default=repr)
+    except Exception:  # noqa: BLE001 (somebody else's tool: whether it can be offered is the model's business)
+        return json.dumps({"unread": repr(tool)})
 
 
 class DescribedTools:
