@@ -15,6 +15,7 @@ from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.confidence_forms import parse_number
 from grampus_uq.signals.judged_view import judged_view
+from grampus_uq.signals.statement_context import names_a_source
 from grampus_uq.signals.token_signals import alternatives
 
 # The model sees its own turn again and is asked about it. On the embedded model this ranks answers far better than a
@@ -28,11 +29,12 @@ _TRUE_WORDS = frozenset({"true", "yes"})
 _FALSE_WORDS = frozenset({"false", "no"})
 _FIELD = re.compile(
     r"""(?<=["'])(?:p_true|probability|confidence|confidence_score)["']\s{0,64}:\s{0,64}"""
-    r"""("[^"\n]{0,40}"|[^\s,}\]"']{1,40}+(?![^\s,}\]"'])(?:\s?%)?|(?=\S))"""  # whole or not at all
+    r"""("[^"\n]{0,40}"|[^\s,}\]"']{1,40}+(?![^\s,}\]"']|,[0-9])(?:\s?%)?|(?=\S))"""  # whole or not at all
 )
 _FENCE = r"\s{0,64}(?:```[a-z]{0,10}\s{0,64})?"
 _OPENS = re.compile(_FENCE + r"\{")
 _CLOSES = re.compile(r"[.!?:\n]" + _FENCE + r"\{[^{}]{0,160}\}\s{0,16}(?:```)?\s{0,16}\Z")
+_AGAINST = re.compile(r"\b(?:false|wrong|incorrect|opposite|not (?:right|correct|true))\b")
 _LONGEST_OBJECT = 400
 _TOP_LOGPROBS = 10
 MIN_TRUE_FALSE_MASS = 0.25
@@ -65,15 +67,23 @@ def parse_p_true(text: str) -> float | None:
     """The probability in a reply such as '{"p_true": 0.8}', "0.8" or "80%"; None when there is none. Linear time.
 
     The object counts where it opens the reply or closes it after a whole sentence: in mid-sentence it is somebody's
-    words. Of several values the least counts, and one that is not a probability makes the reply none.
+    words, and so it is below a line that names another source. Of several values the least counts; one that is not a
+    probability makes the reply none, and so does the word "false" or "wrong" beside a value above one half.
     """
     lower = text.lower()
     found = [parse_number(match[1].strip("\"'").rstrip(".,;")) for match in _FIELD.finditer(lower)]
     if not found:
         return parse_number(text) if len(text) <= 40 else None
     values = [value for value in found if value is not None]
-    own = _OPENS.match(lower) or _CLOSES.search(lower, max(0, len(lower) - _LONGEST_OBJECT))
-    return min(values) if own and len(values) == len(found) else None
+    if len(values) < len(found) or (min(values) > 0.5 and _AGAINST.search(lower)):
+        return None
+    if _OPENS.match(lower):
+        return min(values)
+    closing = _CLOSES.search(lower, max(0, len(lower) - _LONGEST_OBJECT))
+    if closing is None:
+        return None
+    announcing = lower[max(0, closing.start() - _LONGEST_OBJECT) : closing.start() + 1].strip().rsplit("\n", 1)[-1]
+    return None if announcing.endswith(":") and names_a_source(announcing) else min(values)
 
 
 class PTrue:

@@ -155,6 +155,11 @@ def _heads(line: str) -> bool:
     return SOURCE(line.split()[-1] if line.rstrip("*_)] ").endswith(".") else line)
 
 
+def names_a_source(line: str) -> bool:
+    """Return True for a line that reports somebody's words, or is a heading over them."""
+    return _frames(line) or _heads(line)
+
+
 def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
     """True when a line above announces somebody else's words, or is a block quotation that may go on here."""
     nearest, paragraph = starts_line, True
