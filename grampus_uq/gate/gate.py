@@ -394,23 +394,26 @@ class Gate:
         if by_itself(record):
             return None
         why = await refusal_of(self.precondition, record.call)  # may take its time: what lapses is looked at last
-        return why or await self.lapsed(record)
+        return why or (await self.lapsed([record])).get(record.proposed.id)
 
-    async def lapsed(self, record: CallRecord) -> str | None:
-        """The end of what cleared a call, in words: a delegation that was revoked or is over, or a permit's end."""
-        if not permitted(record):
-            return await self._revoked(record)
+    async def lapsed(self, records: Sequence[CallRecord]) -> dict[str, str]:
+        """The end of what cleared calls, in words, by call: a permit's, or that a delegation was revoked or is over.
+
+        Delegations are asked for last, and once for all: what is revoked while one call is looked at starts no other.
+        """
+        ends = {one.proposed.id: await self._end_of_permit(one) for one in records if permitted(one)}
+        decided = [(one.proposed.id, by) for one in records for by in one.decisions if by.delegation is not None]
+        if decided and self.delegations is not None:
+            standing, now_s = await self.delegations([by for _, by in decided]), self._clock()
+            for call, by in decided:
+                why = None if by.delegation is None else standing(by.delegation, now_s)
+                ends[call] = ends.get(call) or (why and f"a delegation {why}")
+        return {call: why for call, why in ends.items() if why is not None}
+
+    async def _end_of_permit(self, record: CallRecord) -> str | None:
         if self.permits is None:
             return "it was let ahead by a permit, and none is known here"
         return await self.permits.standing(record.cleared_by or "")
-
-    async def _revoked(self, record: CallRecord) -> str | None:
-        """Why a delegation behind the decisions does not count any more."""
-        given = [decision.delegation for decision in record.decisions if decision.delegation is not None]
-        if not given or self.delegations is None:
-            return None
-        standing, now_s = await self.delegations(record.decisions), self._clock()
-        return next((f"a delegation {why}" for one in given if (why := standing(one, now_s)) is not None), None)
 
     def void(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a cleared call that must not run after all; its decisions lapse."""

@@ -15,7 +15,7 @@ from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.records.events import InForce
-from grampus_uq.runtime.store import Document, Put, SessionStore, find_record, pages, try_write
+from grampus_uq.runtime.store import Document, Put, SessionStore, documents, find_record, pages, try_write
 
 GRANT: Final = "grant"
 
@@ -80,12 +80,8 @@ async def grants_in_force(store: SessionStore, tool: str, policy: ApprovalPolicy
 async def taken_back(store: SessionStore, grants: Iterable[Grant]) -> dict[str, str]:
     """By id, why no call runs any more that one of these grants let ahead; none for a grant that stands."""
     ids = {grant.id for grant in grants}
-
-    async def read() -> dict[str, Document | None]:
-        return {grant_id: await store.get(GRANT, grant_id) for grant_id in ids}
-
-    found = await store.at_once(read) if ids else {}
-    ended = {grant_id: _end_of(document) for grant_id, document in found.items()}
+    found = await documents(store, GRANT, ids)
+    ended = {grant_id: _end_of(found.get(grant_id)) for grant_id in ids}
     return {grant_id: f"grant {grant_id:.40} {why}" for grant_id, why in ended.items() if why is not None}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
@@ -190,6 +190,16 @@ class SessionStore(Protocol):
 def pages(store: SessionStore, kind: str, label: str | None = None) -> AsyncIterator[Document]:
     """All documents of a kind, read in pages: memory does not grow with the store."""
     return _Pages(store, kind, label)
+
+
+async def documents(store: SessionStore, kind: str, keys: Iterable[str]) -> dict[str, Document]:
+    """The documents of a kind that are under these keys, read in one turn of the store."""
+    wanted = dict.fromkeys(keys)
+
+    async def read() -> dict[str, Document]:
+        return {key: found for key in wanted if (found := await store.get(kind, key)) is not None}
+
+    return await store.at_once(read) if wanted else {}
 
 
 async def find_record(

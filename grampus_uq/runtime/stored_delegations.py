@@ -14,7 +14,7 @@ from typing import Any, Final
 from grampus_uq.errors import ApprovalError, SessionConflictError
 from grampus_uq.gate.delegations import Delegation, Stands
 from grampus_uq.gate.requests import ApprovalDecision
-from grampus_uq.runtime.store import Document, Put, SessionStore, find_record, pages, try_write
+from grampus_uq.runtime.store import Document, Put, SessionStore, documents, find_record, pages, try_write
 
 DELEGATION: Final = "delegation"
 
@@ -75,11 +75,8 @@ async def standing_for(store: SessionStore, deputy: str, tool: str | None) -> li
 
 async def standing_in(store: SessionStore, decisions: Sequence[ApprovalDecision]) -> Stands:
     """The delegations behind these decisions that stand: stored, not revoked, and in force at arrival and now."""
-    stored = dict[str, StoredDelegation]()
-    for given_id in {one.delegation.id for one in decisions if one.delegation is not None}:
-        document = await store.get(DELEGATION, given_id)
-        if document is not None and (read := _read(document)) is not None:
-            stored[given_id] = read
+    found = await documents(store, DELEGATION, {one.delegation.id for one in decisions if one.delegation is not None})
+    stored = {given_id: _read(document) for given_id, document in found.items()}
 
     def standing(given: Delegation, at_s: float) -> str | None:
         found = stored.get(given.id)

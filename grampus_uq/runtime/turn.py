@@ -294,11 +294,11 @@ class Turn:
 
     async def _lapsed(self, announced: Sequence[CallRecord]) -> list[tuple[CallRecord, str]]:
         """Announced calls with the end of what cleared them, in words; all grants are read at once, and last."""
-        why = {record.proposed.id: await self.gate.lapsed(record) for record in announced if record.grant is None}
+        why = await self.gate.lapsed([record for record in announced if record.grant is None])
         granted = {record.proposed.id: record.grant for record in announced if record.grant is not None}
         ended = await taken_back(self.ledger.store, granted.values())
-        why |= {call: ended.get(grant.id) for call, grant in granted.items()}
-        return [(record, end) for record in announced if (end := why[record.proposed.id]) is not None]
+        why |= {call: ended[grant.id] for call, grant in granted.items() if grant.id in ended}
+        return [(record, why[record.proposed.id]) for record in announced if record.proposed.id in why]
 
     async def _unstopped(self) -> None:
         """Raise StoppedError after a stop order; the store is asked twice, for an answer may be lost on the way."""
