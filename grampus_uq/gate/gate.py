@@ -402,11 +402,12 @@ class Gate:
         Delegations are asked for last, and once for all: what is revoked while one call is looked at starts no other.
         """
         ends = {one.proposed.id: await self._end_of_permit(one) for one in records if permitted(one)}
-        decided = [(one.proposed.id, by) for one in records for by in one.decisions if by.delegation is not None]
-        if decided and self.delegations is not None:
+        decided = [(one.proposed.id, by) for one in records for by in one.decisions]
+        given = [(call, by.delegation) for call, by in decided if by.delegation is not None]
+        if given and self.delegations is not None:
             standing, now_s = await self.delegations([by for _, by in decided]), self._clock()
-            for call, by in decided:
-                why = None if by.delegation is None else standing(by.delegation, now_s)
+            for call, delegation in given:
+                why = standing(delegation, now_s)
                 ends[call] = ends.get(call) or (why and f"a delegation {why}")
         return {call: why for call, why in ends.items() if why is not None}
 

@@ -251,7 +251,7 @@ def test_a_delegation_that_is_revoked_or_over_when_the_call_would_run_lets_it_ru
     looked_up.clear()
     mixed = approved_at(gate(110.0), ("bob", None), both[0])
     assert started_at(gate(110.0), mixed).phase is calls.CallPhase.STARTED
-    assert looked_up == [[one for one in mixed.decisions if one.delegation is not None]]
+    assert looked_up == [[*mixed.decisions]]
     revoked = {"of-ann"}
     assert started_at(gate(110.0), mixed).waiting
     looked_up.clear()
