@@ -31,7 +31,8 @@ class SessionScope:
     def take(self, now: MadeWith) -> bool:
         """Take what the next answer is made with; True where other facts are known after it than before."""
         before = self.made_with
-        self.made_with = FittedFor.shared([now if before is None else before, now]).made_with
+        if now != before or "" in now[1:]:  # most answers of a run are made with the same
+            self.made_with = FittedFor.shared([now if before is None else before, now]).made_with
         return self.made_with != before
 
 
