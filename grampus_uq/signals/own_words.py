@@ -40,13 +40,14 @@ _LAST_FOREIGN_END = re.compile(
     rf".*(?:-->|</(?!(?:{_OWN_MARKUP}|{_FORMATTING})[\s>])[a-z][\w:.-]{{0,60}}[^<>]{{0,60}}>)",
     re.DOTALL | re.IGNORECASE,
 )
+_END_OF_THOUGHTS = re.compile(r"</(?:think|thinking|thoughts?|reasoning)>", re.IGNORECASE)
 _BREAKING_TAG = re.compile(r"</?(?:answer|final_answer|response|explanation|br|hr|p|li|ul|ol)\s?/?>", re.IGNORECASE)
 _BRACKET_TAG = re.compile(r"\[(/?)([a-z]{1,20})(?:[= ][^\[\]\n]{0,80})?\]", re.IGNORECASE)
 _INLINE_TAG = re.compile(r"</?(?:b|i|em|strong|u|sub|sup)>", re.IGNORECASE)
 _MARKS = '"“”„‟«»‹›「」『』〝〞＂'
 _OPENS = re.compile(r"[“„‟«‹「『〝»›]|(?<!\w)[\"＂]|[\"＂](?=\w)")
 _STILL_OPENS = re.compile(
-    r"[„‟‹「『〝]|(?<![\w.,!?;:%)\]}'’>…\ufffc\ufffb])[\"＂](?=[\w(\[{<$€#@/+'‘-])|(?<!\w)[“«](?=\S)"
+    r"[„‟‹「『〝]|(?<=\s)«(?=\s)|(?<![\w.,!?;:%)\]}'’>…\ufffc\ufffb])[\"＂](?=[\w(\[{<$€#@/+'‘-])|(?<!\w)[“«](?=\S)"
 )
 _SINGLE_MARKS = "'‘‚"
 _SINGLE_OPENS = re.compile(r"(?:(?<=[\s(\[{:;,=>—–\"“\ufffc])|\A)['‘‚]")
@@ -68,7 +69,8 @@ _MARK = re.compile(rf"[<>`~{_MARKS}{_SINGLE_MARKS}]")
 class OwnWords(NamedTuple):
     """The model's own text, with a `GAP` or `BLOCK_GAP` for each part taken out.
 
-    `rest` is the text from the beginning of a dialogue or letter on; `open`: the text ends in a quotation or in `rest`.
+    `rest` is the text from the beginning of a dialogue or letter on, and thoughts that began before the text;
+    `open`: the text ends in a quotation, a dialogue or a letter.
     """
 
     text: str
@@ -99,7 +101,7 @@ def own_words(text: str) -> OwnWords:
     """
     text = "\n".join(text.splitlines())
     text = _BRACKET_TAG.sub(r"<\1\2>", text) if "[/" in text else text
-    text, opened = _shown(text) if _MARK.search(text) else (text, False)
+    begun, text, opened = _shown(text) if _MARK.search(text) else ("", text, False)
     text = _INLINE_TAG.sub("", _BREAKING_TAG.sub("\n", text)) if "<" in text else text
     rest = ""
     if len(text) > 2 * _WINDOW:
@@ -109,7 +111,7 @@ def own_words(text: str) -> OwnWords:
     speaker = SPEAKER.search(text)
     if speaker is not None:
         text, rest = text[: speaker.start()], f"{text[speaker.start() :]}\n\n{rest}"
-    return OwnWords(text, rest, opened or bool(rest))
+    return OwnWords(text, f"{rest}\n\n{begun}" if begun else rest, opened or bool(rest))
 
 
 def _ends(text: str) -> tuple[str, str]:
@@ -121,16 +123,21 @@ def _ends(text: str) -> tuple[str, str]:
     return f"{head}{GAP}\n\n{GAP}{tail}", ""
 
 
-def _shown(text: str) -> tuple[str, bool]:
-    """The text without what it shows, and whether the last quotation is unclosed; the first to open goes first."""
+def _shown(text: str) -> tuple[str, str, bool]:
+    """The text without what it shows, and whether the last quotation is unclosed; the first to open goes first.
+
+    Before it come thoughts whose beginning is not in the text: a chat template wrote it.
+    """
     kept: list[str] = []
-    at = 0
+    begun, at = "", 0
     openings = {kind: kind.opens(text, 0) for kind in _KINDS}
     for _ in range(_MOST_SHOWN):
         kind = min(_KINDS, key=openings.__getitem__)
         start = openings[kind]
         if start == len(text):
-            return "".join([*kept, text[at:]]), False
+            return begun, "".join([*kept, text[at:]]), False
+        if not begun and _END_OF_THOUGHTS.match(text, start):
+            begun, kept, at = "".join([begun, *kept, text[at:start]]), [], start
         end = kind.closes(text, start)
         if end is None:
             break
@@ -140,7 +147,7 @@ def _shown(text: str) -> tuple[str, bool]:
         for other, opening in openings.items():
             if opening < at:
                 openings[other] = other.opens(text, at)
-    return "".join([*kept, text[at : openings[kind]], GAP]), True
+    return begun, "".join([*kept, text[at : openings[kind]], GAP]), True
 
 
 def _with_crossing(text: str, openings: Mapping[_Kind, int], end: int) -> int:

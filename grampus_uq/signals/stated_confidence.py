@@ -55,6 +55,8 @@ _LONGEST_SENTENCE = 320
 _LONGEST_ANSWER = 20_000
 _MOST_SENTENCES = 200
 _SPLIT_TAG = re.compile(r"<(confidence(?:_score)?)>\s{0,64}([^<]{0,60}?)\s{0,64}(?=</confidence|\Z)", re.IGNORECASE)
+_END_OF_TEXT = re.compile(r"\s{0,8}(?:</s>|<end_of_turn>|<eos>|<[|｜][a-z_▁]{1,24}[|｜]>)\Z", re.IGNORECASE)
+"""What a server leaves in that does not hide its model's last token."""
 _HEADED = re.compile(
     r"^#{1,6} \**(?:confidence|certainty)(?: level| score)?:?\**:?[ \t]*\n\s{0,8}(?=\**[0-9.]{1,6} ?%?\**$)",
     re.IGNORECASE | re.MULTILINE,
@@ -89,6 +91,8 @@ def parse_confidence(text: str) -> tuple[float | None, MissingReason | None]:
     (None, <MissingReason.NOT_STATED: 'not_stated'>)
     """
     stripped = text.strip()
+    if stripped.endswith(">"):
+        text = stripped = _END_OF_TEXT.sub("", stripped)
     plain = plain_answer(stripped) if stripped.endswith("}") else None
     if plain is not None:
         return plain, None
