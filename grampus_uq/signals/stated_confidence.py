@@ -48,6 +48,7 @@ from grampus_uq.signals.statement_context import (
     beside_table_row,
     is_doubtful,
     letter_end,
+    names_a_source,
     sentences_of,
 )
 
@@ -131,7 +132,10 @@ def _statements(text: str) -> list[float]:
     if closing.values:
         earlier = closing_object(closing.before)
         after_another = bool(earlier.values or earlier.others)  # one of several objects in a row may be a tool's
-        in_doubt = own.open or after_another or not closing.is_answer or is_doubtful(lines, len(lines), (), 0)
+        with_others = bool(closing.others) and names_a_source(sentences_of(lines[-1])[-1])
+        in_doubt = (
+            with_others or own.open or after_another or not closing.is_answer or is_doubtful(lines, len(lines), (), 0)
+        )
         stated = closing_object(text, other_scale=True).values if other_scale else closing.values
         (doubtful if in_doubt else values).extend(stated)
         values += _low(earlier.values)

@@ -177,7 +177,8 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
         last = sentences_of(line)[-1] if nearest else ""
         if nearest and (_heads(last) or FRAME(line if number < len(lines) else last)):
             return True
-        if nearest and (paragraph or not _ENDED.search(line)) and _frames(last):
+        ended = _ENDED.search(line) is not None
+        if nearest and not (ended and (number == len(lines) or not paragraph)) and _frames(last):
             return True
         if not paragraph:
             return False
