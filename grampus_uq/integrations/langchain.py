@@ -38,7 +38,7 @@ with MissingDependencyError.unless("langchain", "langchain", "The middleware for
     from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
     from langchain_core.tools import BaseTool
     from langgraph.config import get_config
-    from langgraph.types import Command, interrupt
+    from langgraph.types import Command
     from langsmith.utils import tracing_is_enabled
 
 from grampus_uq.integrations.langchain_asked import Asked, DescribedTools, asking
@@ -62,8 +62,8 @@ from grampus_uq.integrations.langchain_messages import (
 from grampus_uq.integrations.langgraph_steps import Log, Steps, awaiting, blocking, read_log
 from grampus_uq.integrations.langgraph_threads import (
     KEY,
-    REVIEW,
     answers_of_run,
+    ask_humans,
     before_node,
     place_of,
     read_state,
@@ -340,7 +340,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         while requests_of(carried):
             if marks and carried.records[0].began_before:
                 marks.clear()  # the human is told
-            answer = interrupt({"type": REVIEW, "requests": requests_of(carried), "refused": refused})
+            answer = ask_humans(get_config(), requests_of(carried), refused)
             decide = functools.partial(self._decide, carried, answer)
             part = yield from _logged(log, decide, marks, step=_DECIDE, answer=_digest(answer))
             carried, refused = self.judge.states.read_part(carried, part), part.get("refused", [])

@@ -24,7 +24,7 @@ from langchain_core.messages import (
 )
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
-from langgraph.types import Command, Send, interrupt
+from langgraph.types import Command, Send
 
 from grampus_uq import ConfigurationError
 from grampus_uq.gate.call import CallPhase, CallRecord, settled
@@ -48,8 +48,8 @@ from grampus_uq.integrations.langchain_messages import (
 from grampus_uq.integrations.langgraph_steps import Steps, read_log
 from grampus_uq.integrations.langgraph_threads import (
     KEY,
-    REVIEW,
     answers_of_run,
+    ask_humans,
     may_repeat,
     read_state,
     session_id_of,
@@ -182,7 +182,7 @@ class GuardNodes:
         requests = requests_of(before)
         if not requests or self._ready(state, (), before):
             return self._go_on(state, before, [])
-        answer = interrupt({"type": REVIEW, "requests": requests, "refused": carried_state.get("refused", [])})
+        answer = ask_humans(config, requests, carried_state.get("refused", []))
         after, refused = await judge.decide(before, answer)
         fresh = [new for new, old in zip(after.records, before.records, strict=True) if new.phase is not old.phase]
         beside: list[Any] = answers_of(fresh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
@@ -13,17 +14,21 @@ from grampus_uq.integrations.carried_states import Carried
 from grampus_uq.integrations.judged_turns import TurnJudge
 
 with MissingDependencyError.unless("langgraph", "langgraph", "Resuming a graph"):
-    from langgraph.types import Command
+    from langgraph.types import Command, interrupt
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
     from langgraph.types import StateSnapshot
+
+log = logging.getLogger("grampus_uq.integrations.langgraph")
 
 KEY = "uncertainty"
 """The channel of the graph's state that the adapter adds: {"belief": ..., "turn": ...}, JSON values."""
 REVIEW = "uncertainty_review"
 """The `type` of the adapter's interrupts: {"type", "requests": ApprovalRequests as JSON, "refused": why, if any}."""
 
+_CHECKPOINTER = "__pregel_checkpointer"
+"""Where LangGraph has the run's checkpointer, a graph's around it too."""
 _RESUMED = "__pregel_resume_map"
 """Where LangGraph has a run's answers to interrupts, by their ids."""
 
@@ -37,6 +42,13 @@ before_node: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("grampus_bef
 
 may_repeat: ContextVar[Collection[str]] = ContextVar("grampus_may_repeat", default=())
 """Nodes of which the host says that they may run again, whatever became of an attempt in another process."""
+
+
+def ask_humans(config: RunnableConfig, requests: Sequence[Any], refused: Sequence[str]) -> Any:
+    """Interrupt the run until it is resumed with an answer to these requests."""
+    if config.get("configurable", {}).get(_CHECKPOINTER) is None:
+        log.warning("a run pauses that has no checkpointer, so nobody can resume it: give the graph or agent one")
+    return interrupt({"type": REVIEW, "requests": requests, "refused": refused})
 
 
 def waiting(state: StateSnapshot) -> list[ApprovalRequest]:

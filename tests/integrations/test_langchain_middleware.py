@@ -223,3 +223,17 @@ def test_a_call_runs_only_while_the_host_of_its_thread_lets_nodes_begin() -> Non
     with pytest.raises(ConnectionError):
         asyncio.run(run())
     assert world.done == []
+
+
+def test_a_pause_that_nobody_can_resume_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a checkpointer `invoke` returns as if the agent had ended, and `get_state` raises."""
+    call = {"name": "pay", "args": {"to": "bob"}, "id": "c1"}
+    world = World((0.5, AIMessage("I pay Bob.", tool_calls=[call])))
+    (kept,) = world.run()
+    assert kept.call is not None
+    assert "checkpointer" not in caplog.text
+    lost = World((0.5, AIMessage("I pay Bob.", tool_calls=[call])))
+    lost.app.checkpointer = None
+    lost.app.invoke({"messages": [("user", "Pay what is due.")]}, CONFIG)
+    assert lost.done == []
+    assert "no checkpointer" in caplog.text
