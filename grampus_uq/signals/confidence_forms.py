@@ -183,7 +183,7 @@ _INFO = re.compile(r"[a-z0-9]{0,10}[ \t]{0,8}\n?", re.IGNORECASE)
 _AFTER_SENTENCE = re.compile(r"[.!?:][*_)]{0,3}[ \t]{1,8}(?=\{)")
 _CLOSING_WORDS = re.compile(
     r"\s{1,8}(?:done|finished|that is all|that's all|i hope this helps|let me know[^.\n]{0,60}"
-    r"|is there anything else (?:i|you)\b[^.?\n]{0,60}(?=\?))[.!?]?\Z",
+    r"|is there anything else (?:i can|you (?:need|want|would like))\b[^.?\n]{0,60}(?=\?))[.!?]?\Z",
     re.IGNORECASE,
 )
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple)
@@ -226,15 +226,15 @@ def closing_object(text: str, *, other_scale: bool = False) -> ClosingObject:
     >>> closing_object('It is Paris. {"confidence": 0.9}')
     ClosingObject(before='It is Paris. ', values=(0.9,), is_answer=True, others=())
     """
-    stripped = text.strip()
+    stripped = text.rstrip()  # the blanks before it tell whether its first line is code
     closing = _CLOSING_WORDS.search(stripped, max(0, len(stripped) - 100))
     stripped = stripped if closing is None else stripped[: closing.start()]
     before, inner = _fenced(stripped)
     if inner is not None:
         found = _read_object(inner, before, other_scale)
         return ClosingObject(text) if found is None else found
-    if stripped.startswith("{"):
-        found = _read_object(stripped, "", other_scale)
+    if stripped.lstrip().startswith("{"):
+        found = _read_object(stripped.lstrip(), "", other_scale)
         if found is not None:
             return found
     if stripped.endswith("}"):

@@ -6,6 +6,7 @@ itself therefore cannot end its own quotation and go on in the model's name.
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ _LAST_FOREIGN_END = re.compile(
 )
 _END_OF_THOUGHTS = re.compile(r"</(?:think|thinking|thoughts?|reasoning)>", re.IGNORECASE)
 _BREAKING_TAG = re.compile(r"</?(?:answer|final_answer|response|explanation|br|hr|p|li|ul|ol)\s?/?>", re.IGNORECASE)
+_ENTITY = re.compile(r"&(?:quot|[lr][sd]quo|bdquo|[lr]aquo|[lg]t|#(?:34|39|60|62));", re.IGNORECASE)
 _BRACKET_TAG = re.compile(r"\[(/?)([a-z]{1,20})(?:[= ][^\[\]\n]{0,80})?\]", re.IGNORECASE)
 _INLINE_TAG = re.compile(r"</?(?:b|i|em|strong|u|sub|sup)>", re.IGNORECASE)
 _MARKS = '"“”„‟«»‹›「」『』〝〞＂'
@@ -100,6 +102,7 @@ def own_words(text: str) -> OwnWords:
     'The page says .... It may be wrong.'
     """
     text = "\n".join(text.splitlines())
+    text = _ENTITY.sub(lambda mark: html.unescape(mark[0]), text) if "&" in text else text
     text = _BRACKET_TAG.sub(r"<\1\2>", text) if "[/" in text else text
     begun, text, opened = _shown(text) if _MARK.search(text) else ("", text, False)
     text = _INLINE_TAG.sub("", _BREAKING_TAG.sub("\n", text)) if "<" in text else text

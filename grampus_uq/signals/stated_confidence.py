@@ -93,7 +93,8 @@ def parse_confidence(text: str) -> tuple[float | None, MissingReason | None]:
     """
     stripped = text.strip()
     if stripped.endswith(">"):
-        text = stripped = _END_OF_TEXT.sub("", stripped)
+        text = _END_OF_TEXT.sub("", text.rstrip())
+        stripped = text.strip()
     plain = plain_answer(stripped) if stripped.endswith("}") else None
     if plain is not None:
         return plain, None

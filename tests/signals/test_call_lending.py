@@ -197,7 +197,9 @@ def test_of_two_calls_the_damaged_one_is_below_the_floor(
     name, arguments, form, before = turn
     call, beside = ToolCall(name=name, arguments=arguments), ToolCall(name=other_name, arguments=more)
     assume(call != beside)
-    assume(damage != "lost" or arguments)  # of a name and two brackets nothing may be left at all
+    assume(
+        damage == "doubtful" or arguments
+    )  # a changed name with two brackets is another call, a copy before it this one
     own, line = FORMS[form](name, arguments), LINES[before](name, arguments)
     at = data.draw(st.sampled_from(own_words(own, name, arguments)))
     left = damaged(tokens(own), at, damage)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import MissingReason, Step, ToolCall, UncertaintyEstimator
 from grampus_uq.signals.admissions import hedged_confidence
+from grampus_uq.signals.confidence_forms import closing_object
 from grampus_uq.signals.own_words import own_words
 from grampus_uq.signals.stated_confidence import parse_confidence
 from grampus_uq.signals.verbalized import VerbalizedConfidence
@@ -107,8 +108,10 @@ def test_a_doubt_is_one_in_emphasis(doubt, mark):
 @example('{"city": "Paris", "country": "France", "confidence": "90%"}', "My plan was wrong. I am 99% sure.", " ")
 @example('"I am 100% sure."', "I think my answer is wrong. Confidence: 95%", " ")
 @example("Confidence: 100%\nCon\xadfidence: 10%", "I am by no means 100% sure.", " ")
+@example("    Confidence: 100%", '{"city": "Paris", "country": "France", "confidence": "90%"}', "\n")
 @example("Confidence: 95%\n\nHonestly, I don't know", '{"city": "Paris", "confidence": "90%"}', " ")
 def test_two_texts_that_state_nothing_state_nothing_together(first, second, between):
+    assume(between != " " or not first[-1].isalnum())  # no longer the end of a sentence, or of a letter
     assume(between != " " or ("\n" not in second and not second[:1].islower() and second[:1] != " "))  # no new sentence
     assume(not own_words(first).open or first.startswith(("Customer", "User", "From", "Dear", "Observation")))
     assert (read(f"{first}{between}{second}") or 0.0) <= 0.5
@@ -206,7 +209,7 @@ def test_no_observation_of_a_tool_states_a_confidence(own, text):
 # -- more that is stated never raises --
 
 
-PROSE = [text for text in AFFIRMED if not text.endswith(("}", "```"))]
+PROSE = [text for text in AFFIRMED if not closing_object(text).values]
 
 
 @given(st.lists(st.sampled_from(PROSE), max_size=3), st.sampled_from(AFFIRMED), st.data())
