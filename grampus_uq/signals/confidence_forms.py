@@ -258,9 +258,13 @@ def _fenced(text: str) -> tuple[str, str | None]:
 
 
 def _starts(text: str) -> list[int]:
-    """Return possible starts of a closing object, latest first: on its own line, or after a sentence on the last."""
+    """Return possible starts of a closing object, latest first: on its own line, or after a sentence on the last.
+
+    A line that is indented as code holds none.
+    """
     last_line = text.rfind("\n") + 1
-    after = _AFTER_SENTENCE.search(text, max(last_line, len(text) - _LONGEST))
+    is_code = text.startswith(("    ", "\t"), last_line)
+    after = None if is_code else _AFTER_SENTENCE.search(text, max(last_line, len(text) - _LONGEST))
     starts = [] if after is None else [after.end()]
     end = len(text)
     while len(starts) < _MOST_STARTS:

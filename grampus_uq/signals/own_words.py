@@ -45,6 +45,7 @@ _END_OF_THOUGHTS = re.compile(r"</(?:think|thinking|thoughts?|reasoning)>", re.I
 _BREAKING_TAG = re.compile(r"</?(?:answer|final_answer|response|explanation|br|hr|p|li|ul|ol)\s?/?>", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:quot|[lr][sd]quo|bdquo|[lr]aquo|[lg]t|#(?:34|39|60|62));", re.IGNORECASE)
 _BRACKET_TAG = re.compile(r"\[(/?)([a-z]{1,20})(?:[= ][^\[\]\n]{0,80})?\]", re.IGNORECASE)
+_LATEX = re.compile(r"\\(begin|end)\{(?:display)?(?:quot(?:e|ation)|verbatim|lstlisting)\}")
 _INLINE_TAG = re.compile(r"</?(?:b|i|em|strong|u|sub|sup)>", re.IGNORECASE)
 _MARKS = '"“”„‟«»‹›「」『』〝〞＂'
 _OPENS = re.compile(r"[“„‟«‹「『〝»›]|(?<!\w)[\"＂]|[\"＂](?=\w)")
@@ -104,6 +105,7 @@ def own_words(text: str) -> OwnWords:
     text = "\n".join(text.splitlines())
     text = _ENTITY.sub(lambda mark: html.unescape(mark[0]), text) if "&" in text else text
     text = _BRACKET_TAG.sub(r"<\1\2>", text) if "[/" in text else text
+    text = _LATEX.sub(lambda mark: "<quote>" if mark[1] == "begin" else "</quote>", text) if "\\end{" in text else text
     begun, text, opened = _shown(text) if _MARK.search(text) else ("", text, False)
     text = _INLINE_TAG.sub("", _BREAKING_TAG.sub("\n", text)) if "<" in text else text
     rest = ""
