@@ -399,9 +399,11 @@ class Gate:
     async def lapsed(self, records: Sequence[CallRecord]) -> dict[str, str]:
         """The end of what cleared calls, in words, by call: a permit's, or that a delegation was revoked or is over.
 
-        Delegations are asked for last, and once for all: what is revoked while one call is looked at starts no other.
+        Each is asked for once for all calls: what is revoked while one call is looked at starts no other.
         """
-        ends = {one.proposed.id: await self._end_of_permit(one) for one in records if permitted(one)}
+        by = {one.proposed.id: one.cleared_by or "" for one in records if permitted(one)}
+        over = {permits: await self._end_of_permit(permits) for permits in {*by.values()}}
+        ends = {call: over[permits] for call, permits in by.items()}
         decided = [(one.proposed.id, by) for one in records for by in one.decisions]
         given = [(call, by.delegation) for call, by in decided if by.delegation is not None]
         if given and self.delegations is not None:
@@ -411,10 +413,10 @@ class Gate:
                 ends[call] = ends.get(call) or (why and f"a delegation {why}")
         return {call: why for call, why in ends.items() if why is not None}
 
-    async def _end_of_permit(self, record: CallRecord) -> str | None:
+    async def _end_of_permit(self, released_by: str) -> str | None:
         if self.permits is None:
             return "it was let ahead by a permit, and none is known here"
-        return await self.permits.standing(record.cleared_by or "")
+        return await self.permits.standing(released_by)
 
     def void(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a cleared call that must not run after all; its decisions lapse."""

@@ -348,8 +348,8 @@ class StoredPermits:
         It is held against what was seen before the read began: another task may write while the answer is under way.
         """
         seen = self._seen.get(permit.id, 0)
-        definition = await self.store.get(_PERMIT, permit.id)
         document = await self.store.get(_STATE, permit.id)
+        definition = await self.store.get(_PERMIT, permit.id)  # last: a human closes it there
         now_s = 0.0 if definition is None else definition.read_s
         state, trouble, version = PermitState.fresh(permit), None, 0
         if document is not None:
