@@ -111,7 +111,7 @@ _TAKEN_BACK = re.compile(
     r"|said|says|told|claim\w{0,3})\b|[?]|\.\.",
     re.IGNORECASE,
 )
-_OVER = re.compile(r"\W*(?:\Z|[A-Z])")
+_OVER = re.compile(r"[^\w{]*(?:\Z|[A-Z{])")
 _BULLET = re.compile(r"^\s*(?:[-*+•✅🎯📊]|#{1,6}|[0-9]{1,3}[.)])\s+")
 _EMPHASIS = re.compile(r"\*+|(?<!\w)_+|_+(?!\w)")
 _LABEL_WORDS = re.compile(r"(?<=confidence)_(?=score|level)(?![^<]{0,8}>)", re.IGNORECASE)

@@ -38,10 +38,11 @@ _SIGNED = re.compile(r"[—–~/] ?\w|--? ?(?:[A-Z]|(?:the|a|your|our) )\w+\s*$"
 _FEW_WORDS = r"[^\W\d_][\w'’-]{0,20}(?:[.,]? [\w'’-]{1,20}){0,3}"
 _REACHED_AT = r"\+?[0-9][0-9 ()/-]{5,20}|[^\s@]{1,40}@[^\s@]{1,40}"
 _SIGNATURE = re.compile(
-    rf"^(?:(?:{_FEW_WORDS}[,!]?\n){{1,2}}(?:{_FEW_WORDS}|{_REACHED_AT})(?:\n[ \t]*$|\Z)|-- ?\n|sent from my )",
+    rf"^(?:{_FEW_WORDS}(?:[,!]\n{_FEW_WORDS}$|(?:\n{_FEW_WORDS})?\n(?:(?:{_REACHED_AT})$|{_FEW_WORDS}(?:\n[ \t]*$|\Z)))"
+    r"|-- ?\n|sent from my )",
     re.IGNORECASE | re.MULTILINE,
 )
-"""Two or three lines of a few words without an end, or a name below two dashes."""
+"""A short line with a comma above another; a paragraph of two or three, or with an address; two dashes above a name."""
 _RULE = re.compile(r"(?:[^\w\ufffc\ufffb]|_){2,99}")
 _ENDED = re.compile(r"[.!?\ufffc][*_)\]]{0,3}$|[:=] ")
 _SHORT = 6  # words of a line that is rather a heading than a sentence

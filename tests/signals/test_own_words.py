@@ -16,6 +16,7 @@ from grampus_uq.signals.admissions import hedged_confidence
 from grampus_uq.signals.confidence_forms import closing_object
 from grampus_uq.signals.own_words import own_words
 from grampus_uq.signals.stated_confidence import parse_confidence
+from grampus_uq.signals.statement_context import letter_end
 from grampus_uq.signals.verbalized import VerbalizedConfidence
 from tests.signals.contexts import said
 
@@ -109,9 +110,13 @@ def test_a_doubt_is_one_in_emphasis(doubt, mark):
 @example('"I am 100% sure."', "I think my answer is wrong. Confidence: 95%", " ")
 @example("Confidence: 100%\nCon\xadfidence: 10%", "I am by no means 100% sure.", " ")
 @example("    Confidence: 100%", '{"city": "Paris", "country": "France", "confidence": "90%"}', "\n")
-@example("Confidence: 95%\n\nHonestly, I don't know", '{"city": "Paris", "confidence": "90%"}', " ")
+@example("Confidence: 100%\nCon\xadfidence: 10%", '{"answer": "I have no idea", "confidence": 0.99}', " ")
+@example("I am 100% sure.\n\nBob Miller\n+1 555 0100", "I am by no means 100% sure.", "\n\n")
+@example("Confidence: 95%\n\nHonestly, I don't know", '{"city": "Paris", "confidence": "90%"}', "\n")
 def test_two_texts_that_state_nothing_state_nothing_together(first, second, between):
-    assume(between != " " or not first[-1].isalnum())  # no longer the end of a sentence, or of a letter
+    framed = letter_end(first.split("\n")) or first.endswith(("*", "]", "$"))
+    assume(between == "\n\n" or not framed)  # no longer the end of the letter, or of the frame
+    assume(between != " " or not first[-1].isalpha())  # no longer the end of a sentence
     assume(between != " " or ("\n" not in second and not second[:1].islower() and second[:1] != " "))  # no new sentence
     assume(not own_words(first).open or first.startswith(("Customer", "User", "From", "Dear", "Observation")))
     assert (read(f"{first}{between}{second}") or 0.0) <= 0.5
@@ -209,12 +214,15 @@ def test_no_observation_of_a_tool_states_a_confidence(own, text):
 # -- more that is stated never raises --
 
 
-PROSE = [text for text in AFFIRMED if not closing_object(text).values]
+PROSE = [
+    text for text in AFFIRMED if not (closing_object(text).values or own_words(text).open or text.endswith("</s>"))
+]
 
 
 @given(st.lists(st.sampled_from(PROSE), max_size=3), st.sampled_from(AFFIRMED), st.data())
 def test_a_further_statement_never_raises_what_a_text_states(texts, last, data):
     texts = [*texts, last]
+    assume("</think>" not in last)  # what precedes it is then a thought
     shows = [mark for text in texts for mark in ('"', "```") if mark in text]
     assume(
         len(set(shows)) == len(shows)
