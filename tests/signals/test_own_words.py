@@ -116,7 +116,7 @@ def test_a_doubt_is_one_in_emphasis(doubt, mark):
 def test_two_texts_that_state_nothing_state_nothing_together(first, second, between):
     framed = letter_end(first.split("\n")) or first.endswith(("*", "]", "$"))
     assume(between == "\n\n" or not framed)  # no longer the end of the letter, or of the frame
-    assume(between != " " or not first[-1].isalpha())  # no longer the end of a sentence
+    assume(between != " " or not first[-1].isalnum())  # no longer the end of a sentence
     assume(between != " " or ("\n" not in second and not second[:1].islower() and second[:1] != " "))  # no new sentence
     assume(not own_words(first).open or first.startswith(("Customer", "User", "From", "Dear", "Observation")))
     assert (read(f"{first}{between}{second}") or 0.0) <= 0.5
@@ -223,10 +223,8 @@ PROSE = [
 def test_a_further_statement_never_raises_what_a_text_states(texts, last, data):
     texts = [*texts, last]
     assume("</think>" not in last)  # what precedes it is then a thought
-    shows = [mark for text in texts for mark in ('"', "```") if mark in text]
-    assume(
-        len(set(shows)) == len(shows)
-    )  # what lies between two quotations, or two blocks of code, is taken for quoted
+    shows = [mark for text in texts for mark in ('"', "```", "</div>") if mark in text]
+    assume(len(set(shows)) == len(shows))  # what lies between two marks of a kind is taken for quoted
     one = data.draw(st.sampled_from(texts))
     together = parse_confidence("\n\n".join(texts))[0]
     assert (together or 0.0) <= max(parse_confidence(one)[0] or 0.0, 0.5)
