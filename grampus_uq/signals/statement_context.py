@@ -23,12 +23,14 @@ FRAME = WordSearch(
     r"|copied|suppose|imagine|pretend\w{0,3}|hypothetical\w{0,2}|role-?play\w{0,3}|example|template|fiction\w{0,2}|draft|joking"
     r"|told to|repeat\w{0,3}|asked me to|placeholder|dummy)\b|\b(?:this|these|with|then|not|never)[.,]?$",
 )
-REPORT = WordSearch(
-    r"\b(?:says?|said|wrote|writes?|reads|report(?:s|ed)|return(?:s|ed)|repl(?:y|ies|ied)|answer(?:s|ed)|respond(?:s|ed)"
+_SAYS = (
+    r"(?:says?|said|wrote|writes?|reads|report(?:s|ed)|return(?:s|ed)|repl(?:y|ies|ied)|answer(?:s|ed)|respond(?:s|ed)"
     r"|stat(?:es|ed)|claim(?:s|ed)|predict(?:s|ed)|classif(?:ies|ied)|labell?ed|labels|detect(?:s|ed)|scor(?:es|ed)"
-    r"|told|tells|according|outputs?|insist(?:s|ed)|assur(?:es|ed)|shows|showed|gave|gives|sent|sends|thinks|believes"
-    r"|model|classifier|detector)\b",
+    r"|told|tells|according|outputs?|insist(?:s|ed)|assur(?:es|ed)|shows|showed|gave|gives)"
 )
+_GOES_ON = WordSearch(rf"\b{_SAYS}(?:\W++\w++){{0,3}}+\W*+$")
+"""A report in so few words, as in "The tool replied", may go on in what follows."""
+REPORT = WordSearch(rf"\b(?:{_SAYS}|sent|sends|thinks|believes|model|classifier|detector)\b")
 SOURCE = WordSearch(
     r"\b(?:api|server|tool|response|results?|report|output|check|log|record|note|e-?mail|mail|page|document|file|database"
     r"|customer|user|client|website|article|message|text|letter|search|query|function|attacker"
@@ -179,8 +181,8 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
         last = sentences_of(line)[-1] if nearest else ""
         if nearest and (_heads(last) or FRAME(line if number < len(lines) else last)):
             return True
-        ended = _ENDED.search(line) is not None
-        if nearest and not (ended and (number == len(lines) or not paragraph)) and _frames(last):
+        over = not paragraph or (number == len(lines) and not _GOES_ON(last))
+        if nearest and not (over and _ENDED.search(line)) and _frames(last):
             return True
         if not paragraph:
             return False
