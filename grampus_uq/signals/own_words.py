@@ -43,7 +43,9 @@ _LAST_FOREIGN_END = re.compile(
 )
 _END_OF_THOUGHTS = re.compile(r"</(?:think|thinking|thoughts?|reasoning)>", re.IGNORECASE)
 _BREAKING_TAG = re.compile(r"</?(?:answer|final_answer|response|explanation|br|hr|p|li|ul|ol)\s?/?>", re.IGNORECASE)
-_ENTITY = re.compile(r"&(?:quot|[lr][sd]quo|bdquo|[lr]aquo|[lg]t|#(?:34|39|60|62));", re.IGNORECASE)
+_ENTITY = re.compile(
+    r"&(?:(?:quot|[lr][sd]quo|bdquo|[lr]aquo|gt|#(?:34|39|62));|(?:lt|#60);(?!/?confidence))", re.IGNORECASE
+)
 _BRACKET_TAG = re.compile(r"\[(/?)([a-z]{1,20})(?:[= ][^\[\]\n]{0,80})?\]", re.IGNORECASE)
 _LATEX = re.compile(r"\\(begin|end)\{(?:display)?(?:quot(?:e|ation)|verbatim|lstlisting)\}")
 _INLINE_TAG = re.compile(r"</?(?:b|i|em|strong|u|sub|sup)>", re.IGNORECASE)
