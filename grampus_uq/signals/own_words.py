@@ -41,7 +41,6 @@ _LAST_FOREIGN_END = re.compile(
     rf".*(?:-->|</(?!(?:{_OWN_MARKUP}|{_FORMATTING})[\s>])[a-z][\w:.-]{{0,60}}[^<>]{{0,60}}>)",
     re.DOTALL | re.IGNORECASE,
 )
-_END_OF_THOUGHTS = re.compile(r"</(?:think|thinking|thoughts?|reasoning)>", re.IGNORECASE)
 _BREAKING_TAG = re.compile(r"</?(?:answer|final_answer|response|explanation|br|hr|p|li|ul|ol)\s?/?>", re.IGNORECASE)
 _ENTITY = re.compile(
     r"&(?:(?:quot|[lr][sd]quo|bdquo|[lr]aquo|gt|#(?:34|39|62));|(?:lt|#60);(?!/?confidence))", re.IGNORECASE
@@ -74,8 +73,7 @@ _MARK = re.compile(rf"[<>`~{_MARKS}{_SINGLE_MARKS}]")
 class OwnWords(NamedTuple):
     """The model's own text, with a `GAP` or `BLOCK_GAP` for each part taken out.
 
-    `rest` is the text from the beginning of a dialogue or letter on, and thoughts that began before the text;
-    `open`: the text ends in a quotation, a dialogue or a letter.
+    `rest` is the text from the beginning of a dialogue or letter on; `open`: the text ends in a quotation or in `rest`.
     """
 
     text: str
@@ -108,7 +106,7 @@ def own_words(text: str) -> OwnWords:
     text = _ENTITY.sub(lambda mark: html.unescape(mark[0]), text) if "&" in text else text
     text = _BRACKET_TAG.sub(r"<\1\2>", text) if "[/" in text else text
     text = _LATEX.sub(lambda mark: "<quote>" if mark[1] == "begin" else "</quote>", text) if "\\end{" in text else text
-    begun, text, opened = _shown(text) if _MARK.search(text) else ("", text, False)
+    text, opened = _shown(text) if _MARK.search(text) else (text, False)
     text = _INLINE_TAG.sub("", _BREAKING_TAG.sub("\n", text)) if "<" in text else text
     rest = ""
     if len(text) > 2 * _WINDOW:
@@ -118,7 +116,7 @@ def own_words(text: str) -> OwnWords:
     speaker = SPEAKER.search(text)
     if speaker is not None:
         text, rest = text[: speaker.start()], f"{text[speaker.start() :]}\n\n{rest}"
-    return OwnWords(text, f"{rest}\n\n{begun}" if begun else rest, opened or bool(rest))
+    return OwnWords(text, rest, opened or bool(rest))
 
 
 def _ends(text: str) -> tuple[str, str]:
@@ -130,21 +128,16 @@ def _ends(text: str) -> tuple[str, str]:
     return f"{head}{GAP}\n\n{GAP}{tail}", ""
 
 
-def _shown(text: str) -> tuple[str, str, bool]:
-    """The text without what it shows, and whether the last quotation is unclosed; the first to open goes first.
-
-    Before it come thoughts whose beginning is not in the text: a chat template wrote it.
-    """
+def _shown(text: str) -> tuple[str, bool]:
+    """The text without what it shows, and whether the last quotation is unclosed; the first to open goes first."""
     kept: list[str] = []
-    begun, at = "", 0
+    at = 0
     openings = {kind: kind.opens(text, 0) for kind in _KINDS}
     for _ in range(_MOST_SHOWN):
         kind = min(_KINDS, key=openings.__getitem__)
         start = openings[kind]
         if start == len(text):
-            return begun, "".join([*kept, text[at:]]), False
-        if not begun and _END_OF_THOUGHTS.match(text, start):
-            begun, kept, at = "".join([begun, *kept, text[at:start]]), [], start
+            return "".join([*kept, text[at:]]), False
         end = kind.closes(text, start)
         if end is None:
             break
@@ -154,7 +147,7 @@ def _shown(text: str) -> tuple[str, str, bool]:
         for other, opening in openings.items():
             if opening < at:
                 openings[other] = other.opens(text, at)
-    return begun, "".join([*kept, text[at : openings[kind]], GAP]), True
+    return "".join([*kept, text[at : openings[kind]], GAP]), True
 
 
 def _with_crossing(text: str, openings: Mapping[_Kind, int], end: int) -> int:

@@ -13,6 +13,7 @@ from grampus_uq.signals.own_words import BLOCK_GAP, GAP
 from grampus_uq.signals.word_search import WordSearch
 
 _LINES_ABOVE = 40
+_FARTHEST = 400
 _SENTENCE_END = re.compile(r"(?<=[.!?])([*_)\]]{0,3})\s+")
 _ABBREVIATION = re.compile(
     r"(?:(?:\b[a-z]\.[a-z]?|\b(?:cf|vs|mr|mrs|ms|dr|st|nr|eg|ie|resp|approx|al|pp|fig|eq))\. .|\bno\. [0-9])$",
@@ -30,6 +31,7 @@ _SAYS = (
 )
 _GOES_ON = WordSearch(rf"\b{_SAYS}(?:\W++\w++){{0,3}}+\W*+$")
 """A report in so few words, as in "The tool replied", may go on in what follows."""
+_SPEAKS = WordSearch(r"\b(?:says?|said|wrote|writes?|reads|stat(?:es|ed)|repl(?:ies|ied)|claim(?:s|ed)|told|tells)\b")
 REPORT = WordSearch(rf"\b(?:{_SAYS}|sent|sends|thinks|believes|model|classifier|detector)\b")
 SOURCE = WordSearch(
     r"\b(?:api|server|tool|response|results?|report|output|check|log|record|note|e-?mail|mail|page|document|file|database"
@@ -165,10 +167,15 @@ def names_a_source(line: str) -> bool:
 
 
 def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
-    """True when a line above announces somebody else's words, or is a block quotation that may go on here."""
-    nearest, paragraph = starts_line, True
-    for above in range(number - 1, max(-1, number - _LINES_ABOVE), -1):
+    """True when a line above announces somebody else's words, or is a block quotation that may go on here.
+
+    Words that somebody says, and nothing marks, may go on over any number of paragraphs.
+    """
+    nearest, paragraph, far = starts_line, True, False
+    for above in range(number - 1, max(-1, number - _FARTHEST), -1):
         line = lines[above].strip()
+        if not far and number - above >= _LINES_ABOVE:
+            return paragraph
         if not line:
             paragraph = False
             continue
@@ -176,7 +183,12 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
             return False
         if BLOCK_GAP in line:
             return paragraph
-        if line.rstrip("*_ ").endswith((":", "：")):
+        announces = line.rstrip("*_ ").endswith((":", "："))
+        if far:
+            if announces and _SPEAKS(line) and not _FIRST_PERSON.match(line):
+                return True
+            continue
+        if announces:
             return not _INTRODUCTION.fullmatch(line)
         last = sentences_of(line)[-1] if nearest else ""
         if nearest and (_heads(last) or FRAME(line if number < len(lines) else last)):
@@ -184,10 +196,8 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
         over = not paragraph or (number == len(lines) and not _GOES_ON(last))
         if nearest and not (over and _ENDED.search(line)) and _frames(last):
             return True
-        if not paragraph:
-            return False
-        nearest = False
-    return number >= _LINES_ABOVE and paragraph
+        far, nearest = not paragraph, False
+    return False
 
 
 def _in_keyed_lines(lines: Sequence[str], number: int) -> bool:
