@@ -40,7 +40,7 @@ from grampus_uq.signals.confidence_forms import (
     closing_object,
     sentence_confidence,
 )
-from grampus_uq.signals.own_words import SPEAKER, as_read, own_words
+from grampus_uq.signals.own_words import GAP, SPEAKER, as_read, own_words
 from grampus_uq.signals.statement_context import (
     FRAME,
     REPORT,
@@ -58,6 +58,8 @@ _MOST_SENTENCES = 200
 _SPLIT_TAG = re.compile(r"<(confidence(?:_score)?)>\s{0,64}([^<]{0,60}?)\s{0,64}(?=</confidence|\Z)", re.IGNORECASE)
 _END_OF_TEXT = re.compile(r"\s{0,8}(?:</s>|<end_of_turn>|<eos>|<[|｜][a-z_▁]{1,24}[|｜]>)\Z", re.IGNORECASE)
 """What a server leaves in that does not hide its model's last token."""
+_BEHIND_SHOWN = re.compile(rf"(?<=[}}\]{GAP}]) ")
+"""Where a sentence begins behind an object or a quotation: only what lowers is sought there."""
 _HEADED = re.compile(
     r"^#{1,6} \**(?:confidence|certainty)(?: level| score)?:?\**:?[ \t]*\n\s{0,8}(?=\**[0-9.]{1,6} ?%?\**$)",
     re.IGNORECASE | re.MULTILINE,
@@ -130,6 +132,8 @@ def _statements(text: str) -> list[float]:
     other_scale = OTHER_SCALE(own.text)
     values, doubtful = _in_prose(lines, other_scale) if MAY_STATE(own.text) else ([], [])
     values += _low(chain(*_in_prose(_lines(own.rest), other_scale))) if own.rest else ()
+    if _BEHIND_SHOWN.search(own.text):
+        values += _low(chain(*_in_prose(_lines(_BEHIND_SHOWN.sub("\n", own.text)), other_scale)))
     if closing.values:
         earlier = closing_object(closing.before)
         after_another = bool(earlier.values or earlier.others)  # one of several objects in a row may be a tool's

@@ -113,10 +113,12 @@ def test_a_doubt_is_one_in_emphasis(doubt, mark):
 @example("Confidence: 100%\nCon\xadfidence: 10%", '{"answer": "I have no idea", "confidence": 0.99}', " ")
 @example("I am 100% sure.\n\nBob Miller\n+1 555 0100", "I am by no means 100% sure.", "\n\n")
 @example("Confidence: 95%\n\nHonestly, I don't know", '{"city": "Paris", "confidence": "90%"}', "\n")
+@example('{"city": "Paris", "confidence": "90%"}', "My confidence has dropped to 5%. Confidence: 95%", " ")
+@example("~~Confidence: 95%~~", "My confidence has dropped to 5%. Confidence: 95%", " ")
 def test_two_texts_that_state_nothing_state_nothing_together(first, second, between):
     framed = letter_end(first.split("\n")) or first.endswith(("*", "]", "$"))
     assume(between == "\n\n" or not framed)  # no longer the end of the letter, or of the frame
-    assume(between != " " or not first[-1].isalnum())  # no longer the end of a sentence
+    assume(between != " " or not (first[-1].isalnum() or first[-1] == "%"))  # no longer the end of a sentence
     assume(between != " " or ("\n" not in second and not second[:1].islower() and second[:1] != " "))  # no new sentence
     assume(not own_words(first).open or first.startswith(("Customer", "User", "From", "Dear", "Observation")))
     assert (read(f"{first}{between}{second}") or 0.0) <= 0.5
@@ -170,7 +172,7 @@ def test_no_quoted_text_changes_a_stated_confidence(quote, own, text, between):
     stated, value = own
     assume(text.strip(" \n'"))
     found = read(f"{quote(text)}{between}{between}{stated}")
-    assert found == value or (not stated and found <= 0.3), "an object that closes the text may admit a doubt"
+    assert found == value or (not stated and found <= 0.5), "an object that closes the text may admit a doubt"
     if stated:
         after = read(f"{stated}{between}{between}{quote(text)}")
         closing = any(part.rstrip("`\n ").endswith("}") for part in (stated, quote(text)))
@@ -222,7 +224,7 @@ PROSE = [
 @given(st.lists(st.sampled_from(PROSE), max_size=3), st.sampled_from(AFFIRMED), st.data())
 def test_a_further_statement_never_raises_what_a_text_states(texts, last, data):
     texts = [*texts, last]
-    shows = [mark for text in texts for mark in ('"', "```", "</div>") if mark in text]
+    shows = [mark for text in texts for mark in ('"', "```", "</") if mark in text.replace("[/", "</")]
     assume(len(set(shows)) == len(shows))  # what lies between two marks of a kind is taken for quoted
     one = data.draw(st.sampled_from(texts))
     together = parse_confidence("\n\n".join(texts))[0]
