@@ -31,7 +31,12 @@ _SAYS = (
 )
 _GOES_ON = WordSearch(rf"\b{_SAYS}(?:\W++\w++){{0,3}}+\W*+$")
 """A report in so few words, as in "The tool replied", may go on in what follows."""
-_SPEAKS = WordSearch(r"\b(?:says?|said|wrote|writes?|reads|stat(?:es|ed)|repl(?:ies|ied)|claim(?:s|ed)|told|tells)\b")
+_SPEAKS = WordSearch(
+    r"\b(?:says?|said|wrote|writes?|reads|stat(?:es|ed)|repl(?:y|ies|ied)|claim(?:s|ed)|told|tells"
+    r"|(?<!for the )(?<!to the )(?:customer|user|client)|sender|e-?mails?|mails?|letter|messages?|ticket|page|website"
+    r"|article|comment|review|post|transcript|quote|tool (?:output|response|results?))\b",
+)
+"""In a line that announces what somebody said or wrote, of whatever length; a list ends with its paragraph."""
 REPORT = WordSearch(rf"\b(?:{_SAYS}|sent|sends|thinks|believes|model|classifier|detector)\b")
 SOURCE = WordSearch(
     r"\b(?:api|server|tool|response|results?|report|output|check|log|record|note|e-?mail|mail|page|document|file|database"
