@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, UncertaintyMonitor, tool
@@ -44,6 +44,38 @@ class World:
             return f"found {query}"
 
         return FunctionTools(send_email, search)
+
+
+class Meanwhile(MemoryStore):
+    """Lets `happens` happen, as in another process, before the `at`-th read after calls were announced; 0: never."""
+
+    happens: Callable[[], Awaitable[object]]
+    at, happened, _left = 0, False, -1
+
+    async def write(self, *changes: Any) -> float:
+        written = await super().write(*changes)
+        if self.at and any("execution_started" in str(change) for change in changes):
+            self._left = self.at
+        return written
+
+    async def get(self, kind: str, key: str) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            await self.happens()
+            self.happened = True
+        return await super().get(kind, key)
+
+
+class Watched:
+    """The world's tools, with what `look` says as each call begins."""
+
+    def __init__(self, world: World, look: Callable[[], bool]) -> None:
+        self._tools, self._look, self.seen = world.tools(), look, list[bool]()
+        self.schemas, self.effect_of = self._tools.schemas, self._tools.effect_of
+
+    async def execute(self, *call: Any, **more: Any) -> Any:
+        self.seen.append(self._look())
+        return await self._tools.execute(*call, **more)
 
 
 class Copied(MemoryStore):

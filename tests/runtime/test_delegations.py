@@ -34,7 +34,7 @@ from grampus_uq.runtime.stored_delegations import (
 )
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
-from tests.runtime.agents import AGENT, World, mail, runner
+from tests.runtime.agents import AGENT, Meanwhile, Watched, World, mail, runner
 from tests.runtime.test_evidence_proofs import rechained
 
 pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
@@ -295,42 +295,19 @@ async def test_one_that_is_revoked_until_the_start_of_its_call_is_written_does_n
 async def test_none_of_several_calls_begins_after_their_delegation_was_revoked_at_whatever_moment_that_was(
     at: int,
 ) -> None:
-    class Revoking(MemoryStore):
-        left, revoked = -1, False
-
-        async def write(self, *changes: Any) -> float:
-            written = await super().write(*changes)
-            if any("execution_started" in str(change) for change in changes):
-                self.left = at
-            return written
-
-        async def get(self, kind: str, key: str) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                await revoke_delegation(self, given.id, "ann")
-                self.revoked = True
-            return await super().get(kind, key)
-
-    case, late = Case(), list[bool]()
-    store = case.store = Revoking()
-    sending = case.world.tools()
-
-    class Watched:
-        schemas, effect_of = sending.schemas, sending.effect_of
-
-        async def execute(self, *call: Any, **more: Any) -> Any:
-            late.append(store.revoked)
-            return await sending.execute(*call, **more)
-
+    case = Case()
+    store = case.store = Meanwhile()
+    store.at, watched = at, Watched(case.world, lambda: store.happened)
     turns = [answer("I will mail.", tool_calls=[mail(f"c{n}", f"bob{n}") for n in range(3)]), answer("Done.")]
     agent = runner(case.world, turns, store=store, approvals=ApprovalPolicy(**case.policy))
-    agent.tool_executor = Watched()
+    agent.tool_executor = watched
     waiting = (await agent.run(AGENT, "mail", session_id="s")).pending
     given = await case.delegated()
+    store.happens = lambda: revoke_delegation(store, given.id, "ann")
     decisions = [SIGNERS["dan"].sign(one.decide("approve", principal="dan", delegation=given)) for one in waiting]
     result = await agent.resume("mailer", "s", decisions)
-    assert True not in late
-    assert len(result.pending) + len(late) == 3
+    assert True not in watched.seen
+    assert len(result.pending) + len(watched.seen) == 3
 
 
 async def test_a_revoked_one_is_not_made_again_under_its_id_and_stays_until_its_end() -> None:

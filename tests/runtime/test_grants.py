@@ -23,7 +23,7 @@ from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.standing_grants import GRANT, grants_in_force, stored_grants
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
-from tests.runtime.agents import AGENT, World, mail, runner
+from tests.runtime.agents import AGENT, Watched, World, mail, runner
 
 pytestmark = [pytest.mark.anyio, pytest.mark.jumping_clocks]
 ANN = Ed25519Signer.generate()
@@ -66,24 +66,15 @@ class Revoking(MemoryStore):
 @pytest.mark.parametrize("calls", [1, 3])
 @pytest.mark.parametrize("at", range(6, 23))
 async def test_no_call_begins_after_its_grant_was_revoked_at_whatever_moment_that_was(at: int, calls: int) -> None:
-    store, world, after = Revoking(), World(), []
+    store, world = Revoking(), World()
     beside = answer("I will mail.", tool_calls=[mail(f"c{n}", f"bob{n}") for n in range(calls)])
     one = runner(world, [beside, "Done."], store=store, approvals=POLICY)
-    sending = world.tools()
-
-    class Watched:
-        schemas, effect_of = sending.schemas, sending.effect_of
-
-        async def execute(self, *given: Any, **more: Any) -> Any:
-            after.append(store.revoked)
-            return await sending.execute(*given, **more)
-
-    one.tool_executor = Watched()
+    one.tool_executor = watched = Watched(world, lambda: store.revoked)
     store.grant, store.left = mailing(), -1
     await one.ledger.grant(store.grant)
     store.left = at
     result = await one.run(AGENT, "mail bob", session_id="s")
-    assert True not in after
+    assert True not in watched.seen
     assert len(result.pending) + len(world.sent) == calls
 
 

@@ -40,7 +40,7 @@ from grampus_uq.runtime.stored_permits import (
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
-from tests.runtime.agents import AGENT, World, mail, runner
+from tests.runtime.agents import AGENT, Meanwhile, Watched, World, mail, runner
 from tests.runtime.permit_kills import DOUBT, Believed
 from tests.sampling import crossed, sampled
 from tests.scripted_runs import Captured
@@ -648,42 +648,19 @@ async def test_what_was_let_ahead_does_not_run_once_the_permit_is_closed() -> No
 
 @pytest.mark.parametrize("at", range(1, 10))
 async def test_none_of_several_calls_begins_after_their_permit_was_closed_at_whatever_moment_that_was(at: int) -> None:
-    class Closing(MemoryStore):
-        left, closed = -1, False
-
-        async def write(self, *changes: Any) -> float:
-            written = await super().write(*changes)
-            if armed and any("execution_started" in str(change) for change in changes):
-                self.left = at
-            return written
-
-        async def get(self, kind: str, key: str) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                await close_permit(self, one.id, "enough")
-                self.closed = True
-            return await super().get(kind, key)
-
-    armed, store = False, Closing()
-    office, late = Office(store), list[bool]()
+    store = Meanwhile()
+    office = Office(store)
     one = await office.earn()
-    sending = office.world.tools()
-
-    class Watched:
-        schemas, effect_of = sending.schemas, sending.effect_of
-
-        async def execute(self, *call: Any, **more: Any) -> Any:
-            late.append(store.closed)
-            return await sending.execute(*call, **more)
-
+    store.happens = lambda: close_permit(store, one.id, "enough")
+    watched = Watched(office.world, lambda: store.happened)
     turns = [answer("I will mail.", tool_calls=[mail(f"c{n}", f"bob{n}") for n in range(3)]), answer("Done.")]
     worker = runner(office.world, turns, store=store)
     assert isinstance(worker.gate.permits, StoredPermits)
     worker.gate.permits._draw = lambda: NO_AUDIT
-    worker.tool_executor, armed = Watched(), True
+    worker.tool_executor, store.at = watched, at
     result = await worker.run(AGENT, "mail all", session_id="s")
-    assert True not in late
-    assert len(result.pending) + len(late) == 3
+    assert True not in watched.seen
+    assert len(result.pending) + len(watched.seen) == 3
 
 
 async def test_what_was_let_ahead_does_not_run_once_an_audit_found_another_call_wrong() -> None:
