@@ -6,7 +6,7 @@ import contextlib
 import copy
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -400,6 +400,22 @@ async def test_a_sub_agents_calls_may_be_decided_one_after_another_in_a_process_
     assert sorted(paid) == [["bob", 5], ["carol", 5]]
 
 
+async def approved_to_the_end(
+    process: Callable[[], tuple[Bank, Agent[Any]]], most: int, then: Callable[[], object] = lambda: None
+) -> list[list[Any]]:
+    """Approve all that is asked, each time in another process; whom each request would pay, and if it is unknown."""
+    bank, outer = process()
+    paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
+    asked = []
+    while paused is not None and len(asked) < most:
+        asked.append([(one.call and one.call.arguments["to"], one.unknown_outcome) for one in paused.requests])
+        bank, outer = process()
+        result = await bank.guard.resume(outer, paused.text, [sign(request) for request in paused.requests])
+        paused = await bank.guard.pause(result)
+        then()
+    return asked
+
+
 async def test_a_precondition_that_holds_one_call_of_a_sub_agent_starts_none_beside_it() -> None:
     """In the process after that a human was asked about the others as if they might have run."""
     starts, paid, shut = StoredStarts(MemoryStore()), list[Any](), [True]
@@ -413,15 +429,7 @@ async def test_a_precondition_that_holds_one_call_of_a_sub_agent_starts_none_bes
         bank.paid = paid
         return bank, delegating(bank, pay("bob"), pay("eve", call_id="c2"), pay("carol", call_id="c3"))
 
-    bank, outer = process()
-    paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
-    asked = []
-    while paused is not None and len(asked) < 5:
-        asked.append([(one.call and one.call.arguments["to"], one.unknown_outcome) for one in paused.requests])
-        bank, outer = process()
-        result = await bank.guard.resume(outer, paused.text, [sign(request) for request in paused.requests])
-        paused = await bank.guard.pause(result)
-        shut.clear()
+    asked = await approved_to_the_end(process, most=5, then=shut.clear)
     assert asked == [[("bob", False), ("eve", False), ("carol", False)], [("eve", False)]]
     assert sorted(paid) == [["bob", 5], ["carol", 5], ["eve", 5]]
 
@@ -445,14 +453,7 @@ async def test_where_one_start_of_a_sub_agents_calls_could_not_be_stored_each_is
         bank.paid = paid
         return bank, delegating(bank, pay("bob"), pay("eve", call_id="c2"))
 
-    bank, outer = process()
-    paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
-    asked = []
-    while paused is not None and len(asked) < 6:
-        asked.append([(one.call and one.call.arguments["to"], one.unknown_outcome) for one in paused.requests])
-        bank, outer = process()
-        result = await bank.guard.resume(outer, paused.text, [sign(request) for request in paused.requests])
-        paused = await bank.guard.pause(result)
+    asked = await approved_to_the_end(process, most=6)
     assert asked == [[("bob", False), ("eve", False)], [("eve", False)], [("bob", True)]]
     assert sorted(paid) == [["bob", 5], ["eve", 5]]
 
