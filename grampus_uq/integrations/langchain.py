@@ -416,13 +416,17 @@ def _with_review_of(turn: Turn, messages: Sequence[Any]) -> Turn:
 
 
 def _with_edits(request: ModelRequest[Any], decided: list[CallRecord]) -> tuple[ModelRequest[Any], list[Any]]:
-    """The request with the calls as they ran: a human's edits stand in the transcript from the next turn on."""
+    """The request with the calls as they ran: a human's edits stand in the transcript from the next turn on.
+
+    Beside it the transcript's own message: middleware outside may show the model another one.
+    """
     edited = [record for record in decided if record.edited]
-    index = last_answer(request.messages) if edited else None
+    index = last_answer(request.state["messages"]) if edited else None
     if index is None:
         return request, []
-    message = with_arguments(request.messages[index], edited)
-    return request.override(messages=[*request.messages[:index], message, *request.messages[index + 1 :]]), [message]
+    kept = request.state["messages"][index]
+    messages = [with_arguments(one, edited) if one.id == kept.id else one for one in request.messages]
+    return request.override(messages=messages), [with_arguments(kept, edited)]
 
 
 def _with_ids(message: Any, reviews: dict[str, Any]) -> Any:

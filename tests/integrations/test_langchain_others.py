@@ -224,3 +224,36 @@ def test_middleware_outside_is_handed_what_the_tool_gave_and_the_decision_counts
     values = app.get_state(CONFIG).values
     assert len(values["uncertainty"]["belief"]["rejected"]) == (said == "reject")
     assert values["messages"][1].tool_calls[0]["args"] == {"to": "ann" if said == "edit" else "bob"}
+
+
+class Hides(AgentMiddleware[Any, Any, Any]):
+    """Shows the model its own answers without text and arguments, as `ContextEditingMiddleware` does."""
+
+    def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        bare = [
+            message.model_copy(
+                update={"content": "", "tool_calls": [{**call, "args": {}} for call in message.tool_calls]}
+            )
+            if message.type == "ai"
+            else message
+            for message in request.messages
+        ]
+        return handler(request.override(messages=bare))
+
+
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_an_edit_changes_nothing_else_in_the_transcript_whatever_middleware_shows_the_model(where: str) -> None:
+    def pay(to: str) -> str:
+        """Pay."""
+        return "paid"
+
+    turns = [says(0.3, {"args": {"to": "bob"}, "id": "1"}, {"args": {"to": "eve"}, "id": "2"}), says(0.99)]
+    others: Any = {where: [Hides()]}
+    app = guarded(pay, turns, **others)
+    app.invoke({"messages": [("user", "Pay.")]}, CONFIG)
+    bob, eve = waiting(app.get_state(CONFIG))
+    said = [bob.decide("edit", principal="ann", arguments={"to": "zoe"}), eve.decide("approve", principal="ann")]
+    app.invoke(resume(app.get_state(CONFIG), said), CONFIG)
+    answer = app.get_state(CONFIG).values["messages"][1]
+    assert answer.text == turns[0].text
+    assert [call["args"] for call in answer.tool_calls] == [{"to": "zoe"}, {"to": "eve"}]
