@@ -471,11 +471,11 @@ class Gate:
         why = await self.hindrance(record)
         if why is not None:
             return self.not_begun(record, terms, why)
-        return await self._held_elsewhere(record, terms) if shared else None
+        return await self._held_elsewhere(record, terms, starts=True) if shared else None
 
-    async def _held_elsewhere(self, record: CallRecord, terms: Terms, *, only_look: bool = False) -> CallRecord | None:
+    async def _held_elsewhere(self, record: CallRecord, terms: Terms, *, starts: bool) -> CallRecord | None:
         try:
-            first = await self.starts.take(record, terms, only_look=only_look)
+            first = await (self.starts.take if starts else self.starts.free)(record, terms)
         except StoreError as error:
             return self.not_begun(record, terms, f"it could not be stored that the call starts: {error}"[:300])
         return None if first else asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
@@ -491,7 +491,7 @@ class Gate:
             return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
         try:
             held = None if starts else await self.held_again(record, terms, shared=False)
-            return held or await self._held_elsewhere(record, terms, only_look=not starts)
+            return held or await self._held_elsewhere(record, terms, starts=starts)
         finally:
             self.starts.give_back(record, terms.run_id)
 

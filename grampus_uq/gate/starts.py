@@ -95,12 +95,19 @@ class CallStarts:
         with self._lock:
             self._spent.setdefault(by, True)
 
-    async def take(self, record: CallRecord, terms: Terms, *, only_look: bool = False) -> bool:
+    async def take(self, record: CallRecord, terms: Terms) -> bool:
         """Take the start of a call that may run once; False where another has it: the call may have run there.
 
         It is of the call, whatever request an old state asks anew; where a human knew that it may have run, of that
-        request. Raises StoreError where it cannot be stored: the call must not run. `only_look`: take nothing.
+        request. Raises StoreError where it cannot be stored: the call must not run.
         """
+        return await self._ask(record, terms, take=True)
+
+    async def free(self, record: CallRecord, terms: Terms) -> bool:
+        """True if `take` would be now; takes nothing. Raises StoreError."""
+        return await self._ask(record, terms, take=False)
+
+    async def _ask(self, record: CallRecord, terms: Terms, *, take: bool) -> bool:
         by = None if record.phase is CallPhase.SETTLED else let_by(record, terms.run_id)
         if by is None or self._store is None:
             return True
@@ -112,12 +119,12 @@ class CallStarts:
         own = start, f"{owner}/{os.getpid()}"
         if own in self._taken:  # nobody else can have it since, and the store may not answer a second time
             return True
-        if await (self._store.free(*own) if only_look else self._store.take(*own)):
-            if not only_look:
-                self._taken[own] = True
-            return True
-        self.began_elsewhere(by)
-        return False
+        first = await (self._store.take(*own) if take else self._store.free(*own))
+        if not first:
+            self.began_elsewhere(by)
+        elif take:
+            self._taken[own] = True
+        return first
 
     @contextlib.contextmanager
     def once(self, record: CallRecord, run_id: str = "") -> Iterator[bool]:

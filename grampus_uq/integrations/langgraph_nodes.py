@@ -92,7 +92,8 @@ class GuardNodes:
         added = _added(before, update.get(key)) if isinstance(update, dict) else None
         if added is None:
             return leading(await self.note(state, result, config), self.score_node)
-        carried, message, beside = await self._judged([*before, *added], len(before) + len(added) - 1, state, config)
+        index = len(before) + len(added) - 1
+        carried, message, beside = await self._judged([*before, *added], index, state, config, asked_here())
         messages = [*added[:-1], message]
         state = {**state, key: [*before, *messages]}
         carried = self._handing(state, beside, carried)
@@ -137,8 +138,7 @@ class GuardNodes:
             if _is_judged(carried, messages):
                 return self._go_on(state, carried, [])
         asked = self._take_noted(config, messages[index])
-        vouched = asked is not None
-        carried, message, beside = await self._judged(messages, index, state, config, vouched=vouched, asked=asked)
+        carried, message, beside = await self._judged(messages, index, state, config, asked)
         if message is not messages[index]:
             beside.insert(0, message)
         return self._go_on(state, carried, beside)
@@ -149,16 +149,14 @@ class GuardNodes:
         index: int,
         state: dict[str, Any],
         config: RunnableConfig,
-        *,
-        vouched: bool = True,
-        asked: Asked | None = None,
+        asked: Asked | None,
     ) -> tuple[Carried, Any, list[Any]]:
-        """The state after the turn, its message with ids, messages beside; `vouched` False: it may be anybody's."""
+        """The state after the turn, its message with ids, messages beside; it may be anybody's without `asked`."""
         judge, message = self.judge, messages[index]
         message = with_ids(message) if judge.acts else message
         begun = last_answer(messages[:index]) is not None
         carried = read_state(judge, config, state.get(KEY), to_judge=True, begun=begun)
-        carried = carried if vouched else judge.doubted(carried)
+        carried = carried if asked else judge.doubted(carried)
         asks = judge.settings.model_client is not None
         heard = functools.partial(observe_between, messages=messages, index=index)
         facts = (asked or asked_here()).facts(judge.described)
@@ -175,7 +173,7 @@ class GuardNodes:
         before = self._open(state, read_state(judge, config, carried_state, to_judge=True))
         for one in [] if self.own else before.records:  # a node of the user's own need not answer each call
             if self._unanswered(one, state):
-                await judge.gate.starts.take(one, before.terms, only_look=True)
+                await judge.gate.starts.free(one, before.terms)
         cut = [one for one in before.records if self._asks_again(config, before, one, state) or self._lost(one, state)]
         if cut:  # a request lives in the state: it is asked about in the next superstep
             return self._go_on(state, self._asking_about(before, cut, state), [])
