@@ -69,6 +69,14 @@ def test_importing_the_package_loads_none_of_its_modules():
     assert [name for name in loaded("import grampus_uq") if name.startswith("grampus_uq.")] == []
 
 
+@pytest.mark.parametrize("face", ["langgraph", "langchain"])
+def test_an_adapter_loads_the_runner_of_its_threads_only_for_who_names_it(face):
+    adapter = f"grampus_uq.integrations.{face}"
+    rooms = [name for name in loaded(f"import {adapter}") if name.startswith("grampus_uq.runtime")]
+    assert rooms == []
+    assert "grampus_uq.runtime" in loaded(f"from {adapter} import ThreadRunner")
+
+
 def test_the_probe_sees_what_is_loaded():
     """A test of the test: a program that does load httpx is caught."""
     assert "httpx" in loaded("import grampus_uq, httpx")

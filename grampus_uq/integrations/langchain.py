@@ -24,6 +24,8 @@ from dataclasses import fields, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
 
+from lazy_loader import attach
+
 from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import RAN_BEFORE, CallPhase, CallRecord
 from grampus_uq.gate.starts import by_itself
@@ -70,14 +72,17 @@ from grampus_uq.integrations.langgraph_threads import (
     resume,
     waiting,
 )
-from grampus_uq.integrations.langgraph_worker import ThreadRunner
 
 if TYPE_CHECKING:
     from langchain.agents.middleware.types import ModelRequest
     from langgraph.runtime import Runtime
 
+    from grampus_uq.integrations.langgraph_worker import ThreadRunner
+
 __all__ = ["ThreadRunner", "UncertaintyMiddleware", "UncertaintyState", "as_ai_message", "read_message", "resume"]
 __all__ += ["waiting"]
+
+__getattr__, _, _ = attach("grampus_uq.integrations", submod_attrs={"langgraph_worker": ["ThreadRunner"]})
 
 
 def _merge(before: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
 
+from lazy_loader import attach
+
 from grampus_uq import ConfigurationError, MissingDependencyError, UncertaintyMonitor
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried
@@ -29,15 +31,18 @@ from grampus_uq.integrations.langchain_messages import as_ai_message, find_recor
 from grampus_uq.integrations.langgraph_fork import Fork, fork_before
 from grampus_uq.integrations.langgraph_nodes import GuardNodes
 from grampus_uq.integrations.langgraph_threads import KEY, read_state, resume, session_id_of, waiting
-from grampus_uq.integrations.langgraph_worker import ThreadRunner
 from grampus_uq.integrations.langgraph_wrapping import GuardedNode, conditional_edge, lead_updates, wrap_node
 
 if TYPE_CHECKING:
     from langgraph.prebuilt import ToolNode
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
+    from grampus_uq.integrations.langgraph_worker import ThreadRunner
+
 __all__ = ["KEY", "Fork", "ThreadRunner", "UncertaintyGuard", "as_ai_message", "fork_before", "read_message", "resume"]
 __all__ += ["uncertainty_guard", "waiting"]
+
+__getattr__, _, _ = attach("grampus_uq.integrations", submod_attrs={"langgraph_worker": ["ThreadRunner"]})
 
 _SCORE, _GATE = "uncertainty_score", "uncertainty_gate"
 
