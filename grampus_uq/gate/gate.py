@@ -104,8 +104,8 @@ class Permits(Protocol):
         """The release of a waiting call, or why not, also where the store is down; `alike`: an equal call waits."""
         ...
 
-    async def standing(self, released_by: str) -> str | None:
-        """The reason not to run a call now that was let ahead so, or None."""
+    async def standing(self, released: Iterable[str]) -> dict[str, str]:
+        """The reasons not to run calls now that were let ahead, by what let them; none for a call that may run."""
         ...
 
     async def answered(self, record: CallRecord, terms: Terms) -> None:
@@ -402,8 +402,9 @@ class Gate:
         Each is asked for once for all calls: what is revoked while one call is looked at starts no other.
         """
         by = {one.proposed.id: one.cleared_by or "" for one in records if permitted(one)}
-        over = {permits: await self._end_of_permit(permits) for permits in {*by.values()}}
-        ends = {call: over[permits] for call, permits in by.items()}
+        unknown = dict.fromkeys(by.values(), "it was let ahead by a permit, and none is known here")
+        over = unknown if self.permits is None or not by else await self.permits.standing({*by.values()})
+        ends = {call: over.get(permits) for call, permits in by.items()}
         decided = [(one.proposed.id, by) for one in records for by in one.decisions]
         given = [(call, by.delegation) for call, by in decided if by.delegation is not None]
         if given and self.delegations is not None:
@@ -412,11 +413,6 @@ class Gate:
                 why = standing(delegation, now_s)
                 ends[call] = ends.get(call) or (why and f"a delegation {why}")
         return {call: why for call, why in ends.items() if why is not None}
-
-    async def _end_of_permit(self, released_by: str) -> str | None:
-        if self.permits is None:
-            return "it was let ahead by a permit, and none is known here"
-        return await self.permits.standing(released_by)
 
     def void(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a cleared call that must not run after all; its decisions lapse."""
@@ -469,9 +465,13 @@ class Gate:
         Not that of a call that other processes may start too (not `shared`): a sub-agent goes on in any of them.
         """
         why = await self.hindrance(record)
-        if why is not None:
-            return self.not_begun(record, terms, why)
-        return await self._held_elsewhere(record, terms, starts=True) if shared else None
+        if why is None and shared:
+            held = await self._held_elsewhere(record, terms, starts=True)
+            if held is not None:
+                return held
+            if self.starts.stored:  # which may have taken its time: what lapses is looked at last
+                why = (await self.lapsed([record])).get(record.proposed.id)
+        return None if why is None else self.not_begun(record, terms, why)
 
     async def _held_elsewhere(self, record: CallRecord, terms: Terms, *, starts: bool) -> CallRecord | None:
         try:

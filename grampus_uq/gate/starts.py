@@ -62,6 +62,7 @@ class CallStarts:
 
     def __init__(self, store: Starts | None) -> None:
         self._store = store
+        self.stored = store is not None
         self._owned: Latest[str, str] = Latest(_MAX_SPENT)  # known no longer than what is spent
         self._taken: Latest[tuple[str, str], bool] = Latest(_MAX_SPENT)
         self._spent: Latest[str, bool] = Latest(_MAX_SPENT)  # True: cut off

@@ -54,11 +54,11 @@ class GuardedNode(RunnableLambda[Any, Any]):
         config = config or {}
         if self._inner is None:
             return run_blocking(lambda: self._work(input, config))
-        look = self._look(input, config)
-        hindered = None if look is None else run_blocking(look)
-        begin = None if hindered else self._begin(input, config)
+        begin = self._begin(input, config)
         if begin is not None:
             blocking(begin)
+        look = self._look(input, config)  # last: storing that it begins may take its time
+        hindered = None if look is None else run_blocking(look)
         with self._asking():
             with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
                 if not held:
@@ -69,12 +69,12 @@ class GuardedNode(RunnableLambda[Any, Any]):
         config = config or {}
         if self._inner is None:
             return await self._work(input, config)
-        look = self._look(input, config)
-        hindered = None if look is None else await look()
         await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
-        begin = None if hindered else self._begin(input, config)
+        begin = self._begin(input, config)
         if begin is not None:
             await awaiting(begin)
+        look = self._look(input, config)  # last: storing that it begins may take its time
+        hindered = None if look is None else await look()
         with self._asking():
             with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
                 if not held:

@@ -17,10 +17,11 @@ old state can do to one that just began.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -56,12 +57,14 @@ from grampus_uq.records.events import InForce
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.runtime.standing_grants import grants_in_force
-from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore, try_write
+from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore, documents, try_write
 
 _PERMIT, _STATE, _TICKET = "permit", "permit-state", "permit-ticket"
 _TRIES: Final = 100
 _TELLING_TRIES: Final = 5
 _TELLING_S: Final = 2.0
+_Read = tuple[Document | None, Document | None, int]
+"""A permit's state and definition in the store, and the revision seen before they were read."""
 _UNFORESEEN: Final = secrets.SystemRandom().random
 _log = logging.getLogger(__name__)
 
@@ -162,24 +165,38 @@ class StoredPermits:
         why = "; ".join(f"{sentence(one.permit, one.state)} (permit {one.permit.id[:8]})" for one in permits)
         return Released(by=f"permit {ids}", principal=principals, why=why)
 
-    async def standing(self, released_by: str) -> str | None:
-        """The reason not to run a call that was let ahead: a permit of it has ended, or an audit spoke against it."""
-        for permit_id in released_by.removeprefix("permit ").split(" and "):
-            try:
-                document = await self.store.get(_PERMIT, permit_id)
-                permit = None if document is None else self._trusted(document)
-                if document is None or permit is None or document.read_s >= permit.expires_s:
-                    return f"permit {permit_id[:8]} does not stand any more"
-                now = await self._looked(permit)
-                if now.state.closed is not None:
-                    return f"permit {permit_id[:8]} is closed: {now.state.closed}"
-                if now.trouble is not None or not now.state.in_force(permit):
-                    return f"permit {permit_id[:8]} lets nothing ahead any more: {now.trouble or 'it was withdrawn'}"
-                if now.state.suspects(permit):
-                    return f"permit {permit_id[:8]} lets nothing ahead now: a call that it could let ahead was wrong"
-            except StoreError as error:
-                return f"permit {permit_id[:8]} cannot be read: {error}"
-        return None
+    async def standing(self, released: Iterable[str]) -> dict[str, str]:
+        """The reasons not to run calls that were let ahead, by what let them: a permit ended, or an audit was wrong.
+
+        All permits are read in one turn of the store: while one is looked at, no other is closed unseen.
+        """
+        by = {one: one.removeprefix("permit ").split(" and ") for one in released}
+        ids = list(dict.fromkeys(itertools.chain.from_iterable(by.values())))
+        try:
+            ends = await self._ends(ids)
+        except StoreError as error:
+            ends = dict.fromkeys(ids, f"cannot be read: {error}")
+        found = {one: next((permit_id for permit_id in of if permit_id in ends), None) for one, of in by.items()}
+        return {one: f"permit {of[:8]} {ends[of]}" for one, of in found.items() if of is not None}
+
+    async def _ends(self, ids: Sequence[str]) -> dict[str, str]:
+        """By id, why permits let no call start now."""
+        ends = dict[str, str]()
+        for permit_id, (document, definition, seen) in (await self._documents(ids)).items():
+            permit = None if definition is None else self._trusted(definition)
+            if definition is None or permit is None or definition.read_s >= permit.expires_s:
+                ends[permit_id] = "does not stand any more"
+                continue
+            now = self._judged(permit, document, definition, seen)
+            if now.closing is not None:
+                await self._looked(permit)
+            if now.state.closed is not None:
+                ends[permit_id] = f"is closed: {now.state.closed}"
+            elif now.trouble is not None or not now.state.in_force(permit):
+                ends[permit_id] = f"lets nothing ahead any more: {now.trouble or 'it was withdrawn'}"
+            elif now.state.suspects(permit):
+                ends[permit_id] = "lets nothing ahead now: a call that it could let ahead was wrong"
+        return ends
 
     async def answered(self, record: CallRecord, terms: Terms) -> None:
         """Take the answer on a call into each permit that has a ticket of it; once, however often it is told.
@@ -343,13 +360,24 @@ class StoredPermits:
         raise _busy(permit.id)
 
     async def _standing(self, permit: Permit) -> Standing:
-        """The state as far as it is believed, brought up to what a human closed meanwhile.
+        """The state as far as it is believed, brought up to what a human closed meanwhile."""
+        return self._judged(permit, *(await self._documents([permit.id]))[permit.id])
 
-        It is held against what was seen before the read began: another task may write while the answer is under way.
+    async def _documents(self, ids: Sequence[str]) -> dict[str, _Read]:
+        """The states and definitions of permits, read in one turn of the store.
+
+        Beside them the revisions seen before the read began: another task may write while the answer is under way.
         """
-        seen = self._seen.get(permit.id, 0)
-        document = await self.store.get(_STATE, permit.id)
-        definition = await self.store.get(_PERMIT, permit.id)  # last: a human closes it there
+        seen = {permit_id: self._seen.get(permit_id, 0) for permit_id in ids}
+
+        async def read() -> dict[str, _Read]:
+            states = await documents(self.store, _STATE, ids)
+            definitions = await documents(self.store, _PERMIT, ids)  # last: a human closes them there
+            return {one: (states.get(one), definitions.get(one), seen[one]) for one in ids}
+
+        return await self.store.at_once(read)
+
+    def _judged(self, permit: Permit, document: Document | None, definition: Document | None, seen: int) -> Standing:
         now_s = 0.0 if definition is None else definition.read_s
         state, trouble, version = PermitState.fresh(permit), None, 0
         if document is not None:

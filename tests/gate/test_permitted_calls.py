@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,8 +48,9 @@ class Permits:
             else Held(trouble=self.released, in_force=self.in_force)
         )
 
-    async def standing(self, released_by: str) -> str | None:
-        return self.stands if released_by == "permit abc" else "another permit"
+    async def standing(self, released: Iterable[str]) -> dict[str, str]:
+        found = {by: self.stands if by == "permit abc" else "another permit" for by in released}
+        return {by: why for by, why in found.items() if why is not None}
 
     async def answered(self, record: CallRecord, terms: Terms) -> None:
         self.told.append((record, terms))

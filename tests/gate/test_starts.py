@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -188,10 +189,10 @@ class Permit:
     why: str | None = None
     fails = False
 
-    async def standing(self, released_by: str) -> str | None:
+    async def standing(self, released: Iterable[str]) -> dict[str, str]:
         if self.fails:
             raise OSError("disk")
-        return self.why
+        return {} if self.why is None else dict.fromkeys(released, self.why)
 
 
 async def test_a_call_that_a_permit_let_ahead_keeps_its_start_when_it_is_asked_about() -> None:
@@ -205,6 +206,22 @@ async def test_a_call_that_a_permit_let_ahead_keeps_its_start_when_it_is_asked_a
     assert again is not None
     assert await gate.starts.take(approved(again), TERMS), "it did not begin: the request has its start"
     assert len(starts.had) == 1
+
+
+async def test_a_call_does_not_begin_whose_permit_is_closed_while_its_start_is_stored() -> None:
+    permit, record = Permit(), NEW.change(phase=CallPhase.CLEARED, cleared_by="permit abc").clear_here()
+
+    class Slow(Starts):
+        async def take(self, by: str, owner: str) -> bool:
+            permit.why = "it is closed"
+            return await super().take(by, owner)
+
+    gate = process(Slow(), permits=permit)
+    held, _ = await started(gate, record)
+    assert held.waiting
+    assert held.requests[0].reason == "a permit let it through, but it is closed"
+    ran, _ = await started(gate, approved(held))
+    assert ran.phase is CallPhase.STARTED, "it did not begin: the request has its start"
 
 
 async def test_a_call_that_a_permit_let_ahead_and_that_did_not_begin_may_begin_later_in_the_same_process() -> None:

@@ -57,6 +57,7 @@ class World:
         policy: ApprovalPolicy | None = None,
         profile: Profile | None = None,
         dies: bool = False,
+        own_node: bool = False,
         **given: Any,
     ) -> None:
         self.turns = turns
@@ -93,7 +94,9 @@ class World:
         builder = StateGraph(MessagesState)
         builder.add_node("agent", agent)
         builder.add_edge(START, "agent")
-        self.guard.attach(builder, tools=[pay, look_up])
+        if own_node:
+            builder.add_node("tools", ToolNode([pay, look_up]))
+        self.guard.attach(builder, tools="tools" if own_node else [pay, look_up])
         self.app = builder.compile(checkpointer=InMemorySaver())
 
     def on_event(self, event: Any) -> None:

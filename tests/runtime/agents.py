@@ -47,7 +47,10 @@ class World:
 
 
 class Meanwhile(MemoryStore):
-    """Lets `happens` happen, as in another process, before the `at`-th read after calls were announced; 0: never."""
+    """Lets `happens` happen, as in another process, before the `at`-th read after calls were announced; 0: never.
+
+    What is read in one turn of the store is one read.
+    """
 
     happens: Callable[[], Awaitable[object]]
     at, happened, _left = 0, False, -1
@@ -58,12 +61,22 @@ class Meanwhile(MemoryStore):
             self._left = self.at
         return written
 
-    async def get(self, kind: str, key: str) -> Any:
+    async def _begins(self) -> None:
         self._left -= 1
         if self._left == 0:
             await self.happens()
             self.happened = True
+
+    async def get(self, kind: str, key: str) -> Any:
+        await self._begins()
         return await super().get(kind, key)
+
+    async def at_once(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        await self._begins()
+        left, self._left = self._left, -1
+        found = await super().at_once(work)
+        self._left = left
+        return found
 
 
 class Watched:
