@@ -216,8 +216,8 @@ class Writing:
         at = self.text.find(call.name) if call.name else -1
         while at >= 0 and self._patience > 0:
             behind = at + len(call.name)
-            opened = _OPEN.match(self.text, behind) if self._is_word(at, behind) else None
-            node = self._keywords(opened.end()) if opened else None
+            opened = _OPEN.match(self.text, behind)
+            node = self._keywords(opened.end()) if opened and self._is_word(at, behind) else None
             if node is not None and _writes(node.value, call):
                 yield self._place((at, behind), [node], call, APPLICATION if is_begun(self.text, at) else MENTION)
             at = self.text.find(call.name, behind)

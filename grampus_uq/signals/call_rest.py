@@ -20,7 +20,8 @@ from pydantic import JsonValue
 from grampus_uq.records.values import ToolCall
 from grampus_uq.signals.prose import BLANKS, Span, without_sentences
 
-_MOST_VALUES: Final = 256
+MOST_LEAVES: Final = 256
+"""Values of one call that are told apart."""
 _NULL: Final = "null"
 _SHOWN = str.maketrans("ĠĊ▁İΣς", " \n iσσ")  # blanks as tokenisers write them; lower() keeps the length of all else
 _NUMBERS = (
@@ -38,6 +39,8 @@ _TARGET = re.compile(r"\s{0,4}=\s{0,4}[\"']?(?:[a-z_]{1,30}\.)?")  # of `to=func
 _NEAR: Final = 120  # characters before what a sentence quotes
 _WORDS = re.compile(r"(?<!\S)(?:[^\W\d_]+\s+){3}")
 _VARIABLE = re.compile(r"^[ \t]*([a-z_]\w{0,63})[ \t]*=(?!=)", re.MULTILINE)
+
+Leaf = str | int | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,8 @@ class Rest:
                 at = end
         self._cased = "".join([*pieces, text[at:]])
         self.text = lowered(self._cased)
-        self._spans: dict[str | int | float, Sequence[Span]] = {}
+        self._spans: dict[Leaf, Sequence[Span]] = {}
+        self._known: dict[str, Sequence[int]] = {}
 
     @cached_property
     def code(self) -> str:
@@ -94,7 +98,7 @@ class Rest:
 
     def names(self, name: str) -> bool:
         """True where the name stands somewhere, be it in a sentence."""
-        return next(self._places(lowered(name)), None) is not None
+        return bool(self._places(lowered(name)))
 
     def mentions(self, name: str) -> list[int]:
         """The places of the name outside sentences, but in a closing tag."""
@@ -138,18 +142,14 @@ class Rest:
         """Behind which place the value of a variable stands, as code sets it last."""
         return {one[1]: one.end() for one in _VARIABLE.finditer(self.code)}
 
-    def values(self, value: str | int | float | bool | None) -> Sequence[Span]:
-        """The places of a value, in any form, in order."""
-        (leaf,) = _leaves(value)
-        return self._of_leaf(leaf)
-
-    def _of_leaf(self, leaf: str | int | float) -> Sequence[Span]:
+    def places_of(self, leaf: Leaf) -> Sequence[Span]:
+        """The places of a value (`leaves`), in any form, in order."""
         known = self._spans.get(leaf)
         if known is None:
             known = self._spans[leaf] = sorted(self._found(leaf))
         return known
 
-    def _found(self, value: str | int | float) -> Iterator[Span]:
+    def _found(self, value: Leaf) -> Iterator[Span]:
         if not isinstance(value, str):
             yield from self._numbers.get(value, ())
             return
@@ -176,20 +176,20 @@ class Rest:
     def long_values(self, call: ToolCall) -> Iterator[int]:
         """The places of values of more than one character outside sentences."""
         for value in long_leaves(call):
-            yield from (at for at, _ in self._of_leaf(value) if not self.code[at].isspace())
+            yield from (at for at, _ in self.places_of(value) if not self.code[at].isspace())
 
     def find(self, call: ToolCall) -> Found:
         """The parts of a call that are there."""
         name = lowered(call.name)
         mentions = [at for at in self._places(name) if self.code.startswith(name, at)]
-        wanted = Counter(_leaves(call.arguments))
-        starts = {value: [at for at, _ in self._of_leaf(value) if not self.code[at].isspace()] for value in wanted}
+        wanted = Counter(leaves(call.arguments))
+        starts = {value: [at for at, _ in self.places_of(value) if not self.code[at].isspace()] for value in wanted}
         begin = min([*mentions[:1], *(at for own in starts.values() for at in own)], default=len(self.text))
-        held = {value: len({at for at, _ in self._of_leaf(value) if at >= begin}) for value in wanted}
+        held = {value: len({at for at, _ in self.places_of(value) if at >= begin}) for value in wanted}
         return Found(
             named=bool(mentions),
             some=any(held[value] and not _is_short(value) for value in wanted),
-            every=wanted.total() <= _MOST_VALUES
+            every=wanted.total() <= MOST_LEAVES
             and all(held[value] >= times for value, times in wanted.items())
             and self._has_keys(call, begin),
             begin=begin,
@@ -232,8 +232,15 @@ class Rest:
             found.setdefault(one[0], []).append(one.start())
         return found
 
-    def _places(self, shown: str) -> Iterator[int]:
-        """Yield the positions of a lower-case text that is not part of a longer word, searched by its rarest word."""
+    def _places(self, shown: str) -> Sequence[int]:
+        """The positions of a lower-case text that is not part of a longer word."""
+        known = self._known.get(shown)
+        if known is None:
+            known = self._known[shown] = list(self._sought(shown))
+        return known
+
+    def _sought(self, shown: str) -> Iterator[int]:
+        """The same, searched by the rarest word of the text."""
         words = [(one[0], one.start()) for one in _WORD.finditer(shown)]
         word, offset = min(words, key=lambda one: len(self._words.get(one[0], ())), default=(shown, 0))
         found = self._words.get(word, ()) if words else _found(shown, self.text)
@@ -273,12 +280,12 @@ def _is_whole(text: str, begin: int, end: int) -> bool:
     return not (text[end - 1].isalnum() and after.startswith("-") and _WORD.fullmatch(after[1:]))
 
 
-def long_leaves(call: ToolCall) -> set[str | int | float]:
+def long_leaves(call: ToolCall) -> set[Leaf]:
     """A call's values of more than one character."""
-    return {value for value in _leaves(call.arguments) if not _is_short(value)}
+    return {value for value in leaves(call.arguments) if not _is_short(value)}
 
 
-def _is_short(value: str | int | float) -> bool:
+def _is_short(value: Leaf) -> bool:
     """Return True for a single character, which may occur anywhere by chance."""
     return len(value) < 2 if isinstance(value, str) else -10 < value < 10
 
@@ -290,14 +297,14 @@ def _forms(value: str) -> set[str]:
     return written | {value} | ({"none"} if value == _NULL else set())
 
 
-def _leaves(arguments: JsonValue) -> list[str | int | float]:
-    """The texts and numbers of the arguments, lower case; what no text need hold is left out."""
-    found: list[str | int | float] = []
+def leaves(arguments: JsonValue) -> list[Leaf]:
+    """The texts and numbers of the arguments in their order, lower case; what no text need hold is left out."""
+    found: list[Leaf] = []
     left: list[JsonValue] = [arguments]
-    while left and len(found) <= _MOST_VALUES:
+    while left and len(found) <= MOST_LEAVES:
         value = left.pop()
         if isinstance(value, dict | list):
-            left += value.values() if isinstance(value, dict) else value
+            left += reversed([*value.values()] if isinstance(value, dict) else value)
         elif value is None:
             found.append(_NULL)
         elif isinstance(value, bool):

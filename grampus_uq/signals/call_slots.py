@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
@@ -23,12 +23,11 @@ from grampus_uq.records.values import ToolCall
 from grampus_uq.signals.atomic_patterns import atomic
 from grampus_uq.signals.call_begun import FORM_WORDS, Open, begins_another, covers, is_marked, joined, left_open
 from grampus_uq.signals.call_places import MARKS, is_begun
-from grampus_uq.signals.call_rest import Rest
+from grampus_uq.signals.call_rest import MOST_LEAVES, Leaf, Rest, leaves
 from grampus_uq.signals.prose import Span
 
 _FAR: Final = 200  # characters from a name to the first key, and from a key to its value
 _MOST_STARTS: Final = 8  # places of a value that are looked at behind one key
-_MOST_LEAVES: Final = 256
 _JOINT: Final = re.compile(
     r"[ \t\"'`]{0,8}\(\s*[{\[\"'\s]{0,8}"
     r"|[\"']?>\s*<(?:[|｜]?(?:[a-z]{1,12}[:|｜])?[a-z]{1,12}[\s=](?:name=)?[\"']?)?"
@@ -93,7 +92,14 @@ class _Slot:
     end: int | None
 
 
-_Leaf = str | float | bool | None
+class _Value(NamedTuple):
+    """An argument's value: its texts and numbers in their order, the keys in it in small letters, long ones first."""
+
+    leaves: Sequence[Leaf]
+    keys: Sequence[str]
+    is_empty: bool
+
+
 _begin = operator.attrgetter("begin")
 _Slots = Sequence[Sequence[_Slot]]  # of each argument
 
@@ -108,14 +114,15 @@ class Written:
 
     def __init__(self, rest: Rest, calls: Sequence[ToolCall], since: int = 0) -> None:
         self._rest, self._calls, self._since = rest, calls, since
-        self._slots = [_slots(rest, call) for call in calls]
+        self._values = [[_value(value) for value in call.arguments.values()] for call in calls]
+        self._slots = [_slots(rest, call, values) for call, values in zip(calls, self._values, strict=True)]
         inside = joined((x.begin, x.end) for own in self._slots for found in own for x in found if x.end is not None)
         self._names = [[at for at in rest.mentions(call.name) if not covers(inside, at)] for call in calls]
         self._bounds = sorted({at for own in self._names for at in own})
 
     @cached_property
     def _found(self) -> list[list[Span]]:
-        of_calls = zip(self._calls, self._slots, self._names, strict=True)
+        of_calls = zip(self._calls, self._values, self._slots, self._names, strict=True)
         return [list(itertools.islice(_written(self._rest, *one, self._bounds), _MOST_COPIES)) for one in of_calls]
 
     @cached_property
@@ -176,19 +183,28 @@ def _around(rest: Rest, call: ToolCall, span: Span) -> tuple[str, str]:
     return rest.text[max(line, begin - _FORM) : begin], first or "".join(more)
 
 
-def _slots(rest: Rest, call: ToolCall) -> list[list[_Slot]]:
+def _slots(rest: Rest, call: ToolCall, values: Sequence[_Value]) -> list[list[_Slot]]:
     return [
         [_Slot(begin=begin, end=_end_at_key(rest, begin, end, value)) for begin, end in rest.keys(key)]
-        for key, value in call.arguments.items()
+        for key, value in zip(call.arguments, values, strict=True)
     ]
 
 
-def _written(rest: Rest, call: ToolCall, slots: _Slots, names: Sequence[int], bounds: Sequence[int]) -> Iterator[Span]:
+def _written(
+    rest: Rest,
+    call: ToolCall,
+    values: Sequence[_Value],
+    slots: _Slots,
+    names: Sequence[int],
+    bounds: Sequence[int],
+) -> Iterator[Span]:
     """The places of the name at which the call is written, whole, up to the end of its last value; the last first."""
+    if not all(rest.places_of(leaf) for value in values for leaf in value.leaves):
+        return  # which many names need not be looked at for
     for at in reversed(names):
         place = bisect_right(bounds, at)
         stop = bounds[place] if place < len(bounds) else len(rest.text)
-        end = _end_of_arguments(rest, call, slots, at, stop) if is_begun(rest.text, at) else None
+        end = _end_of_arguments(rest, call, values, slots, at, stop) if is_begun(rest.text, at) else None
         if end is not None and _is_closed(rest, at, at + len(call.name), end):
             yield at, end
 
@@ -200,7 +216,9 @@ def _is_closed(rest: Rest, begin: int, behind: int, end: int) -> bool:
     return f"</{rest.text[begin:behind]}>" in rest.text[end : end + _FAR] or not rest.text[behind + 1 :].strip()
 
 
-def _end_of_arguments(rest: Rest, call: ToolCall, slots: _Slots, at: int, stop: int) -> int | None:
+def _end_of_arguments(
+    rest: Rest, call: ToolCall, values: Sequence[_Value], slots: _Slots, at: int, stop: int
+) -> int | None:
     """Return the end of the arguments between a name and the next; None if anything else stands there."""
     behind = at + len(call.name)
     if not call.arguments:
@@ -209,7 +227,7 @@ def _end_of_arguments(rest: Rest, call: ToolCall, slots: _Slots, at: int, stop: 
         return behind if form.fullmatch(rest.code, behind, stop) and not last else None
     own = [found[bisect_left(found, behind, key=_begin) : bisect_left(found, stop, key=_begin)] for found in slots]
     end, gap = behind, _BY_POSITION
-    for found, value in zip(own, call.arguments.values(), strict=True):
+    for found, value in zip(own, values, strict=True):
         if not found:
             after = _end_of_value(rest, end, value, gap)
             if after is None or after > stop:
@@ -254,7 +272,7 @@ def _goes_on(rest: Rest, first: int, end: int, stop: int) -> bool:
     return _MORE.match(rest.text, at, stop) is not None
 
 
-def _end_at_key(rest: Rest, begin: int, at: int, value: JsonValue) -> int | None:
+def _end_at_key(rest: Rest, begin: int, at: int, value: _Value) -> int | None:
     """Return the end of the value after a key, literal or as a variable of code."""
     end = _end_of_value(rest, at, value, _TO_VALUE)
     if end is not None and rest.text.startswith("<", begin - 1):  # an element: it is closed by the same key
@@ -268,23 +286,20 @@ def _end_at_key(rest: Rest, begin: int, at: int, value: JsonValue) -> int | None
     return end
 
 
-def _end_of_value(rest: Rest, at: int, value: JsonValue, gap: re.Pattern[str]) -> int | None:
+def _end_of_value(rest: Rest, at: int, value: _Value, gap: re.Pattern[str]) -> int | None:
     """Return the end of a value directly after a place; for a structure, of its texts and numbers in order."""
-    leaves, keys = _leaves(value)
-    if len(leaves) > _MOST_LEAVES:
+    if len(value.leaves) > MOST_LEAVES or (value.is_empty and not _EMPTY.match(rest.text, at)):
         return None
-    if value == "" and not _EMPTY.match(rest.text, at):
-        return None
-    for leaf in leaves:
-        end = _end_of_leaf(rest, at, leaf, gap, keys)
+    for leaf in value.leaves:
+        end = _end_of_leaf(rest, at, leaf, gap, value.keys)
         if end is None:
             return None
         at, gap = end, _TO_LEAF
     return at
 
 
-def _end_of_leaf(rest: Rest, at: int, leaf: _Leaf, gap: re.Pattern[str], keys: Sequence[str]) -> int | None:
-    spans = rest.values(leaf)
+def _end_of_leaf(rest: Rest, at: int, leaf: Leaf, gap: re.Pattern[str], keys: Sequence[str]) -> int | None:
+    spans = rest.places_of(leaf)
     first = bisect_left(spans, (at, 0))
     for begin, end in spans[first : first + _MOST_STARTS]:
         if begin - at > _FAR:
@@ -311,18 +326,13 @@ def _is_ended(rest: Rest, before: str, end: int) -> bool:
     return _ENDED.match(rest.text, end) is not None
 
 
-def _leaves(value: JsonValue) -> tuple[list[_Leaf], list[str]]:
-    """The texts and numbers of a value in their order, and the keys in it, in small letters, long ones first."""
-    found: list[_Leaf] = []
+def _value(value: JsonValue) -> _Value:
     keys: set[str] = set()
-    left: list[JsonValue] = [value]
-    while left and len(found) <= _MOST_LEAVES:
-        one = left.pop()
+    inside = [value]
+    for one in inside:  # which grows meanwhile
         if isinstance(one, dict):
-            keys.update(key.lower() for key in one)
-            left += reversed(one.values())
+            keys.update(map(str.lower, one))
+            inside += one.values()
         elif isinstance(one, list):
-            left += reversed(one)
-        elif not isinstance(one, str) or one.strip():
-            found.append(one)
-    return found, sorted(keys - {""}, key=len, reverse=True)
+            inside += one
+    return _Value(leaves(value), sorted(keys - {""}, key=len, reverse=True), value == "")
