@@ -16,7 +16,7 @@ from grampus_uq.importers.imported_records import Refused, each_run, records
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
 from grampus_uq.importers.json_stream import Element
 from grampus_uq.importers.record_fields import logprobs, object_or_none, token_count, unix_time_s
-from grampus_uq.records.values import Message, Outcome
+from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import Role
 
 
@@ -31,22 +31,6 @@ def read_chat_logs(path: str | os.PathLike[str], *, on_refused: Refused | None =
     it raises.
     """
     return each_run(records(path, on_refused), _entry, on_refused, id_field="id")
-
-
-def _imported(
-    element: Element, name: str, messages: list[Message], facts: dict[int, MessageFacts], model: str
-) -> ImportedRun:
-    if not any(message.role is Role.ASSISTANT for message in messages):
-        raise element.error("messages", "holds no message of the assistant, so no step.")
-    return ImportedRun(
-        run_id=name,
-        path=element.path,
-        line=element.line,
-        messages=tuple(messages),
-        outcome=Outcome(success=None),
-        facts=facts,
-        model=model,
-    )
 
 
 def _entry(element: Element) -> ImportedRun:
@@ -76,7 +60,17 @@ def _entry(element: Element) -> ImportedRun:
     model = response.get("model", request.get("model"))
     names = (value.get("custom_id"), value.get("id"), response.get("id"))
     name = next((found for found in names if isinstance(found, str) and found), str(element.index))
-    return _imported(element, name, messages, facts, model if isinstance(model, str) else "")
+    if not any(message.role is Role.ASSISTANT for message in messages):
+        raise refuse("messages", "holds no message of the assistant, so no step.")
+    return ImportedRun(
+        run_id=name,
+        path=element.path,
+        line=element.line,
+        messages=tuple(messages),
+        outcome=Outcome(success=None),
+        facts=facts,
+        model=model if isinstance(model, str) else "",
+    )
 
 
 def _part(value: dict[str, Any], names: tuple[str, ...], element: Element) -> tuple[Any, str]:

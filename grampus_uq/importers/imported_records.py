@@ -11,6 +11,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
 from grampus_uq.importers.opening import blocks
 from grampus_uq.recording.runs import Refused as Refused
+from grampus_uq.recording.runs import each as each
 from grampus_uq.recording.runs import refuse_to as refuse_to
 from grampus_uq.records.strict_json import is_json, json_object
 
@@ -34,25 +35,18 @@ def each_run(
     `read` may walk nested values by recursion: a record too deep for it is refused like any other.
     """
     seen: set[str] = set()
-    for element in found:
+
+    def new_run(element: Element) -> _Run:
         try:
-            if isinstance(element, DataError):
-                raise element
-            run = _read(read, element)
-            if run.run_id in seen:
-                raise element.error(id_field, f"{run.run_id!r:.80} is a duplicate: an earlier run of this file has it.")
-        except DataError as error:
-            refuse_to(on_refused, error)
-            continue
+            run = read(element)
+        except RecursionError as error:
+            raise element.error("", "is nested too deeply.") from error
+        if run.run_id in seen:
+            raise element.error(id_field, f"{run.run_id!r:.80} is a duplicate: an earlier run of this file has it.")
         seen.add(run.run_id)
-        yield run
+        return run
 
-
-def _read(read: Callable[[Element], _Run], element: Element) -> _Run:
-    try:
-        return read(element)
-    except RecursionError as error:
-        raise element.error("", "is nested too deeply.") from error
+    return each(found, new_run, on_refused)
 
 
 def records(path: str | os.PathLike[str], on_refused: Refused | None = None) -> Iterator[Element]:
@@ -75,21 +69,16 @@ def line_records(path: str | os.PathLike[str], on_refused: Refused | None) -> It
     begins_array = bool(head) and isinstance(head[0][1], bytes) and head[0][1].lstrip(_SPACES).startswith(b"[")
     if begins_array or not any(_is_object(line) for _, line in head):
         return None
-    return _of_lines(chain(head, lines), os.fspath(path), on_refused)
+    name = os.fspath(path)
 
+    def element(numbered: tuple[int, tuple[int, bytes | DataError]]) -> Element:
+        index, (number, line) = numbered
+        if isinstance(line, DataError):
+            raise line
+        value = json_object(line, path=name, line=number)
+        return Element(value=value, path=name, line=number, index=index, in_array=False, chars=len(line))
 
-def _of_lines(
-    lines: Iterable[tuple[int, bytes | DataError]], path: str, on_refused: Refused | None
-) -> Iterator[Element]:
-    for index, (number, line) in enumerate(lines):
-        try:
-            if isinstance(line, DataError):
-                raise line
-            value = json_object(line, path=path, line=number)
-        except DataError as error:
-            refuse_to(on_refused, error)
-        else:
-            yield Element(value=value, path=path, line=number, index=index, in_array=False, chars=len(line))
+    return each(enumerate(chain(head, lines)), element, on_refused)
 
 
 def _byte_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes | DataError]]:

@@ -35,8 +35,8 @@ class ImportedTranscript:
         self._observed = []
 
     def add_answer(self, message: Message, facts: MessageFacts) -> None:
-        """Add an answer of the model: a step."""
-        self._add(message, facts)
+        """Add an answer of the model, whatever role its format gives it: a step."""
+        self._add(message.model_copy(update={"role": Role.ASSISTANT}), facts)
 
     def add_observation(self, message: Message, facts: MessageFacts) -> None:
         """Add the answer of a tool, at the time it ran and not when the model was given it."""

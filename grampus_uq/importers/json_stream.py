@@ -127,8 +127,8 @@ class _Window:
     def peek(self) -> str:
         """The next character that is not a space; empty at the end."""
         while True:
-            end = _end_of_space(self._text, self._at)
-            self.skip(end - self._at)
+            space = _SPACE.match(self._text, self._at)
+            self.skip(len(space[0]) if space else 0)
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
@@ -224,8 +224,3 @@ class _Window:
         self._passed += self._at
         self._text, self._at = block or "", 0
         return block is not None
-
-
-def _end_of_space(text: str, start: int) -> int:
-    found = _SPACE.match(text, start)
-    return found.end() if found else start

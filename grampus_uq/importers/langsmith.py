@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from grampus_uq.errors import DataError
 from grampus_uq.importers.foreign_messages import message_of, shown
 from grampus_uq.importers.grouped import Grouped, grouped
-from grampus_uq.importers.imported_records import Refused, records, refuse_to
+from grampus_uq.importers.imported_records import Refused, each, records, refuse_to
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
 from grampus_uq.importers.imported_transcript import ImportedTranscript
 from grampus_uq.importers.json_stream import Element
@@ -68,17 +67,8 @@ def read_langsmith(
             yield Grouped(key=trace, chars=element.chars, line=element.line, item=element)
 
     for trace, elements in grouped(keyed, os.fspath(path), on_refused):
-        spans = []
-        for element in elements:
-            try:
-                spans.append(_span(element))
-            except DataError as error:
-                refuse_to(on_refused, error)
-        try:
-            if spans:
-                yield _run(trace, spans, outcome)
-        except DataError as error:
-            refuse_to(on_refused, error)
+        if spans := list(each(elements, _span, on_refused)):
+            yield from each([spans], partial(_run, trace, outcome=outcome), on_refused)
 
 
 def _span(element: Element) -> _Span:
@@ -149,7 +139,7 @@ def _ask(transcript: ImportedTranscript, span: _Span) -> None:
         input_tokens=token_count(value.get("prompt_tokens"), "prompt_tokens", refuse) or tokens[0],
         output_tokens=token_count(value.get("completion_tokens"), "completion_tokens", refuse) or tokens[1],
     )
-    transcript.add_answer(message.model_copy(update={"role": Role.ASSISTANT}), facts)
+    transcript.add_answer(message, facts)
 
 
 def _usage(value: Any, field: str, refuse: Refuse) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers.imported_records import Refused, line_records, refuse_to
+from grampus_uq.importers.imported_records import Refused, each, line_records
 from grampus_uq.importers.json_stream import Element, nested
 from grampus_uq.importers.otlp_wire import is_protobuf, span_messages
 from grampus_uq.importers.record_fields import listed
@@ -61,15 +61,10 @@ def read_otlp_spans(path: str | os.PathLike[str], on_refused: Refused | None = N
     what is neither. A span that is damaged or has a wrong field, or a line that is not JSON, is given to
     `on_refused` and left out; without `on_refused` it raises.
     """
-    found: Iterator[Element | DataError | tuple[int, bytes]]
-    found = span_messages(path) if is_protobuf(path) else _json_spans(path, on_refused)
-    for one in found:
-        try:
-            if isinstance(one, DataError):
-                raise one
-            yield _of_json(one) if isinstance(one, Element) else _of_protobuf(*one, os.fspath(path))
-        except DataError as error:
-            refuse_to(on_refused, error)
+    if is_protobuf(path):
+        yield from each(span_messages(path), lambda found: _of_protobuf(*found, os.fspath(path)), on_refused)
+    else:
+        yield from each(_json_spans(path, on_refused), _of_json, on_refused)
 
 
 def _json_spans(path: str | os.PathLike[str], on_refused: Refused | None) -> Iterator[Element | DataError]:

@@ -10,11 +10,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from grampus_uq.errors import DataError
 from grampus_uq.importers.foreign_messages import shown
 from grampus_uq.importers.genai_messages import given_and_answer
 from grampus_uq.importers.grouped import Grouped, grouped
-from grampus_uq.importers.imported_records import Refused, refuse_to
+from grampus_uq.importers.imported_records import Refused, each
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
 from grampus_uq.importers.imported_transcript import ImportedTranscript
 from grampus_uq.importers.otlp import OtlpSpan, read_otlp_spans
@@ -49,12 +48,8 @@ def read_otlp(
             yield Grouped(key=span.trace_id, chars=span.chars, line=span.place.line, item=span)
 
     seen: set[str] = set()
-    for trace, spans in grouped(keyed, os.fspath(path), on_refused):
-        try:
-            run = _run(trace, spans, outcome, seen)
-        except DataError as error:
-            refuse_to(on_refused, error)
-            continue
+    traces = grouped(keyed, os.fspath(path), on_refused)
+    for run in each(traces, lambda trace: _run(*trace, outcome, seen), on_refused):
         if run is not None:
             seen.add(run.run_id)
             yield run
@@ -62,14 +57,14 @@ def read_otlp(
 
 def _run(trace: str, spans: list[OtlpSpan], outcome: str | None, seen: set[str]) -> ImportedRun | None:
     spans.sort(key=lambda span: (span.start_ns, -span.end_ns, span.span_id))
-    conversation = _Conversation()
+    transcript = ImportedTranscript()
     for span in spans:
         operation = span.attributes.get("gen_ai.operation.name")
         if operation in _ASKS:
-            conversation.ask(span)
+            _ask(transcript, span)
         elif operation == "execute_tool":
-            conversation.run_tool(span)
-    if not any(message.role is Role.ASSISTANT for message in conversation.transcript.messages):
+            _run_tool(transcript, span)
+    if not any(message.role is Role.ASSISTANT for message in transcript.messages):
         return None
     roots = [span for span in spans if not span.parent_id] or spans[:1]
     name = _common(spans, ("session_id", "gen_ai.conversation.id"))
@@ -77,54 +72,45 @@ def _run(trace: str, spans: list[OtlpSpan], outcome: str | None, seen: set[str])
         run_id=name if name and name not in seen else trace,
         path=spans[0].place.path,
         line=spans[0].place.line,
-        messages=tuple(conversation.transcript.messages),
+        messages=tuple(transcript.messages),
         outcome=Outcome(
             success=_success(spans, outcome),
             stop_reason=StopReason.TOOL_ERROR if any(root.failed for root in roots) else StopReason.CLEAN,
         ),
-        facts=conversation.transcript.facts,
+        facts=transcript.facts,
         model=_common(spans, ("gen_ai.response.model", "gen_ai.request.model")),
         agent_id=_common(spans, ("agent_id", "gen_ai.agent.name")),
     )
 
 
-class _Conversation:
-    """The conversation of a trace."""
+def _ask(transcript: ImportedTranscript, span: OtlpSpan) -> None:
+    """A step: what the model was given, as far as it is new, and its answer."""
+    given, answer = given_and_answer(span)
+    time_s, attributes, refuse = span.start_ns / 1e9, span.attributes, span.place.error
+    transcript.add_given(given, time_s)
+    new, old = "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"
+    new_out, old_out = "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"
+    facts = MessageFacts(
+        time_s=time_s,
+        input_tokens=token_count(attributes.get(new, attributes.get(old)), new, refuse),
+        output_tokens=token_count(attributes.get(new_out, attributes.get(old_out)), new_out, refuse),
+    )
+    transcript.add_answer(answer or Message(role=Role.ASSISTANT), facts)
 
-    def __init__(self) -> None:
-        self.transcript = ImportedTranscript()
 
-    def ask(self, span: OtlpSpan) -> None:
-        """A step: what the model was given, as far as it is new, and its answer."""
-        given, answer = given_and_answer(span)
-        time_s = span.start_ns / 1e9
-        refuse, attributes = span.place.error, span.attributes
-        self.transcript.add_given(given, time_s)
-        new, old = "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"
-        new_out, old_out = "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"
-        answer = (answer or Message(role=Role.ASSISTANT)).model_copy(update={"role": Role.ASSISTANT})
-        self.transcript.add_answer(
-            answer,
-            MessageFacts(
-                time_s=time_s,
-                input_tokens=token_count(attributes.get(new, attributes.get(old)), new, refuse),
-                output_tokens=token_count(attributes.get(new_out, attributes.get(old_out)), new_out, refuse),
-            ),
-        )
-
-    def run_tool(self, span: OtlpSpan) -> None:
-        """An observation, where the span says what the tool returned."""
-        attributes, refuse = span.attributes, span.place.error
-        result = attributes.get("gen_ai.tool.call.result")
-        if result is None and not span.failed:
-            return
-        message = Message(
-            role=Role.TOOL,
-            content="" if result is None else shown(result),
-            name=text_or_none(attributes.get("gen_ai.tool.name"), "gen_ai.tool.name", refuse),
-            tool_call_id=text_or_none(attributes.get("gen_ai.tool.call.id"), "gen_ai.tool.call.id", refuse),
-        )
-        self.transcript.add_observation(message, MessageFacts(time_s=span.start_ns / 1e9, is_error=span.failed))
+def _run_tool(transcript: ImportedTranscript, span: OtlpSpan) -> None:
+    """An observation, where the span says what the tool returned."""
+    attributes, refuse = span.attributes, span.place.error
+    result = attributes.get("gen_ai.tool.call.result")
+    if result is None and not span.failed:
+        return
+    message = Message(
+        role=Role.TOOL,
+        content="" if result is None else shown(result),
+        name=text_or_none(attributes.get("gen_ai.tool.name"), "gen_ai.tool.name", refuse),
+        tool_call_id=text_or_none(attributes.get("gen_ai.tool.call.id"), "gen_ai.tool.call.id", refuse),
+    )
+    transcript.add_observation(message, MessageFacts(time_s=span.start_ns / 1e9, is_error=span.failed))
 
 
 def _common(spans: list[OtlpSpan], names: tuple[str, ...]) -> str:
@@ -145,10 +131,8 @@ def _success(spans: list[OtlpSpan], outcome: str | None) -> bool | None:
         for attributes in [span.attributes, *sources]:
             if outcome is None or attributes.get("gen_ai.evaluation.name") != outcome:
                 continue
-            label, score = (
-                attributes.get("gen_ai.evaluation.score.label"),
-                attributes.get("gen_ai.evaluation.score.value"),
-            )
+            label = attributes.get("gen_ai.evaluation.score.label")
+            score = attributes.get("gen_ai.evaluation.score.value")
             if isinstance(label, str) and label.lower() in _LABELS:
                 known = _LABELS[label.lower()]
             elif not isinstance(score, bool) and score in (0, 1):

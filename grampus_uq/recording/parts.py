@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from grampus_uq.errors import DataError
 from grampus_uq.recording.copies import Copies, copies, without_copies
 from grampus_uq.recording.packed import is_packed, row_groups
 from grampus_uq.recording.parallel import in_order
 from grampus_uq.recording.run_names import with_later_parts
-from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs_of_file
-
-Result = TypeVar("Result")
+from grampus_uq.recording.runs import Paths, Refused, Result, Run, recording_files, refuse_to, refusing, runs_of_file
 
 _PART_BYTES: Final = 16 * 2**20
 

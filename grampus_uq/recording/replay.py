@@ -21,7 +21,7 @@ from grampus_uq.core.state import (
 from grampus_uq.errors import DataError
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.reader import read_numbered
-from grampus_uq.recording.runs import Paths, Refused, Run, beginnings, refuse_to
+from grampus_uq.recording.runs import Paths, Refused, Run, beginnings, each
 from grampus_uq.records.events import ALARMED, BRANCH, DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
 from grampus_uq.records.values import StepUncertainty
 
@@ -136,16 +136,10 @@ def replay_all(
 
 
 def _replay_part(profile: Profile, runs: Iterator[Run], refuse: Refused | None) -> ReplayCounts:
-    total = ReplayCounts()
-    for run in runs:
-        try:
-            total = total + _counted(run, profile)
-        except DataError as error:
-            refuse_to(refuse, error)
-    return total
+    return sum(each(runs, partial(_counted, profile), refuse), start=ReplayCounts())
 
 
-def _counted(run: Run, profile: Profile) -> ReplayCounts:
+def _counted(profile: Profile, run: Run) -> ReplayCounts:
     steps = same = before = now = 0
     for step in replay_run(run, profile):
         steps += 1

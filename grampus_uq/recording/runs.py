@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from grampus_uq.errors import DataError
 from grampus_uq.recording.artifacts import FittedFor
@@ -30,6 +31,9 @@ from grampus_uq.records.values import Outcome
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Refused = Callable[[DataError], None]
 """Takes what was wrong with a file, or with one of its runs, that is left out."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +193,21 @@ def refuse_to(on_refused: Refused | None, error: DataError) -> None:
     if on_refused is None:
         raise error
     on_refused(error)
+
+
+def each(
+    items: Iterable[Item | DataError], read: Callable[[Item], Result], on_refused: Refused | None
+) -> Iterator[Result]:
+    """Yield what is read of each item; the error that one is, or that reading it raises, goes to `refuse_to`."""
+    for item in items:
+        try:
+            if isinstance(item, DataError):
+                raise item
+            result = read(item)
+        except DataError as error:
+            refuse_to(on_refused, error)
+        else:
+            yield result
 
 
 def runs_of_file(

@@ -13,7 +13,7 @@ from typing import Final
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory, TrajectoryStep
 from grampus_uq.learn.columns import TASK, task_of
-from grampus_uq.recording.runs import Run
+from grampus_uq.recording.runs import Run, each
 from grampus_uq.records.events import Event, ObservationEvent, StepEvent
 from grampus_uq.records.values import Outcome
 
@@ -67,15 +67,8 @@ def labelled_recordings(
 
     `task_key` names the metadata that says which task a run is a trial of.
     """
-    labelled = []
-    for run in recorded:
-        if run.superseded:
-            continue
-        try:
-            labelled.append(_labelled(run, task_of(run, task_key) or ""))
-        except DataError as error:
-            on_left_out(error)
-    return labelled
+    last = (run for run in recorded if not run.superseded)
+    return list(each(last, lambda run: _labelled(run, task_of(run, task_key) or ""), on_left_out))
 
 
 def names_a_step(outcome: Outcome | None) -> bool:
