@@ -89,6 +89,11 @@ class RunRow:
         return self.calls[0] if self.calls else None
 
     @property
+    def trial_of(self) -> str:
+        """The task; a run that names none is a task of its own."""
+        return self.task or f"run {self.session_id}"
+
+    @property
     def success(self) -> bool:
         """True when the outcome is known and good."""
         return self.outcome is not None and self.outcome.success is True
@@ -109,8 +114,7 @@ class Columns:
 
     def at_calls(self, name: str) -> FloatArray:
         """One column at the irreversible calls of the runs, in order: the value of the turn that proposed each."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        return at_rows(self.stream(name), starts, [run.calls for run in self.runs])
+        return at_rows(self.stream(name), self.lengths, [run.calls for run in self.runs])
 
     def stream(self, name: str) -> FloatArray:
         """One column, shape (rows,), all NaN for an unknown name. Shares memory: add no run while it is in use."""
@@ -225,8 +229,9 @@ def _step_streams(event: StepEvent, assessment: StepUncertainty) -> dict[str, fl
     return streams if risk is None else {**streams, "trajectory_risk": risk}
 
 
-def at_rows(values: FloatArray, starts: npt.NDArray[np.int64], rows: Sequence[Sequence[int]]) -> FloatArray:
+def at_rows(values: FloatArray, lengths: npt.NDArray[np.int64], rows: Sequence[Sequence[int]]) -> FloatArray:
     """The values at some rows of each run, counted from its start; NaN for row -1, which is before any."""
+    starts = np.cumsum(lengths) - lengths
     at = np.array([-1 if row < 0 else int(start) + row for start, own in zip(starts, rows, strict=True) for row in own])
     return np.append(values, math.nan)[at.astype(np.intp)]
 

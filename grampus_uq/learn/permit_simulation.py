@@ -86,9 +86,8 @@ def read_labelled_calls(
         on_refused=on_refused,
         on_runs=on_runs,
     )
-    starts = np.cumsum(columns.lengths) - columns.lengths
     firsts = [run.calls[:1] for run in columns.runs]
-    values = iter(at_rows(columns.stream(stream), starts, firsts))
+    values = iter(at_rows(columns.stream(stream), columns.lengths, firsts))
     left_out: Counter[str] = Counter()
     cases: list[tuple[float, float, bool]] = []
     for run, first in zip(columns.runs, firsts, strict=True):

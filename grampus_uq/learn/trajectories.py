@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,13 +40,12 @@ def labelled_trajectories(recorded: Iterable[Run], *, task_key: str = TASK) -> T
     metadata that says which task a run belongs to; without it every run is its own task.
     """
     runs: list[TracerTrajectory] = []
-    excluded: dict[str, int] = {}
+    excluded: Counter[str] = Counter()
     for run in recorded:
         reason = eligibility(run).reason or _unread(run)
         trajectory = None if reason else trajectory_of(run, task_key=task_key)
         if trajectory is None:
-            reason = reason or "no_components"
-            excluded[reason] = excluded.get(reason, 0) + 1
+            excluded[reason or "no_components"] += 1
         else:
             runs.append(trajectory)
     return Trajectories(runs=tuple(runs), excluded=dict(sorted(excluded.items())))

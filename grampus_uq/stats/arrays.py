@@ -14,6 +14,12 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
+def known_mean(values: FloatArray) -> float:
+    """The mean of the values that are not missing (NaN); 0 where all are."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedBatch:
     """Rows of different length in one array: `values[i, :lengths[i]]` is row i, the rest is padding and never read.

@@ -177,7 +177,9 @@ class ConditionalLogit:
 
     def probabilities(self, values: FloatArray) -> FloatArray:
         """Return p_j of one trajectory from its features of shape (L, F): in (0, 1), summing to 1."""
-        return _softmax(self.standardised(values) @ np.array(self.weights))
+        scores = self.standardised(values) @ np.array(self.weights)
+        odds = np.exp(scores - scores.max())
+        return np.asarray(odds / odds.sum())
 
 
 def fit_conditional_logit(
@@ -303,11 +305,6 @@ def _shares(length: int, errors: Sequence[int]) -> FloatArray:
         raise ConfigurationError.of("error_steps", "fit_conditional_logit", rule, list(errors))
     shares[list(errors)] = 1.0 / len(set(errors))
     return shares
-
-
-def _softmax(scores: FloatArray) -> FloatArray:
-    weights = np.exp(scores - scores.max())
-    return np.asarray(weights / weights.sum())
 
 
 def _reasons(names: Sequence[str], above: FloatArray, parts: FloatArray) -> str:

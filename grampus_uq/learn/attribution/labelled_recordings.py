@@ -79,29 +79,27 @@ def names_a_step(outcome: Outcome | None) -> bool:
 def _labelled(run: Run, task: str) -> LabelledTrajectory:
     outcome = run.outcome
     if outcome is None or outcome.success is not False:
-        raise DataError(f"run {run.session_id!r:.80} is not labelled a failure.", path=run.path, line=run.line)
+        raise _error(run, "is not labelled a failure.")
     note = _NOTE.search(outcome.note or "")
     if note is None:
-        hint = 'has no step in its label; say --note "error at STEP".'
-        raise DataError(f"run {run.session_id!r:.80} {hint}", path=run.path, line=run.line, field="outcome.note")
+        raise _error(run, 'has no step in its label; say --note "error at STEP".', "outcome.note")
     trajectory = recorded_trajectory(run)
     places = [step.step_id for step in trajectory.steps]
     if note[1] not in places:
-        raise DataError(
-            f"run {run.session_id!r:.80} has no step {note[1]!r:.80}; its steps are {', '.join(places)[:300]}.",
-            path=run.path,
-            line=run.line,
-            field="outcome.note",
-        )
+        steps = ", ".join(places)[:300]
+        raise _error(run, f"has no step {note[1]!r:.80}; its steps are {steps}.", "outcome.note")
     return LabelledTrajectory(trajectory=trajectory, error_steps=(places.index(note[1]),), trial_of=task)
 
 
 def recorded_trajectory(run: Run) -> Trajectory:
     """Return a recorded run as a trajectory; DataError when its text was not kept (hashes make no text features)."""
     if not any(isinstance(event, StepEvent | ObservationEvent) for event in run.events):
-        raise DataError(f"run {run.session_id!r:.80} has no step.", path=run.path, line=run.line)
+        raise _error(run, "has no step.")
     trajectory = trajectory_from_events(run.events)
     if all(not step.text.strip() or _HASHED.search(step.text) for step in trajectory.steps):
-        reason = f'run {run.session_id!r:.80} was recorded without its text; attribution needs content="full".'
-        raise DataError(reason, path=run.path, line=run.line, field="step.text")
+        raise _error(run, 'was recorded without its text; attribution needs content="full".', "step.text")
     return trajectory
+
+
+def _error(run: Run, what: str, field: str = "") -> DataError:
+    return DataError(f"run {run.session_id!r:.80} {what}", path=run.path, line=run.line, field=field)

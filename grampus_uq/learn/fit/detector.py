@@ -18,7 +18,7 @@ from grampus_uq.learn.fit.detector_bank import Member, bank, fit_members, untrai
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.learn.fit.detector_split import Split, split, split_at
 from grampus_uq.stats.arrays import BoolArray, FloatArray
-from grampus_uq.stats.eprocess import Detector, log_peaks
+from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import (
     Threshold,
@@ -26,7 +26,6 @@ from grampus_uq.stats.eprocess_thresholds import (
     conformal_threshold,
     pac_threshold,
     tie_uniform,
-    ville_threshold,
     weighted_threshold,
 )
 from grampus_uq.stats.ranks import check_level
@@ -134,18 +133,9 @@ def fit_budget(
     fitted, runs = runs, runs.take(runs.drawn(rng))
     peaks, ties = _evidence(runs, scorer, salt)
     wanted = sorted({share, *shares})
-    thresholds = _about([budget_threshold(peaks, ties, b) for b in wanted], fitted)
+    thresholds = [budget_threshold(peaks, ties, b) for b in wanted]
     return DetectorFit(
-        detector=Detector(
-            streams=runs.streams,
-            scorer=scorer,
-            thresholds=thresholds,
-            deployed=wanted.index(share),
-            salt=salt,
-            null_peaks=_sorted_pairs(peaks, ties),
-            without_gaps=fitted.without_gaps,
-            at_calls=runs.at_calls,
-        ),
+        detector=_detector(fitted, scorer, thresholds, wanted.index(share), salt, peaks, ties),
         report=FitReport(
             counts={"run": len(runs)},
             fit_ids=(),
@@ -201,38 +191,41 @@ def set_thresholds(
     else:
         conformal = [conformal_threshold(peaks, ties, a) for a in wanted]
     pac = [] if delta is None else [pac_threshold(peaks, ties, a, delta) for a in wanted]
-    return Detector(
-        streams=runs.streams,
-        scorer=scorer,
-        thresholds=_about([*pac, *conformal], runs),
-        deployed=wanted.index(alpha),
-        salt=salt,
-        null_peaks=_sorted_pairs(peaks, ties),
-        without_gaps=runs.without_gaps,
-        at_calls=runs.at_calls,
-    )
+    return _detector(runs, scorer, [*pac, *conformal], wanted.index(alpha), salt, peaks, ties)
 
 
-def _about(thresholds: Sequence[Threshold], runs: DetectorRuns) -> tuple[Threshold, ...]:
-    """The thresholds, saying where they look and which runs they are about."""
+def _detector(
+    runs: DetectorRuns,
+    scorer: FeatureScorer | PaperScorer,
+    thresholds: Sequence[Threshold],
+    deployed: int,
+    salt: str,
+    peaks: FloatArray,
+    ties: FloatArray,
+) -> Detector:
+    """The detector; its thresholds say where they look and which runs they are about."""
     more = " It looks at irreversible calls alone, and of runs without one it says nothing." if runs.at_calls else ""
     if runs.cut:
         more += (
             f" Of the recorded runs {runs.cut} were stopped before their end and count as far as they went: if new "
             "ones go further, more are interrupted."
         )
-    return tuple(replace(one, guarantee=one.guarantee + more) for one in thresholds)
+    return Detector(
+        streams=runs.streams,
+        scorer=scorer,
+        thresholds=tuple(replace(one, guarantee=one.guarantee + more) for one in thresholds),
+        deployed=deployed,
+        salt=salt,
+        null_peaks=tuple(sorted(zip(peaks.tolist(), ties.tolist(), strict=True))),
+        without_gaps=runs.without_gaps,
+        at_calls=runs.at_calls,
+    )
 
 
 def _evidence(runs: DetectorRuns, scorer: FeatureScorer | PaperScorer, salt: str) -> tuple[FloatArray, FloatArray]:
     """The largest log M of each run, and its draw."""
-    a_formality = (ville_threshold(0.5),)
-    bare = Detector(streams=runs.streams, scorer=scorer, thresholds=a_formality, deployed=0, salt=salt)
-    return log_peaks(bare, runs.blocks), np.array([tie_uniform(run, salt) for run in runs.ids])
-
-
-def _sorted_pairs(peaks: FloatArray, ties: FloatArray) -> tuple[tuple[float, float], ...]:
-    return tuple(sorted(zip(peaks.tolist(), ties.tolist(), strict=True)))
+    blocks = runs.blocks
+    return run_maximum(blocks, scorer.batch(blocks)), np.array([tie_uniform(run, salt) for run in runs.ids])
 
 
 def _check_levels(alpha: float, delta: float | None, levels: Sequence[float]) -> None:

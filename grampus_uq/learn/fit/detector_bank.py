@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from grampus_uq.errors import MissingDependencyError
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
-from grampus_uq.stats.arrays import BoolArray, FloatArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, known_mean
 from grampus_uq.stats.eprocess_scorers import MINIMA_OF, FeatureScorer, LinearScore, running_minimum
 from grampus_uq.stats.fusion import is_count
 from grampus_uq.stats.prefix_features import STREAM_FEATURES
@@ -95,7 +95,7 @@ def untrained(runs: DetectorRuns, stream: int = 0, of: str | None = None) -> Fea
     rate = float(runs.success.mean()) if runs.success is not None and len(runs) else 0.5
     return running_minimum(
         bounded=(True,) * len(runs.streams),
-        neutral=tuple(_mean(x) for x in runs.values.T),
+        neutral=tuple(map(known_mean, runs.values.T)),
         stream=stream,
         prior_log_odds=math.log(rate) - math.log1p(-rate) if 0.0 < rate < 1.0 else 0.0,
         of=of,
@@ -107,32 +107,23 @@ def fit_members(runs: DetectorRuns, members: Iterable[Member]) -> dict[str, Feat
 
     Raises MissingDependencyError without scikit-learn.
     """
-    with _one_thread():
-        return _fit_members(runs, members)
+    training = cache(partial(_training, runs))
 
+    @cache
+    def fitted(part: str, logits: bool) -> FeatureScorer | None:
+        of, _, stream = part.partition(":")
+        if stream:
+            return untrained(runs, int(stream), of)
+        known = training(logits)
+        one_kind = known.success.all() or not known.success.any()  # the others never gave a score
+        return None if one_kind else _COMPONENTS[part](known)
 
-def _fit_members(runs: DetectorRuns, members: Iterable[Member]) -> dict[str, FeatureScorer]:
-    fitted: dict[tuple[str, bool], FeatureScorer | None] = {}
-    training: dict[bool, Training] = {}
     result: dict[str, FeatureScorer] = {}
-    for member in members:
-        for part in member.parts:
-            key = (part, member.logits)
-            if key in fitted:
-                continue
-            of, _, stream = part.partition(":")
-            if stream:
-                fitted[key] = untrained(runs, int(stream), of)
-                continue
-            if member.logits not in training:
-                training[member.logits] = _training(runs, member.logits)
-            known = training[member.logits]
-            one_kind = known.success.all() or not known.success.any()  # the others never gave a score
-            fitted[key] = None if one_kind else _COMPONENTS[part](known)
-        parts = [fitted[part, member.logits] for part in member.parts]
-        whole = [part for part in parts if part is not None]
-        if len(whole) == len(parts):
-            result[member.name] = replace(average(whole), name=member.name)
+    with _one_thread():
+        for member in members:
+            parts = [found for part in member.parts if (found := fitted(part, member.logits)) is not None]
+            if len(parts) == len(member.parts):
+                result[member.name] = replace(average(parts), name=member.name)
     return result
 
 
@@ -158,20 +149,15 @@ def _frame(runs: DetectorRuns, *, logits: bool, longest: int) -> FeatureScorer:
     return FeatureScorer(
         name="frame",
         clips=(_LOGIT_CLIP if logits else None,) * len(runs.streams),
-        neutral=tuple(map(_logit_mean if logits else _mean, runs.values.T)),
+        neutral=tuple(map(_logit_mean if logits else known_mean, runs.values.T)),
         longest=longest,
         linear=LinearScore(columns=(0,), intercepts=(0.0,), weights=((1.0,),)),
     )
 
 
-def _mean(x: FloatArray) -> float:
-    seen = x[~np.isnan(x)]
-    return float(seen.mean()) if len(seen) else 0.0
-
-
 def _logit_mean(x: FloatArray) -> float:
     held = np.clip(x, _LOGIT_CLIP, 1.0 - _LOGIT_CLIP)
-    return _mean(np.log(held / (1.0 - held)))
+    return known_mean(np.log(held / (1.0 - held)))
 
 
 def _training(runs: DetectorRuns, logits: bool) -> Training:

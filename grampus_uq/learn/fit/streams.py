@@ -6,7 +6,6 @@ And recorded runs as the watch on a calibration takes them: evidence under a det
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from grampus_uq.learn.columns import (
 )
 from grampus_uq.learn.eligibility import SELECTED
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
-from grampus_uq.recording.runs import Paths, Refused, Run, runs
+from grampus_uq.recording.runs import Paths, Refused, runs
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.eprocess import log_peaks
 from grampus_uq.stats.step_blocks import step_blocks
@@ -118,30 +117,23 @@ def finished_in_recordings(
     Raises ConfigurationError for a profile without a detector, DataError for a damaged recording, unless `on_refused`
     takes it.
     """
-    if profile.detector is None:
+    detector = profile.detector
+    if detector is None:
         raise ConfigurationError.of("profile", "finished_in_recordings", "with a detector", None)
     for run in runs(paths, on_refused=on_refused):
-        if run.outcome is not None and not run.superseded:
-            found = _finished(run, profile)
-            if found is not None:
-                yield found
-
-
-def _finished(run: Run, profile: Profile) -> RecordedRun | None:
-    detector, outcome = profile.detector, run.outcome
-    assert detector is not None  # noqa: S101 (for the type checker; the caller looked)
-    assert outcome is not None  # noqa: S101 (as above)
-    columns = columns_of([run], partial(recorded_rows, profile=profile))
-    at = columns.at_calls if detector.at_calls else columns.stream
-    values = np.column_stack([at(name) for name in detector.streams])
-    if not columns.rows or not len(values):
-        return None
-    peak = float(log_peaks(detector, step_blocks(values, np.array([len(values)])))[0])
-    clean = outcome.stop_reason is StopReason.CLEAN
-    return RecordedRun(
-        run_id=run.session_id,
-        log_peak=-math.inf if math.isnan(peak) else peak,
-        touched=run.touched or not clean,
-        success=outcome.success if clean else None,
-        task=task_of(run),
-    )
+        outcome = run.outcome
+        if outcome is None or run.superseded:
+            continue
+        columns = columns_of([run], partial(recorded_rows, profile=profile))
+        at = columns.at_calls if detector.at_calls else columns.stream
+        values = np.column_stack([at(name) for name in detector.streams])
+        if not columns.rows or not len(values):
+            continue
+        clean = outcome.stop_reason is StopReason.CLEAN
+        yield RecordedRun(
+            run_id=run.session_id,
+            log_peak=float(log_peaks(detector, step_blocks(values, np.array([len(values)])))[0]),
+            touched=run.touched or not clean,
+            success=outcome.success if clean else None,
+            task=task_of(run),
+        )

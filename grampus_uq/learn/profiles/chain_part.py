@@ -26,7 +26,7 @@ from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.profiles.releasing import BUDGET
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records.events import LookEvent
-from grampus_uq.stats.arrays import FloatArray, IntArray
+from grampus_uq.stats.arrays import IntArray, known_mean
 from grampus_uq.stats.selective import budget_needed
 
 NAME = "chain"
@@ -66,7 +66,7 @@ def recorded_looks(
     """
     columns = read_columns(paths, _looks_of, task_key=task_key, workers=workers, on_refused=on_refused)
     names = [name.removesuffix(" place") for name in columns.streams if name.endswith(" place")]
-    names.sort(key=lambda name: (_mean(columns.stream(f"{name} place")), name))
+    names.sort(key=lambda name: (known_mean(columns.stream(f"{name} place")), name))
     if costs is not None and names and set(costs) != set(names):
         raise ConfigurationError.of("look_costs", "fit_profile", f"the cost of each of {names}", dict(costs))
     chosen = _one_a_task(columns, rng)
@@ -76,14 +76,14 @@ def recorded_looks(
         tiers.append(TierCases(name=AGENT, score=own, right=right == 1.0))
     for name in names if tiers else ():
         score, agrees, right, tokens, seconds, _ = (columns.stream(f"{name} {what}")[chosen] for what in _FIGURES)
-        spent = _mean(seconds)
+        spent = known_mean(seconds)
         tier = TierCases(
             name=name,
             score=score,
             right=right == 1.0,
             agrees=agrees == 1.0,
             cost=spent if costs is None else costs[name],
-            tokens=_mean(tokens),
+            tokens=known_mean(tokens),
             seconds=spent,
         )
         tiers.append(tier)
@@ -200,16 +200,10 @@ def _one_a_task(columns: Columns, rng: np.random.Generator) -> IntArray:
     for run in columns.runs:
         case = bool(run.length) and bool(known[row])
         if case or run.eligibility.usable:
-            tasks.append(run.task or f"run {run.session_id}")
+            tasks.append(run.trial_of)
             rows.append(row if case else -1)
         else:
             others.append(run)
         row += run.length
     drawn = one_a_task(tasks, rng, other_trials(others))
     return np.array([row for row, out in zip(rows, drawn, strict=True) if out and row >= 0], dtype=np.intp)
-
-
-def _mean(values: FloatArray) -> float:
-    """Their mean, those left out that are missing."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else 0.0

@@ -301,14 +301,8 @@ def _detector_part(
     needs = _advice(found, runs, options, options.held_out if taught.any() else 1.0)
     if threshold.shortage:
         return Part(name="detector", status="not fitted", why=threshold.shortage, needs=needs, figures=figures)
-    return Part(
-        name="detector",
-        status="fitted",
-        why=found.report.reason,
-        needs=needs,
-        promise=threshold.guarantee,
-        figures=figures,
-    )
+    why, promise = found.report.reason, threshold.guarantee
+    return Part(name="detector", status="fitted", why=why, needs=needs, promise=promise, figures=figures)
 
 
 def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions, share: float) -> str:

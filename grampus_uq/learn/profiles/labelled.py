@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.attribution.labelled_recordings import names_a_step
-from grampus_uq.learn.columns import TASK, Columns, RunRow, RunRows, at_rows, other_trials, read_columns, recorded_rows
+from grampus_uq.learn.columns import TASK, Columns, RunRows, at_rows, other_trials, read_columns, recorded_rows
 from grampus_uq.learn.eligibility import NO_OUTCOME, NO_STEP, Eligibility, about_the_others
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.learn.sensed import Sensed
@@ -137,12 +137,12 @@ class LabelledRuns:
 
     def at_ask(self, values: FloatArray) -> FloatArray:
         """A stream's value at the step that proposed the first irreversible call, one a run; NaN where none did."""
-        return at_rows(values, self.starts, [(ask,) for ask in self.asks])
+        return at_rows(values, self.lengths, [(ask,) for ask in self.asks])
 
     def detector_runs(self, columns: Mapping[str, FloatArray], *, at_calls: bool) -> DetectorRuns:
         """These streams for a detector, in the order that it wants: by id. With `at_calls` of the runs that call."""
         chosen = self.has_call if at_calls else np.ones(len(self), dtype=np.bool_)
-        values = [at_rows(v, self.starts, self.calls) if at_calls else v for v in columns.values()]
+        values = [at_rows(v, self.lengths, self.calls) if at_calls else v for v in columns.values()]
         lengths = np.array([len(own) for own in self.calls]) if at_calls else self.lengths
         others = Counter(self.others)
         others.update(task for task, there in zip(self.tasks, chosen, strict=True) if not there)
@@ -212,10 +212,10 @@ def _labelled(columns: Columns) -> LabelledRuns:
         success=np.array([run.success for run in usable], dtype=np.bool_),
         weights=np.array([run.eligibility.weight for run in usable], dtype=np.float64),
         most=max((run.eligibility.most for run in usable), default=1.0),
-        tasks=tuple(_task(run) for run in usable),
+        tasks=tuple(run.trial_of for run in usable),
         lengths=np.array([run.length for run in usable], dtype=np.int64),
         streams={name: values for name, values in streams.items() if not np.isnan(values).all()},
-        asks=np.array([_step_before_call(run) for run in usable], dtype=np.int64),
+        asks=np.array([run.calls[0] if run.calls else run.length - 1 for run in usable], dtype=np.int64),
         has_call=np.array([bool(run.calls) for run in usable], dtype=np.bool_),
         calls=tuple(run.calls for run in usable),
         excluded=dict(sorted(reasons.items())),
@@ -238,15 +238,7 @@ def _unlabelled(columns: Columns, rows: BoolArray) -> Unlabelled:
     asked = [run for run in lacking if run.length]
     return Unlabelled(
         ids=tuple(run.session_id for run in asked),
-        tasks=tuple(_task(run) for run in asked),
+        tasks=tuple(run.trial_of for run in asked),
         streams={name: columns.stream(name)[rows] for name in sorted(columns.streams)},
         uncalled=Counter(run.task for run in lacking if run.first_call is None and run.task is not None),
     )
-
-
-def _task(run: RunRow) -> str:
-    return run.task or f"run {run.session_id}"
-
-
-def _step_before_call(run: RunRow) -> int:
-    return run.length - 1 if run.first_call is None else run.first_call
