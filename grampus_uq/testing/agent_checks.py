@@ -114,8 +114,7 @@ def _decided_elsewhere(scene: Scene, kind: Said, *wanted: str, **given: Any) -> 
     """Pause, die, decide in another process: `pay` runs with just the wanted arguments."""
     script = play(UNSURE)
     pending = waiting(scene.run(script, kill=True))
-    ended(scene.resume(script, say(kind, pending, **given)), DONE)
-    scene.ran(*wanted)
+    scene.settled(script, say(kind, pending, **given), ran=wanted)
     return scene.no_call_paid_twice()
 
 
@@ -146,8 +145,7 @@ def other_arguments_refused(scene: Scene) -> None:
     again = forged.resume(play(UNSURE, dear), approval)
     forged.ran(problem=f"an approval for {PAY.canonical()} ran another call")
     pending = waiting(again, dear)
-    ended(forged.resume(play(UNSURE, dear), say("approve", pending)), DONE)
-    forged.ran(canonical_json(dear.arguments))
+    forged.settled(play(UNSURE, dear), say("approve", pending), ran=[canonical_json(dear.arguments)])
     forged.no_call_paid_twice()
 
 
@@ -187,8 +185,7 @@ def precondition_holds(scene: Scene) -> None:
     (scene.folder / PRECONDITION).write_text("fails")
     pending = waiting(scene.resume(script, approval, kill=True))
     (scene.folder / PRECONDITION).write_text("holds")
-    ended(scene.resume(script, say("approve", pending)), DONE)
-    scene.ran(PAID)
+    scene.settled(script, say("approve", pending), ran=[PAID])
     scene.no_call_paid_twice()
 
 
@@ -218,8 +215,7 @@ def sub_agent(scene: Scene) -> str:
     }
     pending = waiting(scene.run(script, kill=True))
     scene.ran(problem="the sub-agent's call ran although the run was paused")
-    ended(scene.resume(script, say("approve", pending)), DONE)
-    scene.ran(PAID)
+    scene.settled(script, say("approve", pending), ran=[PAID])
     return scene.no_call_paid_twice()
 
 
@@ -297,8 +293,7 @@ def streaming(scene: Scene) -> str:
     require(len(answer.pieces) > 1, f"the text was to arrive in pieces: {answer.pieces}")
     text = script[PROMPT][0].text
     require(text in "".join(answer.pieces), f"{text!r} was to be among what was streamed: {answer.pieces}")
-    ended(scene.resume(script, say("approve", pending)), DONE)
-    scene.ran(PAID)
+    scene.settled(script, say("approve", pending), ran=[PAID])
     return scene.no_call_paid_twice()
 
 

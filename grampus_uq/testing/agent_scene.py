@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,11 @@ class Scene:
     def resume(self, script: Script, *decisions: Decision, **given: Any) -> Ended | Paused:
         """One process that takes decisions on session "s"."""
         return one(self.live(script, Act(do="resume", session="s", decisions=decisions), **given))
+
+    def settled(self, script: Script, *decisions: Decision, ran: Sequence[str] = ()) -> None:
+        """Take these decisions on session "s": the run ends, and `pay` ran with just these arguments over all lives."""
+        ended(self.resume(script, *decisions), DONE)
+        self.ran(*ran)
 
     def tried(self, script: Script, *decisions: Decision) -> None:
         """One process that takes decisions on session "s" that may well be refused, by an exception too."""

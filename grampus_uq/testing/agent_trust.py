@@ -29,14 +29,9 @@ from grampus_uq.testing.agent_scene import (
     waiting,
 )
 from grampus_uq.testing.agent_script import LEDGER, STARTS, ScriptedTurn, Watch
-from grampus_uq.testing.agent_under_test import Ended, Paused, Pending
+from grampus_uq.testing.agent_under_test import Ended, Paused
 
 DEEP = 150
-
-
-def _still_waits(scene: Scene, script: Script) -> Pending:
-    """The pending calls, asked by a resume without a decision."""
-    return waiting(scene.resume(script))
 
 
 # -- who decides ------------------------------------------------------------------------------------------------------
@@ -51,9 +46,8 @@ def wrong_key(scene: Scene) -> None:
         scene.tried(script, say("approve", pending, key=key))
         scene.tried(script, say("reject", pending, key=key))
         scene.ran(problem=f"an approval with the key {key!r} counted")
-    pending = _still_waits(scene, script)
-    ended(scene.resume(script, say("approve", pending)), DONE)
-    scene.ran(PAID)
+    pending = waiting(scene.resume(script))
+    scene.settled(script, say("approve", pending), ran=[PAID])
 
 
 @sentence("A signed decision by an unauthorised person is ignored.", "signing")
@@ -63,8 +57,7 @@ def not_an_approver(scene: Scene) -> None:
     pending = waiting(scene.run(script, kill=True))
     scene.tried(script, say("approve", pending, principal="eve"))
     scene.ran(problem="somebody approved who may not")
-    ended(scene.resume(script, say("approve", _still_waits(scene, script))), DONE)
-    scene.ran(PAID)
+    scene.settled(script, say("approve", waiting(scene.resume(script))), ran=[PAID])
 
 
 @sentence("Where two approvals are required, two principals run the call, and one never does.", "signing")
@@ -75,8 +68,7 @@ def four_eyes(scene: Scene) -> None:
     for _ in range(2):
         scene.tried(script, say("approve", pending))
         scene.ran(problem="one principal's approval sufficed")
-    ended(scene.resume(script, say("approve", pending), say("approve", pending, principal="bob")), DONE)
-    scene.ran(PAID)
+    scene.settled(script, say("approve", pending), say("approve", pending, principal="bob"), ran=[PAID])
 
 
 @sentence("A late approval runs nothing.", "signing")
@@ -146,8 +138,7 @@ def old_state(scene: Scene) -> None:
     again = waiting(scene.resume(script, say("approve", pending)))
     scene.ran(PAID, problem="the old state ran the call again")
     require("whether it took effect is unknown" in again.reason, f"its human is not told: {again.reason!r}")
-    ended(scene.resume(script, say("reject", again)), DONE)
-    scene.ran(PAID)
+    scene.settled(script, say("reject", again), ran=[PAID])
 
 
 def _stays(file: Path) -> bool:
@@ -197,8 +188,7 @@ def nested_same_call(scene: Scene) -> None:
     pending = waiting(scene.run(script, kill=True))
     again = scene.resume(script, say("approve", pending), kill=True)
     scene.ran(PAID)
-    ended(scene.resume(script, say("reject", waiting(again))), DONE)
-    scene.ran(PAID)
+    scene.settled(script, say("reject", waiting(again)), ran=[PAID])
 
 
 @sentence("A rejected call does not run when the model proposes it again.")
@@ -222,8 +212,7 @@ def wrong_edit(scene: Scene) -> None:
     pending = waiting(scene.run(script, kill=True))
     scene.tried(script, say("edit", pending, arguments={"to": "bob", "amount": "seven", "note": "x"}))
     scene.ran(problem="an edit counted that the tool cannot take")
-    ended(scene.resume(script, say("approve", _still_waits(scene, script))), DONE)
-    scene.ran(PAID)
+    scene.settled(script, say("approve", waiting(scene.resume(script))), ran=[PAID])
 
 
 # -- odd calls --------------------------------------------------------------------------------------------------------
@@ -247,8 +236,7 @@ def without_an_id(scene: Scene) -> None:
     script = play(UNSURE, PAY.model_copy(update={"id": ""}))
     pending = waiting(scene.run(script, kill=True))
     scene.ran(problem="a call without an id was not asked for")
-    ended(scene.resume(script, say("approve", pending)), DONE)
-    scene.ran(PAID)
+    scene.settled(script, say("approve", pending), ran=[PAID])
 
 
 @sentence("Advisory mode raises no errors of its own on malformed calls.", "advisory")
