@@ -14,7 +14,6 @@ from typing import Final
 
 from grampus_uq.recording.runs import Run
 from grampus_uq.records.events import StepEvent
-from grampus_uq.records.values import StepUncertainty
 from grampus_uq.records.vocabulary import Effect, StopReason
 
 NO_OUTCOME: Final = "no_outcome"
@@ -117,9 +116,6 @@ def _would_have_stopped(run: Run) -> bool:
 
 def _at_guarded_call(event: StepEvent) -> bool:
     """Return True if the call is not known to be reversible, or was stopped by a rule for irreversible calls."""
-    return event.step.kind == "tool_call" and _guarded(event.assessment)
-
-
-def _guarded(assessment: StepUncertainty) -> bool:
-    reversible = assessment.effect is Effect.READ or assessment.effect is Effect.REVERSIBLE
-    return not reversible or assessment.rule in _RULES_FOR_IRREVERSIBLE_CALLS
+    reversible = event.assessment.effect in (Effect.READ, Effect.REVERSIBLE)
+    guarded = not reversible or event.assessment.rule in _RULES_FOR_IRREVERSIBLE_CALLS
+    return event.step.kind == "tool_call" and guarded

@@ -162,8 +162,8 @@ def _load(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        start = raw[:120].decode("utf-8", "replace")
-        raise ModelError(f"The answer is not JSON ({_short(error)}). It begins: {start!r}", retryable=True) from None
+        start, why = raw[:120].decode("utf-8", "replace"), " ".join(str(error).split())[:200]
+        raise ModelError(f"The answer is not JSON ({why}). It begins: {start!r}", retryable=True) from None
     if not isinstance(body, dict):
         _refuse("is not a JSON object", body)
     # Only an escape can bring half a surrogate pair, so most answers need no second look.
@@ -177,10 +177,6 @@ def _usage(usage: Any, model: str, prices: Prices | None) -> TokenUsage:
     if prices and spent_in is not None and spent_out is not None:
         cost = spent_in * prices[0] + spent_out * prices[1]
     return read.model_copy(update={"cost_usd": cost, "model": model})
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _refuse(what: str, value: Any) -> NoReturn:

@@ -72,7 +72,7 @@ class LocalModel(WarmModel):
         self._settings = {"context_tokens": context_tokens, "parallel": _PARALLEL, "threads": threads, "name": _NAME}
         self._file_name: str | None = None
         self._timeout_s = checked_timeout(timeout_s, "LocalModel")
-        self._progress: Progress = progress or _silent
+        self._progress: Progress = progress or (lambda stage, done, total: None)
         self._lock = threading.Lock()
         self._starting: Future[_Running] | None = None
         self._stop = threading.Event()
@@ -209,7 +209,9 @@ class LocalModel(WarmModel):
         child = Child([sys.executable, "-P", str(_SERVER)], on_line=on_line, first_line=settings)
         try:
             self._wait_until_ready(child, address, stop)
-            return _Running(child, self._client(address.result(), api_key))
+            url, timeout_s = f"{address.result()}/v1", self._timeout_s
+            client = OpenAICompatibleModel(url, api_key=api_key, model=_NAME, timeout_s=timeout_s, prices=(0.0, 0.0))
+            return _Running(child, client)
         except BaseException:
             child.end(grace_s=0.0)
             raise
@@ -225,11 +227,6 @@ class LocalModel(WarmModel):
                 raise ModelError("The model was closed while it was starting.")
             if passed > _START_TIMEOUT_S:
                 raise ModelTimeoutError(f"The embedded model was not loaded within {_START_TIMEOUT_S:g} s.")
-
-    def _client(self, address: str, api_key: str) -> OpenAICompatibleModel:
-        return OpenAICompatibleModel(
-            f"{address}/v1", api_key=api_key, model=_NAME, timeout_s=self._timeout_s, prices=(0.0, 0.0)
-        )
 
 
 async def _explain_an_end(child: Child, error: ModelError) -> None:
@@ -252,7 +249,3 @@ def _last_lines(child: Child) -> str:
     lines = [line.strip() for line in child.tail().splitlines() if line.strip()]
     errors = [line for line in lines if " E " in line]
     return " | ".join((errors or lines)[-3:])[:600] or "none"
-
-
-def _silent(stage: str, done: int, total: int | None) -> None:
-    """Report no progress."""

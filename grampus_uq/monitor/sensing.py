@@ -273,7 +273,14 @@ class SensingPlan:
             readings = await self._fast(step, given, fast)
             context = self._context(self.slow, given)  # its clock starts after the fast path
         if self.slow.source in profile.always_there or profile.estimator.needs_sampling((*instant, *readings)):
-            readings += _by_argument(await self._slow(step, self.slow, context, drawn))
+            slow = self.slow
+            readings += _by_argument(
+                await sense_one(
+                    slow.source,
+                    lambda metered: slow.sense_from(drawn, step, metered) if drawn else slow.sense(step, metered),
+                    context,
+                )
+            )
         elif context.calls:
             unused = Reading(source=self.slow.source, value=None, reason=MissingReason.NOT_NEEDED)
             readings.append(context.metered(unused))  # the drawn pair was not needed, but it was paid for
@@ -313,13 +320,6 @@ class SensingPlan:
             group.start_soon(draw)
             group.start_soon(read)
         return readings
-
-    async def _slow(
-        self, step: Step, slow: SemanticEntropy, context: MeteredContext, drawn: list[ModelResponse | ModelError]
-    ) -> Reading:
-        if drawn:
-            return await sense_one(slow.source, lambda metered: slow.sense_from(drawn, step, metered), context)
-        return await sense_one(slow.source, lambda metered: slow.sense(step, metered), context)
 
     def _context(self, signal: Signal, given: StepInput) -> MeteredContext:
         budget = self.budgets.get(signal.source, self.budget)

@@ -31,7 +31,9 @@ def open_to_append(path: Path, *, create: bool = True) -> int:
     descriptor = os.open(path, _APPEND | (os.O_CREAT if create else 0), 0o600)
     try:
         _set_aside(path, descriptor)
-        _hold(descriptor)
+        if fcntl is not None:
+            # As long as the descriptor is open, in whatever process. Waits for one that is inside `_set_aside`.
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
     except BaseException:
         os.close(descriptor)
         raise
@@ -56,15 +58,6 @@ def append_line(path: Path, line: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _hold(descriptor: int) -> None:
-    """Mark the file as being written, for as long as the descriptor is open in some process.
-
-    Waits only while another process is inside `_set_aside`: a few system calls.
-    """
-    if fcntl is not None:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def _set_aside(path: Path, descriptor: int) -> None:

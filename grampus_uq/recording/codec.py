@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
@@ -29,7 +29,6 @@ from grampus_uq.records.events import (
     StepEvent,
 )
 from grampus_uq.records.strict_json import check_version, json_object, validated
-from grampus_uq.records.values import TokenLogprob
 
 VERSION: Final = 1
 MAX_LINE_BYTES: Final = 16 * 2**20
@@ -125,7 +124,10 @@ def _unchecked_numbers(event: Event) -> Iterator[tuple[str, float | None]]:
     """The floats that no record checks when it is built."""
     if isinstance(event, StepEvent):
         yield "step.time_s", event.step.time_s
-        yield from _logprobs(event.step.logprobs or ())
+        for index, token in enumerate(event.step.logprobs or ()):
+            yield f"step.logprobs.{index}.logprob", token.logprob
+            for _, logprob in token.top:
+                yield f"step.logprobs.{index}.top", logprob
     elif isinstance(event, OutcomeEvent):
         yield "outcome.time_s", event.outcome.time_s
     elif isinstance(event, SessionStarted):
@@ -136,13 +138,6 @@ def _unchecked_numbers(event: Event) -> Iterator[tuple[str, float | None]]:
             yield name, getattr(event, name)
     else:
         yield "time_s", event.time_s
-
-
-def _logprobs(tokens: Iterable[TokenLogprob]) -> Iterator[tuple[str, float]]:
-    for index, token in enumerate(tokens):
-        yield f"step.logprobs.{index}.logprob", token.logprob
-        for _, logprob in token.top:
-            yield f"step.logprobs.{index}.top", logprob
 
 
 def _check_json(value: object, field: str, depth: int) -> None:

@@ -54,7 +54,7 @@ def in_order(
 def _in_processes(work: Callable[[Part], Result], parts: Iterable[Part], workers: int) -> Iterator[Result]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
-    pending: deque[Future[Result | _Raised]] = deque()
+    pending: deque[Future[Result | GrampusError]] = deque()
     try:
         for part in parts:
             with _interrupts_held():  # a worker is spawned here, and Ctrl-C is this process's to deal with
@@ -72,23 +72,17 @@ def _in_processes(work: Callable[[Part], Result], parts: Iterable[Part], workers
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Raised:
-    """An error on its way back: handed over as a value, so that the pool does not wrap it."""
-
-    def __init__(self, error: GrampusError) -> None:
-        self.error = error
-
-
-def _guarded(work: Callable[[Part], Result], part: Part) -> Result | _Raised:
+def _guarded(work: Callable[[Part], Result], part: Part) -> Result | GrampusError:
+    """An error goes back as a value, so that the pool does not wrap it."""
     try:
         return work(part)
     except GrampusError as error:
-        return _Raised(error)
+        return error
 
 
-def _unwrapped(found: Result | _Raised) -> Result:
-    if isinstance(found, _Raised):
-        raise found.error
+def _unwrapped(found: Result | GrampusError) -> Result:
+    if isinstance(found, GrampusError):
+        raise found
     return found
 
 

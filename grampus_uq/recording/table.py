@@ -92,7 +92,8 @@ def step_rows(
     """
     for run in runs(paths, on_refused=on_refused):
         for step in run.steps:
-            yield _row(run, step)
+            row = {name: value(run, step) for name, (_, value) in TABLE_COLUMNS.items()}
+            yield row | {f"reading_{reading.source}": reading.value for reading in step.readings}
         if on_run is not None:
             on_run(run)
 
@@ -144,9 +145,3 @@ def _write_parquet(rows: Iterable[dict[str, Any]], columns: Sequence[str], path:
             writer.write_table(pa.Table.from_pylist(batch, schema=schema))
             count += len(batch)
     return count
-
-
-def _row(run: Run, event: StepEvent) -> dict[str, Any]:
-    row = {name: value(run, event) for name, (_, value) in TABLE_COLUMNS.items()}
-    row.update((f"reading_{reading.source}", reading.value) for reading in event.readings)
-    return row

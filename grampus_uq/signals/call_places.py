@@ -259,9 +259,8 @@ class Writing:
             name,
             *((node.begin, node.end) for key, node in last.inside if key in call.arguments and not node.prose),
         ]
-        values = sorted(
-            (begin + quoted, end - quoted) for begin, end in found for quoted in [self._is_quoted(begin, end)]
-        )
+        quotes = [end - begin > 2 and self.text[begin] in "\"'" for begin, end in found]
+        values = sorted((begin + mark, end - mark) for (begin, end), mark in zip(found, quotes, strict=True))
         return Place(
             span=(begin, end),
             name_end=name[1] + 1,
@@ -270,9 +269,6 @@ class Writing:
             values=tuple(values),
             form=form,
         )
-
-    def _is_quoted(self, begin: int, end: int) -> bool:
-        return end - begin > 2 and self.text[begin] in "\"'"
 
 
 def _node(text: str, at: int, depth: int) -> _Node:

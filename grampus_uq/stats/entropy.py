@@ -42,7 +42,9 @@ def cluster_confidence(sizes: Sequence[int]) -> float:
     n = sum(sizes)
     if n < 2:
         raise ConfigurationError.of("sizes", "cluster_confidence", "at least 2 answers in all", list(sizes))
-    return _unit(1.0 - shannon_entropy([float(size) for size in sizes]) / math.log(n))
+    confidence = 1.0 - shannon_entropy([float(size) for size in sizes]) / math.log(n)
+    # Within 1e-12 of an end of [0, 1] it is rounding.
+    return 0.0 if confidence < 1e-12 else 1.0 if confidence > 1.0 - 1e-12 else confidence
 
 
 def top_k_entropy(logprobs: Sequence[float]) -> float:
@@ -64,10 +66,3 @@ def top_k_entropy(logprobs: Sequence[float]) -> float:
         total += mass
         weighted += mass * shifted
     return max(0.0, math.log(total) - weighted / total)
-
-
-def _unit(value: float) -> float:
-    """Remove rounding errors at the ends of [0, 1]: a value within 1e-12 of an end is that end."""
-    if value < 1e-12:
-        return 0.0
-    return 1.0 if value > 1.0 - 1e-12 else value

@@ -149,8 +149,13 @@ class FeatureScorer:
         """log M_t of every row, in block order; NaN before the first score of a run."""
         features = self.features(blocks, self._columns())
         total = np.zeros(len(blocks.values))
-        if self.linear is not None:
-            self._add_linear(blocks, features, total)
+        if (linear := self.linear) is not None:
+            for step, rows in blocks:
+                place = min(step, self.longest, len(linear.intercepts)) - 1
+                block = total[rows]
+                block[:] = linear.intercepts[place]
+                for column, weight in linear.terms[place]:
+                    block += weight * features[column, rows]
         if self.trees is not None:
             total += self.tree_share * evaluate_many(self.trees, features)
         if self.limit is not None:
@@ -176,15 +181,6 @@ class FeatureScorer:
             *(self.linear.columns if self.linear else ()),
             *(feature for feature in (self.trees.feature if self.trees else ()) if feature >= 0),
         ]
-
-    def _add_linear(self, blocks: StepBlocks, features: FloatArray, total: FloatArray) -> None:
-        assert self.linear is not None  # noqa: S101 (for the type checker; the caller looked)
-        for step, rows in blocks:
-            place = min(step, self.longest, len(self.linear.intercepts)) - 1
-            block = total[rows]
-            block[:] = self.linear.intercepts[place]
-            for column, weight in self.linear.terms[place]:
-                block += weight * features[column, rows]
 
 
 def running_minimum(

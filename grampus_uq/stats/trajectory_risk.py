@@ -92,7 +92,10 @@ class StepComponents:
         for name, highest in _RANGES:
             value = getattr(self, name)
             if value is not None and not 0.0 <= value <= highest:
-                object.__setattr__(self, name, _clipped_rounding(value, highest, name))
+                if not -_ROUNDING <= value <= highest + _ROUNDING:
+                    rule = f"a number in [0, {highest:g}] or None"
+                    raise ConfigurationError.of(name, "StepComponents", rule, value)
+                object.__setattr__(self, name, min(max(value, 0.0), highest))
         for name in ("user_gap",) if self.is_agent else _AGENT_ONLY:
             if getattr(self, name) is not None:
                 rule = f"None on {'an agent' if self.is_agent else 'a user'} step"
@@ -115,12 +118,6 @@ _AGENT_ONLY: Final = (
     "duplicate_call",
     "duplicate_observation",
 )
-
-
-def _clipped_rounding(value: float, highest: float, name: str) -> float:
-    if not -_ROUNDING <= value <= highest + _ROUNDING:
-        raise ConfigurationError.of(name, "StepComponents", f"a number in [0, {highest:g}] or None", value)
-    return min(max(value, 0.0), highest)
 
 
 def weighted_components(step: StepComponents, parameters: TracerParameters) -> tuple[float, float, float, float, float]:

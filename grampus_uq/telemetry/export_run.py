@@ -94,13 +94,10 @@ class RunAsSpans:
         """End the span of the run, at the time of its latest event."""
         self._root.end(self.latest_ns)
 
-    def _next(self, kind: str) -> str:
-        number = self._counts[kind] = self._counts.get(kind, -1) + 1
-        return f"{kind} {number}"
-
     def _emit(self, event: Event, kind: str) -> str:
         """Let the emitter make its spans of the event beneath the run's; returns the event's key."""
-        key = self._next(kind)
+        number = self._counts[kind] = self._counts.get(kind, -1) + 1
+        key = f"{kind} {number}"
         self._ids.begin_event(key)
         token = otel_context.attach(self._context)
         try:

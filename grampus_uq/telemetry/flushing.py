@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from grampus_uq.errors import ConfigurationError
 
@@ -69,7 +68,11 @@ def flush_on_sigterm(*flush: Callable[[], object], timeout_s: float = 5.0) -> It
         deadline_s = time.monotonic() + timeout_s
         for thread, _ in started:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        _as_before(before, number, frame)
+        if callable(before):
+            before(number, frame)
+        elif before == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, handle)
     try:
@@ -77,11 +80,3 @@ def flush_on_sigterm(*flush: Callable[[], object], timeout_s: float = 5.0) -> It
     finally:
         if signal.getsignal(signal.SIGTERM) is handle and before is not None:
             signal.signal(signal.SIGTERM, before)
-
-
-def _as_before(before: Any, number: int, frame: FrameType | None) -> None:
-    if callable(before):
-        before(number, frame)
-    elif before == signal.SIG_DFL:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)

@@ -57,9 +57,9 @@ class Outbox(Generic[_T]):
         self._capacity, self._batch, self._delay_s = capacity, batch, delay_s
         self._begin()
         mine = weakref.ref(self)
-        atexit.register(_close_at_exit, mine)
+        atexit.register(lambda: _if_there(mine, Outbox.close))
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: _begin_again(mine))
+            os.register_at_fork(after_in_child=lambda: _if_there(mine, Outbox._begin))
 
     def _begin(self) -> None:
         """Start empty, in a forked child too: its copy of the lock may be held by a thread of the parent."""
@@ -201,13 +201,7 @@ class Outbox(Generic[_T]):
         return True
 
 
-def _close_at_exit(reference: weakref.ref[Outbox[_T]]) -> None:
+def _if_there(reference: weakref.ref[Outbox[_T]], act: Callable[[Outbox[_T]], object]) -> None:
     outbox = reference()
     if outbox is not None:
-        outbox.close(_EXIT_S)
-
-
-def _begin_again(reference: weakref.ref[Outbox[_T]]) -> None:
-    outbox = reference()
-    if outbox is not None:
-        outbox._begin()
+        act(outbox)

@@ -43,8 +43,10 @@ def content_attributes(event: StepEvent, redact: Redact | None) -> dict[str, str
     for key, text in texts.items():
         shown = _redacted(key, text, redact)
         if shown is not None:
-            shown = shown[:_MOST_CHARACTERS]
-            kept[key] = _as_message(shown) if key == "gen_ai.output.messages" else shown
+            kept[key] = shown = shown[:_MOST_CHARACTERS]
+            if key == "gen_ai.output.messages":
+                message = {"role": "assistant", "parts": [{"type": "text", "content": shown}]}
+                kept[key] = json.dumps([message], ensure_ascii=False)
     return kept
 
 
@@ -56,8 +58,3 @@ def _redacted(key: str, text: str, redact: Redact | None) -> str | None:
     except Exception as error:  # noqa: BLE001 (somebody else's hook: what it cannot judge does not leave)
         _log.warning("the redaction hook raised %s: the text was left out", type(error).__name__)
         return None
-
-
-def _as_message(text: str) -> str:
-    message = {"role": "assistant", "parts": [{"type": "text", "content": text}]}
-    return json.dumps([message], ensure_ascii=False)

@@ -15,20 +15,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import anyio
 
 from grampus_uq.testing.agent_orders import ORDER, Act, Answer, Order
 from grampus_uq.testing.agent_script import AgentFactory
 from grampus_uq.testing.agent_under_test import NOT_OFFERED, AgentUnderTest, Ended, Failed, Paused
-
-
-def _load_factory(reference: str) -> AgentFactory:
-    """The factory that "package.module:name" refers to."""
-    module, _, name = reference.partition(":")
-    return cast(AgentFactory, getattr(importlib.import_module(module), name))
-
 
 _OFFERS = frozenset({"signing", "forge", "schema", "odd_calls", "mcp", "output_tool", "permits", "starts"})
 
@@ -96,7 +89,8 @@ def _live(factory: AgentFactory, order: Order) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Carry out orders until there are no more."""
-    factory = _load_factory(arguments[0])
+    module, _, name = arguments[0].partition(":")
+    factory: AgentFactory = getattr(importlib.import_module(module), name)
     _say({"ready": True})
     for line in sys.stdin:
         order = ORDER.validate_json(line)

@@ -82,7 +82,10 @@ def calibrate(
     if not labelled:
         raise ConfigurationError.of("labelled", "calibrate", "at least one failure", "none")
     refuse_duplicates([item.trajectory for item in labelled], "calibrate")
-    _refuse_fitted(labelled, scorer)
+    seen = {item.trajectory.trajectory_id for item in labelled} & set(getattr(scorer, "fitted_on", ()))
+    if seen:
+        hint = "calibrate on failures that the scorer has not seen"
+        raise ConfigurationError.of("labelled", "calibrate", "apart from the scorer's fit", sorted(seen)[:3], hint)
     labelled = one_of_each_task(labelled, plan.seed)
     ids = tuple(item.trajectory.trajectory_id for item in labelled)
     conformity = [_conformity(item, scorer, plan) for item in labelled]
@@ -140,14 +143,6 @@ def locate(failed: Trajectory, calibrated: CalibratedAttribution) -> Attribution
         several=calibrated.several,
         most_suspect=most_suspect_step([score.value for score in scores]),
     )
-
-
-def _refuse_fitted(labelled: Sequence[LabelledTrajectory], scorer: StepScorer) -> None:
-    """Raise ConfigurationError when the scorer was fitted on one of the failures: that would void the guarantee."""
-    seen = {item.trajectory.trajectory_id for item in labelled} & set(getattr(scorer, "fitted_on", ()))
-    if seen:
-        hint = "calibrate on failures that the scorer has not seen"
-        raise ConfigurationError.of("labelled", "calibrate", "apart from the scorer's fit", sorted(seen)[:3], hint)
 
 
 def _conformity(item: LabelledTrajectory, scorer: StepScorer, plan: Plan) -> float:

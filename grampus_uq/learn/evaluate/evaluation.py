@@ -77,7 +77,10 @@ def read_recordings(
     names = sorted(columns.streams.keys() - set(FEATURES))
     return ForecastRuns(
         ids=distinct_ids([run.session_id for run in scored]),
-        outcomes=np.array([math.nan if _is_censored(run) else float(run.success) for run in scored], dtype=np.float64),
+        outcomes=np.array(
+            [math.nan if run.eligibility.reason == StopReason.MAX_STEPS else float(run.success) for run in scored],
+            dtype=np.float64,
+        ),
         streams={name: ForecastTraces(forecasts=columns.stream(name), lengths=lengths) for name in names},
         features=np.column_stack([columns.stream(name) for name in FEATURES]),
         asks=np.array([-1 if run.first_call is None else run.first_call for run in scored], dtype=np.int64),
@@ -98,10 +101,6 @@ def _use(run: RunRow) -> tuple[Use, str]:
     if run.outcome is not None and run.outcome.stop_reason is StopReason.MAX_STEPS:
         return "scored", "reached its budget; labelled by hand"
     return "scored", "outcome observed"
-
-
-def _is_censored(run: RunRow) -> bool:
-    return run.eligibility.reason == StopReason.MAX_STEPS
 
 
 def _audited(run: RunRow, use: Use, why: str) -> tuple[str, Use, str, bool | None]:

@@ -49,7 +49,10 @@ def evaluation_html(evaluation: Evaluation, *, title: str) -> str:
         ],
         scores=[[_stream(row), *_SCORES(row)] for row in evaluation.table if row.tps_log is not None],
         ranks=[[_stream(row), *_RANKS(row)] for row in evaluation.table],
-        differences=_difference_rows(evaluation),
+        differences=[
+            [f"{printable(row.second, 80)} − {printable(row.first, 80)}", *_DIFFERENCE(row)]
+            for row in evaluation.differences
+        ],
         risk_coverage=risk_coverage_chart(streams),
         streams=[(s.name, reliability_chart(s), forecasts_chart(s)) for s in streams],
     )
@@ -108,13 +111,6 @@ def _watch_rows(evaluation: Evaluation) -> list[_Row]:
 _SCORES = attrgetter("runs", "missing", "tps_log", "tps_brier", "tps_beta24", "reliability", "resolution")
 _RANKS = attrgetter("known", "auroc", "auprc", "aurc", "t_ece", "t_brier")
 _DIFFERENCE = attrgetter("metric", "runs", "delta", "low", "high", "z")
-
-
-def _difference_rows(evaluation: Evaluation) -> list[_Row]:
-    return [
-        [f"{printable(row.second, 80)} − {printable(row.first, 80)}", *_DIFFERENCE(row)]
-        for row in evaluation.differences
-    ]
 
 
 def _stream(row: TableRow) -> str:

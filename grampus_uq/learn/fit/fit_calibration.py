@@ -83,7 +83,8 @@ def cross_fit(
     forecasts = np.full(len(first.forecasts), np.nan)
     fusions = []
     for trained in (~second, second):
-        fusions.append(fit_fusion(_select(streams, trained), y[trained], run_weights=counts[trained]))
+        taught = {name: traces.select(trained) for name, traces in streams.items()}
+        fusions.append(fit_fusion(taught, y[trained], run_weights=counts[trained]))
         inside = np.repeat(~trained, first.lengths)
         forecasts[inside] = apply_fusion(fusions[-1], {name: t.forecasts[inside] for name, t in streams.items()})
     return CrossFit(traces=first.with_forecasts(forecasts), second_half=second, fusions=(fusions[0], fusions[1]))
@@ -240,7 +241,3 @@ def _same_runs(streams: Streams) -> ForecastTraces:
     if first is None or not all(np.array_equal(t.lengths, first.lengths) for t in streams.values()):
         raise ConfigurationError.of("streams", "fit_fusion", "one or more, of the same runs and steps", list(streams))
     return first
-
-
-def _select(streams: Streams, chosen: BoolArray) -> dict[str, ForecastTraces]:
-    return {name: traces.select(chosen) for name, traces in streams.items()}

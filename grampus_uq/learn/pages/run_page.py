@@ -154,7 +154,8 @@ def _confidence(run: Run) -> Drawing:
         line = [(point.x, known[place]) for point in points if (known := at_step[point.step]) is not None]
         if line:
             drawn = [(x, _y(limit, 0.0, 1.0)) for x, limit in line]
-            limits.append((f"{level} from {line[-1][1]:.2f}", _to_the_edges(drawn)))
+            to_the_edges = [(_LEFT, drawn[0][1]), *drawn, (_RIGHT, drawn[-1][1])]
+            limits.append((f"{level} from {line[-1][1]:.2f}", to_the_edges))
     return Drawing(label="Confidence", points=points, limits=limits, ticks=_SHARES)
 
 
@@ -202,10 +203,6 @@ def _thresholds_by_step(run: Run) -> dict[int, Thresholds | None]:
         else:
             now = getattr(event, "thresholds", None) or now
     return found
-
-
-def _to_the_edges(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [(_LEFT, line[0][1]), *line, (_RIGHT, line[-1][1])]
 
 
 def _y(value: float, low: float, high: float) -> float:

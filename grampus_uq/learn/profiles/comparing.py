@@ -91,7 +91,8 @@ def compare_profiles(
     good = np.array([one.success for one, _ in replayed], dtype=np.bool_)
     w = np.array(weights)
     sides = ([one for one, _ in replayed], [other for _, other in replayed])
-    rows = [_compared(measure, sides, good, w, rng, draws) for measure in (*_shares(), *_scores(sides, good, w))]
+    shares = [_Measure(name=name, better=way, of=partial(_share, key)) for key, (name, way) in _SHARES.items()]
+    rows = [_compared(measure, sides, good, w, rng, draws) for measure in (*shares, *_scores(sides, good, w))]
     used = {"success": int(good.sum()), "failure": int((~good).sum())}
     return Comparison(rows=tuple(rows), counts={**used, **dict(sorted(left_out.items()))})
 
@@ -136,11 +137,6 @@ _SHARES = {
     "precision": ("precision of pauses", "higher"),
     "right_among_released": ("right among the rest", "higher"),
 }
-
-
-def _shares() -> list[_Measure]:
-    """The shares of runs paused, and of those paused rightly."""
-    return [_Measure(name=name, better=better, of=partial(_share, key)) for key, (name, better) in _SHARES.items()]
 
 
 def _share(key: str, side: _Side, good: BoolArray, w: FloatArray) -> RowStatistic:

@@ -134,9 +134,8 @@ def fit_p_success(
     names = [name for name in names if name not in twins]
     parts = [_stream_part(runs, held_out, learn, name) for name in names]
     for name, twin in twins.items():
-        parts.append(
-            Part(name=f"stream {name}", status="not fitted", why=f"Here it is the same as {twin} at every step.")
-        )
+        why = f"Here it is the same as {twin} at every step."
+        parts.append(Part(name=f"stream {name}", status="not fitted", why=why))
     try:
         found = _fit(runs, learn, names)
     except ConfigurationError as error:
@@ -178,14 +177,11 @@ def _twins(runs: LabelledRuns, names: list[str]) -> dict[str, str]:
     """Streams that say just what an earlier one says: without a call the action is the whole completion, for one."""
     twins: dict[str, str] = {}
     for i, name in enumerate(names):
-        same = (n for n in names[:i] if n not in twins and _equal(runs.streams[n], runs.streams[name]))
+        own = runs.streams[name]
+        same = (n for n in names[:i] if n not in twins and np.array_equal(runs.streams[n], own, equal_nan=True))
         if (twin := next(same, None)) is not None:
             twins[name] = twin
     return twins
-
-
-def _equal(first: FloatArray, second: FloatArray) -> bool:
-    return bool(np.array_equal(first, second, equal_nan=True))
 
 
 def _enough(runs: LabelledRuns, learn: BoolArray, rng: np.random.Generator) -> BoolArray:
