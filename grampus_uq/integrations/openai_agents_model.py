@@ -54,6 +54,10 @@ class WatchedModel(Model):
         self._before = before
         self.has = has
 
+    @property  # type: ignore[misc]  # only read: the SDK treats models by their kind
+    def __class__(self) -> Any:
+        return type(self.inner)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WatchedModel) and other.owner is self.owner and bool(other.inner == self.inner)
 

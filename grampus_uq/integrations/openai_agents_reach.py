@@ -8,15 +8,17 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from agents import Agent, ApplyPatchTool, CustomTool, Handoff, Model, MultiProvider, RunConfig, ShellTool
+from agents import Agent, AgentBase, ApplyPatchTool, CustomTool, Handoff, Model, MultiProvider, RunConfig, ShellTool
 from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
 
 from grampus_uq import ConfigurationError, SessionError
 from grampus_uq.integrations.openai_agents_model import WatchedModel, WatchedProvider
 from grampus_uq.integrations.openai_agents_tools import GATE, Gate, gate_tools, gated_by, without_gate
 from grampus_uq.integrations.settings import note_schema
+
+AnyAgent = TypeVar("AnyAgent", bound=AgentBase[Any])
 
 log = logging.getLogger("grampus_uq.integrations.openai_agents")
 _TEXT, _NUMBER = {"type": "string"}, {"type": ["integer", "null"]}
@@ -59,11 +61,18 @@ class AgentWatch:
         """Return True if the agent has this watch."""
         return self.watched.get(id(agent)) is agent
 
-    def put_into(self, agent: Agent[Any]) -> Agent[Any]:
+    def put_into(self, agent: AnyAgent) -> AnyAgent:
         """Watch the agent and all that it reaches, in place, as `agent.as_tool()` holds on to its agent; returns it.
 
-        Raises ConfigurationError for a tool or server that acts and cannot be stopped; an advising guard reports it.
+        Raises ConfigurationError for a tool or server that acts and cannot be stopped, and for another kind of agent;
+        an advising guard reports it.
         """
+        if not isinstance(agent, Agent):
+            if self.acts():
+                way_out = "Nothing here sees or stops what any other kind does, a RealtimeAgent among them."
+                raise ConfigurationError.of("agent", "UncertaintyGuard", "an Agent of the SDK", agent, way_out)
+            self._report([agent.name])
+            return agent
         _watch_runs(self)
         for one in self._reached(agent):
             if isinstance(one.model, Model):

@@ -13,18 +13,25 @@ import pytest
 from agents import (
     Agent,
     ComputerTool,
+    GuardrailFunctionOutput,
     HostedMCPTool,
     LocalShellTool,
     ModelProvider,
+    ModelResponse,
+    OpenAIChatCompletionsModel,
     RunConfig,
     Runner,
+    Usage,
     UserError,
     WebSearchTool,
     handoff,
+    output_guardrail,
 )
 from agents.mcp import MCPServer
+from agents.realtime import RealtimeAgent
 from mcp.types import CallToolResult, TextContent
 from mcp.types import Tool as MCPTool
+from openai import AsyncOpenAI
 
 from grampus_uq import (
     ApprovalError,
@@ -42,7 +49,7 @@ from grampus_uq.integrations.openai_agents_model import read_messages, read_outp
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
 from grampus_uq.wire import read_call
-from tests.integrations.agents_sdk import FakeModel, Guarded, clerk, tools
+from tests.integrations.agents_sdk import FakeModel, Guarded, clerk, output, tools
 from tests.integrations.sentences import parameters
 
 PAY = ToolCall(id="pay-1", name="pay", arguments={"to": "bob", "amount": 10})
@@ -449,11 +456,44 @@ async def test_a_guard_that_only_advises_leaves_another_guards_agent_to_it(tmp_p
     assert (len(result.interruptions), desk.paid) == (1, [])
 
 
+class ChatModel(OpenAIChatCompletionsModel):
+    """Takes a provider's conversation beside a guardrail, which the SDK refuses for models of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__("fake", AsyncOpenAI(api_key="none"))
+
+    async def get_response(self, *_: Any, **__: Any) -> ModelResponse:
+        return ModelResponse(output=output(DONE), usage=Usage(), response_id=None)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("advisory", [True, False])
+async def test_a_watched_model_is_of_its_own_kind_for_the_sdk(tmp_path: Path, advisory: bool) -> None:
+    @output_guardrail
+    async def fine(*_: Any) -> GuardrailFunctionOutput:
+        return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
+
+    agent: Agent[Any] = Agent(name="a", model=ChatModel(), output_guardrails=[fine])
+    guard = Desk(tmp_path).another(advisory=advisory)
+    result = await guard.run(agent, "Go.", session_id="s", auto_previous_response_id=True)
+    assert result.final_output == "Done."
+
+
 def test_hosted_tools_that_only_read_are_reported_and_hosted_mcp_that_always_asks_is_neither(tmp_path: Path) -> None:
     desk = Desk(tmp_path, DONE)
     mcp = HostedMCPTool({"type": "mcp", "server_label": "mail", "require_approval": "always"})
     desk.guard.watch(Agent(name="a", model=FakeModel(desk.setup), tools=[WebSearchTool(), mcp]))
     assert desk.guard.ungated == {"web_search"}
+
+
+def test_an_agent_of_another_kind_is_refused_and_advice_says_that_it_is_not_watched(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, DONE)
+    agent: Any = RealtimeAgent(name="on the phone", tools=[*desk.agent().tools])
+    with pytest.raises(ConfigurationError, match="RealtimeAgent"):
+        desk.guard.watch(agent)
+    advising = desk.another(advisory=True)
+    assert advising.unwatch(advising.watch(agent)) is agent
+    assert advising.ungated == {"on the phone"}
 
 
 class MailServer(MCPServer):
