@@ -17,7 +17,14 @@ from grampus_uq.records.events import TrajectoryReading
 from grampus_uq.records.vocabulary import MissingReason
 from grampus_uq.signals.turn_events import SENTINELS
 from grampus_uq.stats.stored_values import FROZEN, STORED
-from grampus_uq.stats.trajectory_risk import TracerParameters, TracerState, TracerStream
+from grampus_uq.stats.trajectory_risk import (
+    TracerParameters,
+    TracerState,
+    check_tracer,
+    tracer_score,
+    tracer_start,
+    tracer_update,
+)
 
 
 class TrajectoryRiskSettings(Configuration):
@@ -55,7 +62,7 @@ class RiskState:
 
 def _checked(state: RiskState) -> RiskState:
     """Refuse a stored state that no stream can reach, before a step trips over it."""
-    TracerStream.restore(state.parameters, state.stream)
+    check_tracer(state.parameters, state.stream)
     return state
 
 
@@ -68,7 +75,7 @@ def risk_step(
 ) -> tuple[RiskState | None, float | None, str | None]:
     """Take what was sensed at one step: the new state, the trajectory risk now, and why there is none.
 
-    The risk is `TracerStream.score` over all complete steps, with the open one as `peek` sees it; >= 0, higher is
+    The risk is `tracer_score` over all complete steps and the open one, which the state leaves out; >= 0, higher is
     worse. A step whose texts could not be read is not counted as one without risk: it is left out, and the risk of this
     step is None with the reason. So it is without a reading, and after the parameters have changed in mid-run.
     """
@@ -76,18 +83,19 @@ def risk_step(
     if reading is None:
         return state, None, MissingReason.NOT_SENSED
     if state is None:
-        stream = TracerStream(parameters, accuracy=settings.accuracy)
+        stream = tracer_start(parameters, accuracy=settings.accuracy)
     elif state.parameters != parameters:
         return state, None, MissingReason.PROFILE_CHANGED
     else:
-        stream = TracerStream.restore(parameters, state.stream)
+        stream = state.stream
     before = None if state is None else state.latest
     if reading.reason is not None:
-        return RiskState(parameters=parameters, stream=stream.state(), latest=before), None, reading.reason
+        return RiskState(parameters=parameters, stream=stream, latest=before), None, reading.reason
     for step in reading.completed:
-        stream.update(step)
-    score = stream.score if reading.pending is None else stream.peek(reading.pending)
-    new = RiskState(parameters=parameters, stream=stream.state(), latest=before if score is None else score)
+        stream = tracer_update(parameters, stream, step)
+    seen = stream if reading.pending is None else tracer_update(parameters, stream, reading.pending)
+    score = tracer_score(parameters, seen)
+    new = RiskState(parameters=parameters, stream=stream, latest=before if score is None else score)
     return new, score, None if score is not None else MissingReason.NOTHING_TO_JUDGE
 
 

@@ -6,9 +6,11 @@ Every value comes with a bound on its error.
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import itemgetter
 from typing import Final
 
 from grampus_uq.errors import ConfigurationError
@@ -47,149 +49,81 @@ def check_fraction(k: float, owner: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TailSketchState:
-    """A `TailSketch` as a JSON-able value: `buckets` holds (index, number of risks, their sum), ascending."""
+class TailSketch:
+    """The tail mean of a growing run in bounded memory; `accuracy` bounds its error in advance, `error` afterwards.
+
+    Risks are counted and summed in buckets whose upper edge is (1 + 2 accuracy) times the lower one; `buckets` holds
+    (index, number of risks, their sum), ascending. Whole buckets of the tail enter with their exact sum; of the one
+    that the tail cuts through, m of c risks are taken, and edges and sum bound what those can be. `mean` is the middle
+    of that interval and `error` half its width:
+
+        |mean - TM_k| <= error <= accuracy * TM_k + 1e-9 / 2        (rounding apart, about 1e-16 a step)
+
+    The `worst` risk is exact; 0 before the first. Memory does not grow with the run: at accuracy .005 there are at most
+    2,400 buckets for risks in [1e-9, 20], and a run occupies those it has met; sketches of one run share them. An
+    update costs O(buckets), tens of microseconds at worst.
+
+    >>> sketch = TailSketch.of(0.5, [0.5, 0.1, 0.9, 0.7])
+    >>> abs(sketch.mean - 0.8) <= sketch.error + 1e-12, sketch.error <= 0.005 * 0.8
+    (True, True)
+    """
 
     k: float
     accuracy: float
     worst: float
     buckets: tuple[_Bucket, ...]
 
-
-class TailSketch:
-    """The tail mean of a growing run in bounded memory; `accuracy` bounds its error in advance, `error` afterwards.
-
-    Risks are counted and summed in buckets whose upper edge is (1 + 2 accuracy) times the lower one. Whole buckets of
-    the tail enter with their exact sum; of the one that the tail cuts through, m of c risks are taken, and edges and
-    sum bound what those can be. `mean` is the middle of that interval and `error` half its width:
-
-        |mean - TM_k| <= error <= accuracy * TM_k + 1e-9 / 2        (rounding apart, about 1e-16 a step)
-
-    The worst risk is exact. Memory does not grow with the run: at accuracy .005 there are at most 2,400 buckets for
-    risks in [1e-9, 20], and a run occupies those it has met. An update costs O(buckets of the tail), tens of
-    microseconds at worst.
-
-    >>> sketch = TailSketch(0.5, values=[0.5, 0.1, 0.9, 0.7])
-    >>> abs(sketch.mean - 0.8) <= sketch.error + 1e-12, sketch.error <= 0.005 * 0.8
-    (True, True)
-    """
-
-    __slots__ = ("_accuracy", "_buckets", "_k", "_keys", "_log_ratio", "_n", "_worst")
-
-    def __init__(self, k: float, values: Iterable[float] = (), *, accuracy: float = 0.005) -> None:
+    @classmethod
+    def of(cls, k: float, values: Iterable[float] = (), *, accuracy: float = 0.005) -> TailSketch:
+        """The sketch of these risks. Raises ConfigurationError for a `k` or an `accuracy` outside its range."""
         check_fraction(k, "TailSketch")
         if not 1e-6 <= accuracy <= 0.5:
             raise ConfigurationError.of("accuracy", "TailSketch", "in [1e-6, 0.5]", accuracy)
-        self._k = k
-        self._accuracy = accuracy
-        self._log_ratio = math.log1p(2.0 * accuracy)
-        self._n = 0
-        self._worst = 0.0
-        self._keys: list[int] = []  # ascending
-        self._buckets: dict[int, _Bucket] = {}  # states share them: a run of many states holds each bucket once
-        for value in values:
-            self.update(value)
+        return reduce(tail_update, values, cls(k=k, accuracy=accuracy, worst=0.0, buckets=()))
 
     @property
     def count(self) -> int:
         """The number of risks so far, N."""
-        return self._n
+        return sum(map(itemgetter(1), self.buckets))
 
     @property
     def mean(self) -> float | None:
         """The tail mean of the run so far, to within `error`; None before the first risk."""
-        return self._middle(*self._bounds(None)) if self._n else None
-
-    @property
-    def worst(self) -> float | None:
-        """The largest risk so far, exactly; None before the first risk."""
-        return self._worst if self._n else None
+        if not self.buckets:
+            return None
+        lower, upper = self._bounds()
+        return lower + (upper - lower) / 2.0
 
     @property
     def error(self) -> float:
         """Bound on |mean - TM_k| for the run so far, beyond rounding; 0 before the first risk."""
-        if not self._n:
+        if not self.buckets:
             return 0.0
-        lower, upper = self._bounds(None)
+        lower, upper = self._bounds()
         return (upper - lower) / 2.0
 
-    def update(self, risk: float) -> float:
-        """Add one risk, a finite number in [0, 1e100], and give the tail mean of the longer run."""
-        key = self._key(risk)
-        if key not in self._buckets:
-            insort(self._keys, key)
-        _, count, total = self._buckets.get(key, (key, 0, 0.0))
-        self._buckets[key] = (key, count + 1, total + risk)
-        self._n += 1
-        self._worst = max(self._worst, risk)
-        return self._middle(*self._bounds(None))
+    def check(self) -> None:
+        """Refuse a stored sketch that no run can reach.
 
-    def peek(self, risk: float) -> float:
-        """Give the tail mean that `update(risk)` would give, and change nothing."""
-        return self._middle(*self._bounds(risk))
-
-    def state(self) -> TailSketchState:
-        """Give the whole sketch as a value; `TailSketch.restore` continues from it exactly as this one would."""
-        buckets = tuple(self._buckets[key] for key in self._keys)
-        return TailSketchState(k=self._k, accuracy=self._accuracy, worst=self._worst, buckets=buckets)
-
-    @classmethod
-    def restore(cls, state: TailSketchState) -> TailSketch:
-        """Build the sketch that a stored state describes.
-
-        Raises ConfigurationError when the state is none that a sketch can reach: keys out of order, empty buckets, sums
-        outside their bucket's edges, or a worst risk that is in no bucket.
+        Raises ConfigurationError for keys out of order, empty buckets, sums outside their bucket's edges, or a worst
+        risk that is in no bucket.
         """
-        sketch = cls(state.k, accuracy=state.accuracy)
-        for bucket in state.buckets:
-            key, count, total = bucket
-            lower, upper = sketch._edges(key)
-            if (
-                count < 1
-                or key < 0
-                or (sketch._keys and key <= sketch._keys[-1])
-                or not lower * count * (1 - 1e-9) <= total <= upper * count * (1 + 1e-9)
-            ):
+        TailSketch.of(self.k, accuracy=self.accuracy)
+        last = -1
+        for key, count, total in self.buckets:
+            lower, upper = _edges(self.accuracy, key)
+            if count < 1 or key <= last or not lower * count * (1 - 1e-9) <= total <= upper * count * (1 + 1e-9):
                 rule = "ascending buckets of at least one risk each, with sums inside their edges"
-                raise ConfigurationError.of("buckets", "TailSketch.restore", rule, (key, count, total))
-            sketch._keys.append(key)
-            sketch._buckets[key] = bucket
-            sketch._n += count
-        last = sketch._keys[-1] if sketch._keys else None
-        if (last is None and state.worst != 0.0) or (last is not None and sketch._key(state.worst) != last):
-            raise ConfigurationError.of("worst", "TailSketch.restore", "in the highest bucket", state.worst)
-        sketch._worst = state.worst
-        return sketch
+                raise ConfigurationError.of("buckets", "TailSketch", rule, (key, count, total))
+            last = key
+        if self.worst != 0.0 if last < 0 else _key(self.accuracy, self.worst) != last:
+            raise ConfigurationError.of("worst", "TailSketch", "in the highest bucket", self.worst)
 
-    def _key(self, risk: float) -> int:
-        """Index the bucket of a risk: 0 for [0, 1e-9), i >= 1 for [1e-9 ratio^(i-1), 1e-9 ratio^i).
-
-        Raises ConfigurationError for a risk that is not a finite number in [0, 1e100]; NaN has no place in any order.
-        """
-        if not 0.0 <= risk <= MAX_RISK:
-            raise ConfigurationError.of("risk", "TailSketch", f"a finite number in [0, {MAX_RISK:g}]", risk)
-        return 0 if risk < _FLOOR else 1 + math.floor(math.log(risk / _FLOOR) / self._log_ratio)
-
-    def _edges(self, key: int) -> tuple[float, float]:
-        if key <= 0:
-            return 0.0, _FLOOR
-        highest = math.log(MAX_RISK / _FLOOR)
-        lower = _FLOOR * math.exp(min((key - 1) * self._log_ratio, highest))
-        return lower, _FLOOR * math.exp(min(key * self._log_ratio, highest))
-
-    def _bounds(self, extra: float | None) -> tuple[float, float]:
-        """Bound the tail mean from both sides, for the run so far or for the run with one more risk."""
-        tail = tail_count(self._n + (extra is not None), self._k)
-        extra_key = None if extra is None else self._key(extra)
-        keys = self._keys
-        if extra_key is not None and extra_key not in self._buckets:
-            keys = sorted([*keys, extra_key])
+    def _bounds(self) -> tuple[float, float]:
+        """Bound the tail mean from both sides."""
+        left = tail = tail_count(self.count, self.k)
         whole = 0.0
-        left = tail
-        for key in reversed(keys):
-            _, count, total = self._buckets.get(key, (key, 0, 0.0))
-            if extra is not None and key == extra_key:
-                count, total = count + 1, total + extra
+        for key, count, total in reversed(self.buckets):
             if count >= left:
                 lower, upper = self._cut(key, count, total, left)
                 return (whole + lower) / tail, (whole + upper) / tail
@@ -201,11 +135,35 @@ class TailSketch:
         """Bound the sum of the largest `taken` of a bucket's risks by its edges and its sum."""
         if taken == count:
             return total, total
-        low, high = self._edges(key)
+        low, high = _edges(self.accuracy, key)
         lower = total * taken / count  # the largest average at least as much as all
         upper = min(taken * high, total - (count - taken) * low)
         return lower, max(lower, upper)
 
-    @staticmethod
-    def _middle(lower: float, upper: float) -> float:
-        return lower + (upper - lower) / 2.0
+
+def tail_update(sketch: TailSketch, risk: float) -> TailSketch:
+    """Add one risk, a finite number in [0, 1e100]."""
+    key, buckets = _key(sketch.accuracy, risk), sketch.buckets
+    at = bisect_left(buckets, (key,))
+    known = at < len(buckets) and buckets[at][0] == key
+    _, count, total = buckets[at] if known else (key, 0, 0.0)
+    fresh = (*buckets[:at], (key, count + 1, total + risk), *buckets[at + known :])
+    return TailSketch(k=sketch.k, accuracy=sketch.accuracy, worst=max(sketch.worst, risk), buckets=fresh)
+
+
+def _key(accuracy: float, risk: float) -> int:
+    """Index the bucket of a risk: 0 for [0, 1e-9), i >= 1 for [1e-9 ratio^(i-1), 1e-9 ratio^i).
+
+    Raises ConfigurationError for a risk that is not a finite number in [0, 1e100]; NaN has no place in any order.
+    """
+    if not 0.0 <= risk <= MAX_RISK:
+        raise ConfigurationError.of("risk", "TailSketch", f"a finite number in [0, {MAX_RISK:g}]", risk)
+    return 0 if risk < _FLOOR else 1 + math.floor(math.log(risk / _FLOOR) / math.log1p(2.0 * accuracy))
+
+
+def _edges(accuracy: float, key: int) -> tuple[float, float]:
+    if key <= 0:
+        return 0.0, _FLOOR
+    log_ratio, highest = math.log1p(2.0 * accuracy), math.log(MAX_RISK / _FLOOR)
+    lower = _FLOOR * math.exp(min((key - 1) * log_ratio, highest))
+    return lower, _FLOOR * math.exp(min(key * log_ratio, highest))

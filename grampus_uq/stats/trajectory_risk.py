@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.tail_sketch import MAX_RISK, TailSketch, TailSketchState, check_fraction
+from grampus_uq.stats.tail_sketch import MAX_RISK, TailSketch, check_fraction, tail_update
 
 _ROUNDING: Final = 1e-6
 """Tolerance around the range of a component: similarities of unit vectors in single precision reach 1 + 1e-7."""
@@ -135,14 +135,6 @@ def weighted_components(step: StepComponents, parameters: TracerParameters) -> t
     )
 
 
-def _added(scores: Iterable[float]) -> float:
-    """The sum from left to right, as `update` forms it: from Python 3.12 on `sum` corrects its rounding."""
-    total = 0.0
-    for score in scores:
-        total += score
-    return total
-
-
 def _combined(components: Sequence[float], composite: Composite) -> float:
     """The step risk r_t (eq. 20 for `Composite.MAX`)."""
     if composite is Composite.ADDITIVE:
@@ -155,19 +147,12 @@ def _combined(components: Sequence[float], composite: Composite) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerState:
-    """A `TracerStream` as a JSON-able value."""
+    """TRACER of a growing run in bounded memory: `tracer_update` adds a step, `tracer_score` says what it comes to.
 
-    running_max: float
-    tails: tuple[TailSketchState, ...]
-
-
-class TracerStream:
-    """TRACER of a growing run in bounded memory: `update` commits a step, `peek` says what committing it would give.
-
-    Use `peek` while a step is still open (a call is proposed and its observation is not there: no D_o^A yet) and
-    `update` once, when it is complete. Both return TRACER_theta of the run (eq. 23, or the variant
-    `parameters.composite`) to within `error`; `accuracy` bounds that error in advance (see `TailSketch`). A step
-    without any component counts in N with risk 0.
+    A step that is still open (a call is proposed and its observation is not there: no D_o^A yet) is added to a state
+    that is thrown away. The score is TRACER_theta of the run (eq. 23, or the variant `parameters.composite`) to within
+    `tracer_error`; `accuracy` bounds that error in advance (see `TailSketch`). A step without any component counts in N
+    with risk 0.
 
     Per tail, rho_{k,w}(r) = (1 - w) TM_k(r) + w ||r||_inf. On vectors of a fixed length with r >= 0 it is monotone,
     positively homogeneous, subadditive, translation invariant for shifts that keep r >= 0, and 1-Lipschitz in the
@@ -175,85 +160,62 @@ class TracerStream:
     statement on R^N passes over).
 
     In the length of the run it is not monotone: appending a harmless step can lower the score, so thresholds are set
-    on `running_max`.
+    on `running_max`, the highest score of any prefix so far; 0 before the first step.
 
-    >>> stream = TracerStream(TracerParameters(k=0.5, w=0.0), accuracy=1e-6)
+    >>> theta = TracerParameters(k=0.5, w=0.0)
+    >>> state = tracer_start(theta, accuracy=1e-6)
     >>> for gap in (0.4, 0.8, 0.2, 0.6):
-    ...     score = stream.update(StepComponents(is_agent=True, agent_gap=gap))
-    >>> round(score, 4), round(stream.running_max, 4)
+    ...     state = tracer_update(theta, state, StepComponents(is_agent=True, agent_gap=gap))
+    >>> round(tracer_score(theta, state), 4), round(state.running_max, 4)
     (0.7, 0.8)
     """
 
-    __slots__ = ("_parameters", "_running_max", "_tails")
+    running_max: float
+    tails: tuple[TailSketch, ...]
 
-    def __init__(self, parameters: TracerParameters, *, accuracy: float = 0.005) -> None:
-        self._parameters = parameters
-        count = _COMPONENTS if parameters.composite is Composite.SEPARATE else 1
-        self._tails = tuple(TailSketch(parameters.k, accuracy=accuracy) for _ in range(count))
-        self._running_max = 0.0
 
-    @property
-    def count(self) -> int:
-        """The number of committed steps, N."""
-        return self._tails[0].count
+def tracer_start(parameters: TracerParameters, *, accuracy: float = 0.005) -> TracerState:
+    """The state of a run before its first step."""
+    count = _COMPONENTS if parameters.composite is Composite.SEPARATE else 1
+    return TracerState(running_max=0.0, tails=(TailSketch.of(parameters.k, accuracy=accuracy),) * count)
 
-    @property
-    def score(self) -> float | None:
-        """TRACER of the committed steps, higher is worse; None before the first."""
-        if not self.count:
-            return None
-        return _added(self._score(tail.mean or 0.0, tail.worst or 0.0) for tail in self._tails)
 
-    @property
-    def running_max(self) -> float | None:
-        """The highest score of any prefix so far; None before the first step."""
-        return self._running_max if self.count else None
+def tracer_update(parameters: TracerParameters, state: TracerState, step: StepComponents) -> TracerState:
+    """Add one step."""
+    risks: Sequence[float] = weighted_components(step, parameters)
+    if len(state.tails) == 1:
+        risks = (_combined(risks, parameters.composite),)
+    tails = tuple(map(tail_update, state.tails, risks))
+    score = _score(parameters, tails)
+    return TracerState(running_max=max(state.running_max, score), tails=tails)
 
-    @property
-    def error(self) -> float:
-        """Bound on |score - exact score| beyond rounding."""
-        return (1.0 - self._parameters.w) * math.fsum(tail.error for tail in self._tails)
 
-    def update(self, step: StepComponents) -> float:
-        """Commit one step and return the score of the longer run."""
-        score = 0.0
-        for tail, risk in zip(self._tails, self._risks(step), strict=True):
-            worst = max(tail.worst or 0.0, risk)
-            score += self._score(tail.update(risk), worst)
-        self._running_max = max(self._running_max, score)
-        return score
+def tracer_score(parameters: TracerParameters, state: TracerState) -> float | None:
+    """TRACER of the steps so far, higher is worse; None before the first."""
+    return _score(parameters, state.tails) if state.tails[0].buckets else None
 
-    def peek(self, step: StepComponents) -> float:
-        """Return what `update(step)` would, and change nothing."""
-        pairs = zip(self._tails, self._risks(step), strict=True)
-        return _added(self._score(tail.peek(risk), max(tail.worst or 0.0, risk)) for tail, risk in pairs)
 
-    def _risks(self, step: StepComponents) -> Sequence[float]:
-        components = weighted_components(step, self._parameters)
-        return components if len(self._tails) > 1 else (_combined(components, self._parameters.composite),)
+def tracer_error(parameters: TracerParameters, state: TracerState) -> float:
+    """Bound on |score - exact score| beyond rounding."""
+    return (1.0 - parameters.w) * math.fsum(tail.error for tail in state.tails)
 
-    def _score(self, tail_mean: float, worst: float) -> float:
-        w = self._parameters.w
-        return (1.0 - w) * tail_mean + w * worst
 
-    def state(self) -> TracerState:
-        """Return the whole stream as a value."""
-        return TracerState(running_max=self._running_max, tails=tuple(tail.state() for tail in self._tails))
+def check_tracer(parameters: TracerParameters, state: TracerState) -> None:
+    """Refuse a stored state with ConfigurationError that does not belong to these parameters, or is broken."""
+    for tail in state.tails:
+        tail.check()
+    expected = len(tracer_start(parameters).tails)
+    if len(state.tails) != expected or any(tail.k != parameters.k for tail in state.tails):
+        rule = f"{expected} tails with k = {parameters.k}"
+        raise ConfigurationError.of("state", "TracerState", rule, [tail.k for tail in state.tails])
+    if len({tail.count for tail in state.tails}) != 1 or not 0.0 <= state.running_max <= MAX_RISK:
+        rule = "tails over the same steps, with a finite running maximum"
+        raise ConfigurationError.of("state", "TracerState", rule, state.running_max)
 
-    @classmethod
-    def restore(cls, parameters: TracerParameters, state: TracerState) -> TracerStream:
-        """Continue a stream exactly where its state was taken.
 
-        Raises ConfigurationError when the state does not belong to these parameters, or is broken.
-        """
-        tails = tuple(TailSketch.restore(tail) for tail in state.tails)
-        stream = cls(parameters)
-        if len(tails) != len(stream._tails) or any(tail.k != parameters.k for tail in state.tails):
-            rule = f"{len(stream._tails)} tails with k = {parameters.k}"
-            raise ConfigurationError.of("state", "TracerStream.restore", rule, [tail.k for tail in state.tails])
-        if len({tail.count for tail in tails}) != 1 or not 0.0 <= state.running_max <= MAX_RISK:
-            rule = "tails over the same steps, with a finite running maximum"
-            raise ConfigurationError.of("state", "TracerStream.restore", rule, state.running_max)
-        stream._tails = tails
-        stream._running_max = state.running_max
-        return stream
+def _score(parameters: TracerParameters, tails: Iterable[TailSketch]) -> float:
+    """The sum over the tails from left to right: from Python 3.12 on `sum` corrects its rounding."""
+    total = 0.0
+    for tail in tails:
+        total += (1.0 - parameters.w) * (tail.mean or 0.0) + parameters.w * tail.worst
+    return total

@@ -3,7 +3,7 @@
     python tests/benchmarks/tracer_stream.py [--json]
 
 Rows: `stream` (tail mean; the whole stream with its step risk; both bounded in memory), `steps`, and the median
-microseconds of an `update` and of a `peek` over blocks of 500 calls, from N = 100 to a million steps.
+microseconds of an update over blocks of 500 calls, from N = 100 to a million steps.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.stats.tail_sketch import TailSketch
-from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, TracerStream
+from grampus_uq.stats.tail_sketch import TailSketch, tail_update
+from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_start, tracer_update
 from tests.benchmarks._report import emit
 
 BLOCK, BLOCKS = 500, 11
@@ -45,16 +46,14 @@ def rows(largest: int) -> Iterator[dict[str, Any]]:
     steps = [StepComponents(is_agent=True, repetition=risk, agent_gap=rng.random()) for risk in risks]
     for size in (size for size in (100, 10_000, 100_000, 1_000_000) if size <= largest):
         before = [rng.random() for _ in range(size)]
-        stream = TracerStream(TracerParameters())
-        for risk in before:
-            stream.update(StepComponents(is_agent=True, repetition=risk))
-        streams: list[tuple[str, Any, Sequence[Any]]] = [
-            ("tail mean", TailSketch(0.1, before), risks),
-            ("tracer", stream, steps),
+        earlier = (StepComponents(is_agent=True, repetition=risk) for risk in before)
+        tracer = partial(tracer_update, TracerParameters())
+        streams: list[tuple[str, Callable[[Any], object], Sequence[Any]]] = [
+            ("tail mean", partial(tail_update, TailSketch.of(0.1, before)), risks),
+            ("tracer", partial(tracer, reduce(tracer, earlier, tracer_start(TracerParameters()))), steps),
         ]
-        for name, held, values in streams:
-            peek = microseconds(held.peek, values)
-            yield {"stream": name, "steps": size, "update_us": microseconds(held.update, values), "peek_us": peek}
+        for name, update, values in streams:
+            yield {"stream": name, "steps": size, "update_us": microseconds(update, values)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

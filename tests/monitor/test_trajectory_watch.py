@@ -41,7 +41,14 @@ from grampus_uq.recording.runs import Run
 from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, StepEvent, TrajectoryReading
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.turn_events import turn_of_observation, turn_of_step
-from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, TracerStream
+from grampus_uq.stats.trajectory_risk import (
+    Composite,
+    StepComponents,
+    TracerParameters,
+    tracer_score,
+    tracer_start,
+    tracer_update,
+)
 from tests.sampling import examples
 from tests.scripted_runs import Captured
 from tests.trajectory_runs import run_components, tracer_scores
@@ -518,15 +525,15 @@ def test_the_pure_step_equals_a_stream_that_is_never_interrupted() -> None:
     rng = np.random.default_rng(3)
     parameters = TracerParameters(k=0.3, w=0.25)
     settings_ = TrajectoryRiskSettings(parameters=parameters)
-    stream = TracerStream(parameters, accuracy=settings_.accuracy)
+    stream = tracer_start(parameters, accuracy=settings_.accuracy)
     state: RiskState | None = None
     for _ in range(300):
         done = tuple(StepComponents(is_agent=True, agent_gap=float(g)) for g in rng.random(int(rng.integers(0, 3))))
         now = StepComponents(is_agent=True, surprisal=float(rng.random() * 3))
         state, risk, _ = risk_step(settings_, state, TrajectoryReading(completed=done, pending=now))
         for step in done:
-            stream.update(step)
-        assert risk == stream.peek(now)
+            stream = tracer_update(parameters, stream, step)
+        assert risk == tracer_score(parameters, tracer_update(parameters, stream, now))
         state = state_from_json(state_to_json(SessionState(session_id="s", risk=state))).risk
         assert state is not None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,11 @@ from grampus_uq.stats.trajectory_risk import (
     StepComponents,
     TracerParameters,
     TracerState,
-    TracerStream,
+    check_tracer,
+    tracer_error,
+    tracer_score,
+    tracer_start,
+    tracer_update,
     weighted_components,
 )
 from tests.trajectory_runs import tracer_scores
@@ -70,10 +74,22 @@ def tracer_parameters(draw: st.DrawFn) -> TracerParameters:
 
 
 def rho(risks: Sequence[float], k: float, w: float) -> float:
-    sketch = TailSketch(k, risks, accuracy=1e-6)
+    sketch = TailSketch.of(k, risks, accuracy=1e-6)
     assert sketch.mean is not None
-    assert sketch.worst is not None
     return (1.0 - w) * sketch.mean + w * sketch.worst
+
+
+def states(
+    steps: Sequence[StepComponents], parameters: TracerParameters, accuracy: float = 1e-6
+) -> Iterator[TracerState]:
+    """The state after each step."""
+    state = tracer_start(parameters, accuracy=accuracy)
+    for step in steps:
+        yield (state := tracer_update(parameters, state, step))
+
+
+def scores_of(steps: Sequence[StepComponents], parameters: TracerParameters) -> list[float | None]:
+    return [tracer_score(parameters, state) for state in states(steps, parameters)]
 
 
 def close(value: float) -> object:
@@ -131,18 +147,19 @@ def test_the_score_lies_between_mean_and_maximum_and_ignores_order(risks: list[f
 
 
 def test_a_harmless_step_can_lower_the_score_so_the_running_maximum_is_kept() -> None:
-    stream = TracerStream(TracerParameters(k=1.0, w=0.0), accuracy=1e-6)
-    scores = [stream.update(StepComponents(is_agent=True, agent_gap=gap)) for gap in (0.9, 0.1)]
+    steps = [StepComponents(is_agent=True, agent_gap=gap) for gap in (0.9, 0.1)]
+    mean = TracerParameters(k=1.0, w=0.0)
+    scores = scores_of(steps, mean)
     assert scores == pytest.approx([0.9, 0.5], rel=1e-6)
-    assert (stream.score, stream.running_max) == (scores[1], scores[0])
+    assert [state.running_max for state in states(steps, mean)] == [scores[0], scores[0]]
 
 
 # The composites of a step.
 
 
-def only_step(step: StepComponents, parameters: TracerParameters) -> float:
+def only_step(step: StepComponents, parameters: TracerParameters) -> float | None:
     """The risk of a step is the score of a run that is this step alone."""
-    return TracerStream(parameters, accuracy=1e-6).update(step)
+    return scores_of([step], parameters)[0]
 
 
 @given(step_components(), tracer_parameters())
@@ -189,35 +206,31 @@ def test_the_separate_variant_sums_the_tails_of_the_components(
     parameters = replace(parameters, composite=Composite.SEPARATE)
     channels = zip(*(weighted_components(step, parameters) for step in steps), strict=True)
     expected = sum(rho(channel, parameters.k, parameters.w) for channel in channels)
-    stream = TracerStream(parameters, accuracy=1e-6)
-    assert [stream.update(step) for step in steps][-1] == close(expected)
+    assert scores_of(steps, parameters)[-1] == close(expected)
 
 
 def test_a_step_without_any_component_counts_as_a_step_with_risk_zero() -> None:
     first = StepComponents(is_agent=False)
     second = StepComponents(is_agent=True, agent_gap=0.8)
-    stream = TracerStream(TracerParameters(k=1.0, w=0.0))
-    assert [stream.update(step) for step in (first, second)] == [close(0.0), pytest.approx(0.4, rel=0.005)]
+    assert scores_of([first, second], TracerParameters(k=1.0, w=0.0)) == [close(0.0), close(0.4)]
 
 
 # The stream.
 
 
 @given(st.lists(step_components(), min_size=1, max_size=30), tracer_parameters())
-def test_the_stream_is_within_its_error_of_the_exact_score_on_every_prefix_and_peeks_without_trace(
+def test_the_stream_is_within_its_error_of_the_exact_score_on_every_prefix(
     steps: list[StepComponents], parameters: TracerParameters
 ) -> None:
-    stream = TracerStream(parameters, accuracy=1e-6)
+    assert tracer_score(parameters, tracer_start(parameters)) is None
     highest = 0.0
-    for step, expected in zip(steps, tracer_scores(steps, parameters), strict=True):
-        stream.peek(StepComponents(is_agent=True, agent_gap=2.0))
-        peeked = stream.peek(step)
-        score = stream.update(step)
-        assert score == peeked == stream.score
+    for state, expected in zip(states(steps, parameters), tracer_scores(steps, parameters), strict=True):
+        score = tracer_score(parameters, state)
+        assert score is not None
         highest = max(highest, score)
-        assert stream.running_max == highest
-        assert abs(score - expected) <= stream.error + 1e-12 * (1.0 + expected)
-    assert stream.count == len(steps)
+        assert state.running_max == highest
+        assert abs(score - expected) <= tracer_error(parameters, state) + 1e-12 * (1.0 + expected)
+    assert {tail.count for tail in state.tails} == {len(steps)}
 
 
 @given(
@@ -230,26 +243,29 @@ def test_a_bounded_stream_keeps_its_error_and_survives_being_stored(
     before: list[StepComponents], after: list[StepComponents], parameters: TracerParameters, accuracy: float
 ) -> None:
     adapter = TypeAdapter(TracerState)
-    whole = TracerStream(parameters, accuracy=accuracy)
+    whole = tracer_start(parameters, accuracy=accuracy)
     for step in before:
-        whole.update(step)
-    restored = TracerStream.restore(parameters, adapter.validate_json(adapter.dump_json(whole.state())))
+        whole = tracer_update(parameters, whole, step)
+    restored = adapter.validate_json(adapter.dump_json(whole))
+    check_tracer(parameters, restored)
     for number, step in enumerate(after, 1):
-        score = whole.update(step)
-        assert restored.update(step) == score
+        whole, restored = (tracer_update(parameters, state, step) for state in (whole, restored))
+        assert restored == whole
+        score, error = tracer_score(parameters, whole), tracer_error(parameters, whole)
+        assert score is not None
         exact = tracer_scores([*before, *after[:number]], parameters)[-1]
-        assert abs(score - exact) <= whole.error + 1e-9 * (1.0 + exact)
-        assert whole.error <= accuracy * exact + 5 * 5e-10 + 1e-9
+        assert abs(score - exact) <= error + 1e-9 * (1.0 + exact)
+        assert error <= accuracy * exact + 5 * 5e-10 + 1e-9
 
 
 def test_a_state_of_other_parameters_is_refused() -> None:
-    state = TracerStream(TracerParameters(), accuracy=0.01).state()
+    state = tracer_start(TracerParameters(), accuracy=0.01)
     with pytest.raises(ConfigurationError, match="tails with k"):
-        TracerStream.restore(TracerParameters(k=0.5), state)
+        check_tracer(TracerParameters(k=0.5), state)
     with pytest.raises(ConfigurationError, match="tails with k"):
-        TracerStream.restore(TracerParameters(composite=Composite.SEPARATE), state)
+        check_tracer(TracerParameters(composite=Composite.SEPARATE), state)
     with pytest.raises(ConfigurationError, match="running maximum"):
-        TracerStream.restore(TracerParameters(), TracerState(running_max=math.nan, tails=state.tails))
+        check_tracer(TracerParameters(), TracerState(running_max=math.nan, tails=state.tails))
 
 
 # What is refused.
