@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -117,15 +118,19 @@ class WatchedModel(Model):
         sent = self._sent(own, input, shown, rest, given)
         done: list[Any] = []
         events = self.inner.stream_response(system_instructions, input, model_settings, shown, *rest, **given)
-        async for event in events:
-            kind = getattr(event, "type", "")
-            if kind == "response.output_item.done":
-                done.append(event.item)  # type: ignore[union-attr]  # by type
-            elif kind in ("response.completed", "response.incomplete"):
-                answer = event.response  # type: ignore[union-attr]  # by type
-                output = answer.output or done  # as the SDK: some services say the items once
-                await self._observe(output, answer.usage, system_instructions, input, tools, sent)
-            yield event
+        try:
+            async for event in events:
+                kind = getattr(event, "type", "")
+                if kind == "response.output_item.done":
+                    done.append(event.item)  # type: ignore[union-attr]  # by type
+                elif kind in ("response.completed", "response.incomplete"):
+                    answer = event.response  # type: ignore[union-attr]  # by type
+                    output = answer.output or done  # as the SDK: some services say the items once
+                    await self._observe(output, answer.usage, system_instructions, input, tools, sent)
+                yield event
+        finally:
+            with suppress(Exception):  # as the SDK: the answer, or what ended it, counts
+                await _close(events)
 
     def _sent(
         self, system: str | None, items: Any, tools: Sequence[Any], rest: Sequence[Any], given: Mapping[str, Any]
@@ -139,6 +144,18 @@ class WatchedModel(Model):
             "system": "\n\n".join([text for text in (system, leading) if text] + stored),
             "offered": [*map(tool_schema, tools), *map(_handoff_schema, handoffs)],
         }
+
+
+async def _close(events: Any) -> None:
+    """Close a model's stream by the method that it has, as the SDK does."""
+    close = getattr(events, "aclose", None) or getattr(events, "close", None)
+    if close is not None:
+        await awaited(close())
+
+
+async def awaited(result: Any) -> Any:
+    """What came of a call that may have to be awaited."""
+    return await result if isinstance(result, Awaitable) else result
 
 
 class WatchedProvider(ModelProvider):

@@ -26,10 +26,11 @@ from agents import (
     UserError,
 )
 from agents.agent_tool_state import get_agent_tool_state_scope, peek_agent_tool_run_result
+from agents.tool import _FailureHandlingFunctionToolInvoker as SdkInvoker
 from agents.tool_context import ToolContext
 
 from grampus_uq import ConfigurationError, ToolCall
-from grampus_uq.integrations.openai_agents_model import plain, with_arguments
+from grampus_uq.integrations.openai_agents_model import awaited, plain, with_arguments
 
 if TYPE_CHECKING:
     from grampus_uq.integrations.held_calls import Release
@@ -156,7 +157,7 @@ async def _own_rule(rule: Any, *given: Any) -> bool:
     """Evaluate the tool's `needs_approval`; raises the SDK's UserError for an invalid rule or answer."""
     if not callable(rule) and not isinstance(rule, bool):
         raise UserError(f"Invalid needs_approval value: expected a bool or callable, got {type(rule).__name__}.")
-    return bool(await _awaited(rule(*given) if callable(rule) else rule))
+    return bool(await awaited(rule(*given) if callable(rule) else rule))
 
 
 # -- function tools ---------------------------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ def _waits_inside(context: Any) -> bool:
 
 def _as_written(invoke: Any, arguments: Mapping[str, Any], name: str) -> bool:
     """Return False where the tool would read other values than its rule is shown: the SDK asks then, from 0.24 on."""
-    prepare = getattr(invoke, "prepare_arguments", None)
+    prepare = getattr(invoke, "prepare_arguments", None) if isinstance(invoke, SdkInvoker) else None
     prepared = None if prepare is None else prepare(json.dumps(arguments), name)
     return prepared is None or bool(prepared.unchanged)
 
@@ -283,7 +284,7 @@ def _gate_other(tool: Any, current: Gate) -> Any:
         """Let an approved call through once, as it was approved: True and what came of it, else the model's answer."""
         run = current()
         if run is None:
-            return True, await _awaited(invoke(given))
+            return True, await awaited(invoke(given))
         call = run.meant(call_id, name, given)
         release = await run.calls.release(
             call, principal=PRINCIPAL, standing=automatic or not _approved_one(context, call.id)
@@ -292,7 +293,7 @@ def _gate_other(tool: Any, current: Gate) -> Any:
             return False, _not_run(run, release)
         if release.record.edited:
             given = with_arguments(given, release.record.call.arguments)
-        return True, await run.calls.execute(release, lambda: _awaited(invoke(given)), plain=plain)
+        return True, await run.calls.execute(release, lambda: awaited(invoke(given)), plain=plain)
 
     setattr(needs_approval, GATE, _Mark(current=current, tool=tool))
     gated.needs_approval = needs_approval
@@ -334,10 +335,6 @@ class _GatedEditor:
             return result if ran else ApplyPatchResult(status="failed", output=result)
 
         return apply
-
-
-async def _awaited(result: Any) -> Any:
-    return await result if isinstance(result, Awaitable) else result
 
 
 def mcp_policy(current: Gate) -> Callable[[Any, Any, Any], bool]:

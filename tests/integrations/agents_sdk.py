@@ -64,17 +64,22 @@ class FakeModel(Model):
             yield ResponseTextDeltaEvent(
                 type="response.output_text.delta", delta=delta, sequence_number=number, **place
             )
-        answer = Response(
-            id="r",
-            created_at=0.0,
-            model="fake",
-            object="response",
-            output=output(turn),
-            parallel_tool_calls=True,
-            tool_choice="auto",
-            tools=[],
-        )
-        yield ResponseCompletedEvent(type="response.completed", response=answer, sequence_number=99)
+        yield completed(output(turn))
+
+
+def completed(items: list[Any]) -> ResponseCompletedEvent:
+    """The last event of a stream: the whole answer."""
+    answer = Response(
+        id="r",
+        created_at=0.0,
+        model="fake",
+        object="response",
+        output=items,
+        parallel_tool_calls=True,
+        tool_choice="auto",
+        tools=[],
+    )
+    return ResponseCompletedEvent(type="response.completed", response=answer, sequence_number=99)
 
 
 def output(turn: ScriptedTurn) -> list[Any]:

@@ -24,7 +24,7 @@ from agents import (
     function_tool,
 )
 from agents.tool_context import ToolContext
-from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputItemDoneEvent
+from openai.types.responses import ResponseOutputItemDoneEvent
 
 from grampus_uq import ApprovalKind, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, DataError
@@ -35,7 +35,7 @@ from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.testing import ScriptedTurn
 from tests.benchmarks.integrations_openai_agents import Canned
-from tests.integrations.agents_sdk import output
+from tests.integrations.agents_sdk import completed, output
 
 CALL = ToolCall(id="c", name="pay", arguments={"to": "bob"})
 seen: list[type] = []
@@ -189,17 +189,7 @@ class Says(Model):
             yield ResponseOutputItemDoneEvent(
                 type="response.output_item.done", item=item, output_index=place, sequence_number=place
             )
-        answer = Response(
-            id="r",
-            created_at=0.0,
-            model="fake",
-            object="response",
-            output=[] if self._once else items,
-            parallel_tool_calls=True,
-            tool_choice="auto",
-            tools=[],
-        )
-        yield ResponseCompletedEvent(type="response.completed", response=answer, sequence_number=99)
+        yield completed([] if self._once else items)
 
 
 def paying(model: Model, paid: list[Any], **approval: Any) -> Agent[Any]:
@@ -252,3 +242,29 @@ async def test_an_approval_rule_of_the_tools_own_decides_as_without_a_guard(amou
             result = await guard.run(agent, "Pay.", session_id="s")
         found.append((paid, len(result.interruptions)))
     assert found == [found[0]] * 3
+
+
+async def test_what_a_tools_own_invoker_has_beside_its_call_is_left_alone() -> None:
+    """The SDK asks its own invokers alone what a tool would read of a call."""
+
+    class Pays:
+        async def __call__(self, context: Any, text: str) -> str:
+            return "paid"
+
+        async def prepare_arguments(self, text: str, name: str) -> str:
+            raise AssertionError("this is nobody's to call")
+
+    async def never(context: Any, arguments: dict[str, Any], call_id: str) -> bool:
+        return False
+
+    tool = FunctionTool(
+        name="pay",
+        description="Pay.",
+        params_json_schema={"type": "object", "properties": {}},
+        on_invoke_tool=Pays(),
+        needs_approval=never,
+        strict_json_schema=False,
+    )
+    agent = Agent[Any](name="a", model=Says("I pay.", {"amount": 1}), tools=[tool])
+    result = await UncertaintyGuard(UncertaintyMonitor(), advisory=True).run(agent, "Pay.", session_id="s")
+    assert [item.output for item in result.new_items if item.type == "tool_call_output_item"] == ["paid"]
