@@ -19,6 +19,10 @@ _WIDTH = 100
 _INDENT = " " * 11
 _SHOWN = 10
 _DIFFERENT = 2
+_REPORT = (
+    "What is fitted here knows nothing of these calls: report each in your loop, session.observe_tool_call(call, "
+    "call.id), and record anew."
+)
 _CHOSEN = (
     "Labelling the runs with the best scores gives a release rule soonest; a run without a label then counts as wrong "
     "(--labels by-score), and the promise holds."
@@ -87,6 +91,8 @@ def _account(fit: ProfileFit, paths: Sequence[str]) -> Iterator[str]:
     parts = f"{fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds"
     yield from _wrapped("split", f"{parts} of {fit.tasks} independent tasks{without_task}")
     yield from _guarded_lines(fit.artifact.profile.policy)
+    if fit.unreported:
+        yield from _wrapped("CAUTION", f"{fit.unreported} runs propose such a call and report no call. {_REPORT}")
     yield from _fitted_for_lines(fit.artifact.fitted_for, paths)
     for part in fit.parts:
         yield from _part_lines(part)

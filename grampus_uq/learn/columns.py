@@ -52,11 +52,13 @@ class RunRows:
     """The rows of one run: by stream name, the value at each step of the model; a missing value has no entry.
 
     calls: for each irreversible call, in their order, the row of the turn that proposed it (-1: it came before any
-    row). Which calls are irreversible a profile's policy says, and what was recorded of their effect.
+    row). Which calls are irreversible a profile's policy says, and what was recorded of their effect. unreported: a
+    turn proposes one by name, and no step of the run is a call.
     """
 
     rows: Sequence[Mapping[str, float]]
     calls: tuple[int, ...] = ()
+    unreported: bool = False
 
 
 _ReadRun = Callable[[Run, Eligibility], RunRows | None]
@@ -68,7 +70,7 @@ class RunRow:
     """One run: `length` rows of the columns (0: only counted), its task (None: it names none) and its outcome.
 
     started_s and made_with (model, prompt hash, tools hash) are None without a recorded beginning. watched: some step
-    has a reading of the trajectory. sensed: what was read.
+    has a reading of the trajectory. sensed: what was read. calls, unreported: as in `RunRows`.
     """
 
     session_id: str
@@ -78,6 +80,7 @@ class RunRow:
     eligibility: Eligibility
     length: int
     calls: tuple[int, ...]
+    unreported: bool
     started_s: float | None
     made_with: tuple[str, str | None, str | None] | None
     watched: bool
@@ -198,6 +201,7 @@ def recorded_rows(
     """
     rows: list[Mapping[str, float]] = []
     calls: list[int] = []
+    proposed, reported = False, False
     places: dict[str, int] = {}
     policy = (profile or Profile()).policy
     if profile is None and run.start is not None:
@@ -206,12 +210,15 @@ def recorded_rows(
         step = event.step
         if is_model_step(event):
             places[text_key(step.step_id)] = len(rows)
+            proposed |= any(policy.is_irreversible(call.name) for call in step.tool_calls)
             row = _step_streams(event, assessment)
             rows.append(row if streams is None else {name: row[name] for name in streams if name in row})
-        elif is_irreversible(policy, step.tool_name, step.effect) if tool is None else step.tool_name == tool:
+            continue
+        reported = True
+        if is_irreversible(policy, step.tool_name, step.effect) if tool is None else step.tool_name == tool:
             turn = placed(turns, step.tool_calls[0] if step.tool_calls else None, step.step_id)[1]
             calls.append(places.get(turn.step, len(rows) - 1))
-    return RunRows(rows=rows, calls=tuple(calls))
+    return RunRows(rows=rows, calls=tuple(calls), unreported=proposed and not reported)
 
 
 def _step_streams(event: StepEvent, assessment: StepUncertainty) -> dict[str, float]:
@@ -286,6 +293,7 @@ def _row(run: Run, decided: Eligibility, read: RunRows, task_key: str) -> RunRow
         eligibility=decided,
         length=len(read.rows),
         calls=read.calls,
+        unreported=read.unreported,
         started_s=None if start is None else start.time_s,
         made_with=run.made_with,
         watched=any(event.trajectory is not None for event in run.steps),

@@ -66,9 +66,10 @@ class ProfileFit:
 
     parts: what became of each part. counts: runs by kind and by reason of exclusion. splits: how many taught, and how
     many could set thresholds; tasks: of how many tasks these are; without_task: runs that name none and count as one
-    each. expected: what the profile would have done on all recorded runs, as `replay` says (`expected.rates`); of
-    outcomes only those that taught nothing, though they set its thresholds, so they look a little too good. label_next:
-    runs without a label that are the most worth one, best first. detector: the detector's own report, None without one.
+    each; unreported: runs that propose an irreversible call and report no call. expected: what the profile would have
+    done on all recorded runs, as `replay` says (`expected.rates`); of outcomes only those that taught nothing, though
+    they set its thresholds, so they look a little too good. label_next: runs without a label that are the most worth
+    one, best first. detector: the detector's own report, None without one.
     """
 
     artifact: ProfileArtifact
@@ -78,6 +79,7 @@ class ProfileFit:
     expected: dict[str, JsonValue]
     tasks: int = 0
     without_task: int = 0
+    unreported: int = 0
     label_next: tuple[str, ...] = ()
     detector: DetectorFit | None = field(default=None, repr=False)
 
@@ -95,6 +97,7 @@ class ProfileFit:
             "parts": [asdict(part) for part in self.parts],
             "expected": self.expected,
             "tasks": self.tasks,
+            "unreported": self.unreported,
             "label_next": list(self.label_next),
         }
 
@@ -181,6 +184,7 @@ def fit_profile(
         expected=rates(replayed, runs_per_day=options.runs_per_day or runs.runs_per_day),
         tasks=len({task for task, out in zip(runs.tasks, taught, strict=True) if not out}),
         without_task=runs.without_task,
+        unreported=runs.unreported,
         label_next=worth_labelling(runs, fitted),
         detector=detector,
     )
@@ -205,6 +209,7 @@ def _chain_alone(
         expected=rates(()),
         tasks=splits["thresholds"],
         without_task=runs.without_task,
+        unreported=runs.unreported,
     )
 
 
@@ -298,20 +303,23 @@ def _detector_part(
         "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
         "threshold_runs": threshold.runs,
     }
-    needs = _advice(found, runs, options, options.held_out if taught.any() else 1.0)
+    needs = _advice(found, runs, options)
     if threshold.shortage:
         return Part(name="detector", status="not fitted", why=threshold.shortage, needs=needs, figures=figures)
     why, promise = found.report.reason, threshold.guarantee
     return Part(name="detector", status="fitted", why=why, needs=needs, promise=promise, figures=figures)
 
 
-def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions, share: float) -> str:
-    """The labels that the levels without a threshold lack, the nearest first; `share` of the successes may set one."""
+def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions) -> str:
+    """The labels that the levels without a threshold lack, the nearest first, as many of which set one as until now."""
     mode = Mode.CONFORMAL if options.delta is None else Mode.PAC
-    wanting = {t.alpha for t in found.detector.thresholds if t.mode is mode and t.shortage}
+    wanting = {t.alpha: t.runs for t in found.detector.thresholds if t.mode is mode and t.shortage}
     successes = len({task for task, good in zip(runs.tasks, runs.success, strict=True) if good})
-    needed = {alpha: math.ceil(successes_needed(alpha, options.delta) / share) - successes for alpha in wanting}
-    lacking = [f"{more} for {alpha:g}" for alpha, more in sorted(needed.items(), reverse=True) if more > 0]
+    needed = {
+        alpha: math.ceil((successes_needed(alpha, options.delta) - set_it) * max(successes, 1) / max(set_it, 1))
+        for alpha, set_it in wanting.items()
+    }
+    lacking = [f"{more} for {alpha:g}" for alpha, more in sorted(needed.items(), reverse=True)]
     return f"more labelled successes, about, for a false-alarm rate: {', '.join(lacking)}" if lacking else ""
 
 

@@ -63,7 +63,8 @@ class LabelledRuns:
         unlabelled: runs that could be used if they were labelled.
         recorded: how many runs there were, left out or not; of all these: first_s and last_s, when the first and the
             last began; made_with, their models, prompts and tools; errors_named, how many labels name the step of
-            an error; watched, how many were watched with TRACER.
+            an error; watched, how many were watched with TRACER; unreported, how many propose an irreversible call and
+            report no call.
         sensed: what was read of the runs that are used.
     """
 
@@ -88,6 +89,7 @@ class LabelledRuns:
     made_with: frozenset[tuple[str, str | None, str | None]] = frozenset()
     errors_named: int = 0
     watched: int = 0
+    unreported: int = 0
     sensed: frozenset[Sensed] = frozenset()
 
     def __len__(self) -> int:
@@ -228,6 +230,7 @@ def _labelled(columns: Columns) -> LabelledRuns:
         made_with=frozenset(run.made_with for run in runs if run.made_with is not None),
         errors_named=sum(names_a_step(run.outcome) for run in runs),
         watched=sum(run.watched for run in runs),
+        unreported=sum(run.unreported for run in runs),
         sensed=frozenset(run.sensed for run in usable),
     )
 

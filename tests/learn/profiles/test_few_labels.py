@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def test_fifty_labels_buy_a_detector_and_a_budget_that_all_of_them_set(tmp_path:
     assert "at most 5 %" in release.guarantee
     assert "independent tasks" in release.guarantee
     assert fit.artifact.profile.detector.threshold.runs == fit.counts["success"]
+
+
+def test_the_labels_that_a_level_is_said_to_lack_buy_it_where_only_some_runs_can_set_a_threshold(
+    tmp_path: Path,
+) -> None:
+    world = {"skill": (1.0, 1.0), "calls": 0.6}
+    found = part(fit_profile(recorded(tmp_path, 20, **world), base=BASE), "detector")
+    assert found.status == "not fitted"
+    lacking = int(re.search(r"(\d+) for 0.1\b", found.needs)[1])
+    more = recorded(tmp_path, round(1.2 * lacking), seed=1, **world)
+    assert part(fit_profile([tmp_path / "0.jsonl", more], base=BASE), "detector").status == "fitted"
 
 
 def test_where_nothing_was_asked_for_and_no_detector_can_be_had_a_budget_is_what_labels_buy_first(

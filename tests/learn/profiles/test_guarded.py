@@ -23,7 +23,7 @@ pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'tes
 GUARDING = UncertaintyPolicy(irreversible_tool_names=["refund"], always_ask_tool_names=["wire"])
 
 
-async def _record(folder: Path, policy: UncertaintyPolicy, n: int = 24) -> Path:
+async def _record(folder: Path, policy: UncertaintyPolicy, n: int = 24, *, reporting: bool = True) -> Path:
     with RecordingProcessor(folder) as recorder:
         monitor = UncertaintyMonitor(policy=policy, processors=[recorder], advisory=True)
         for index in range(n):
@@ -31,7 +31,8 @@ async def _record(folder: Path, policy: UncertaintyPolicy, n: int = 24) -> Path:
             call = ToolCall(id="1", name="refund", arguments={"order": "A1"})
             tokens = [top_logprobs({"x": 0.3 + 0.6 * (index % 7) / 7})]
             await session.observe_llm_response("I refund.", "t", tool_calls=[call], logprobs=tokens)
-            await session.observe_tool_call(call, "c")
+            if reporting:
+                await session.observe_tool_call(call, "c")
             session.finish(Outcome(success=index % 3 > 0, labelled_by="ann"))
     return folder
 
@@ -57,6 +58,16 @@ async def test_a_fit_on_runs_that_guarded_nothing_says_so(tmp_path: Path) -> Non
     folder = await _record(tmp_path / "runs", UncertaintyPolicy())
     result = CliRunner().invoke(_group, ["fit", str(folder), "-o", str(tmp_path / "profile.json")])
     assert "guarded    no tool by name (--irreversible NAME)" in result.output
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("reporting", [True, False])
+async def test_a_fit_says_so_where_a_loop_reported_no_call_of_those_that_its_turns_propose(
+    tmp_path: Path, reporting: bool
+) -> None:
+    folder = await _record(tmp_path / "runs", GUARDING, reporting=reporting)
+    result = CliRunner().invoke(_group, ["fit", str(folder), "-o", str(tmp_path / "profile.json")])
+    assert ("24 runs propose such a call and report no call" in result.output) is not reporting
 
 
 @pytest.mark.anyio
