@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 import uuid
 from pathlib import PurePath
@@ -27,8 +28,7 @@ _LAUNCHERS: Final = frozenset({"npx", "uvx", "uv", "pipx", "run", "python", "pyt
 @click.option("--config", "path", help="TOML file with settings; options take precedence.")
 @click.option(
     "--store",
-    envvar="GRAMPUS_UQ_STORE",
-    help="Session store: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
+    help="Session store: sqlite:///FILE, postgresql://… or redis://… (without one, GRAMPUS_UQ_STORE).",
 )
 @click.option("--agent", help="Name of the agent in the store.  [default: derived from COMMAND]")
 @click.option("--session", help="Resume this session after a restart.")
@@ -50,15 +50,16 @@ def command(
     if unguarded:
         raise SystemExit(anyio.run(lambda: serve_stdio(server, lambda client, to: Relay(client, to, say))))
     settings = read_settings(path, **given)
-    if settings.store is None:
+    store = settings.store or os.environ.get("GRAMPUS_UQ_STORE")
+    if not store:
         rule, way_out = "given: pending calls are decided there", "--store sqlite:///FILE, or --unguarded"
         raise ConfigurationError.of("--store", "mcp", rule, None, way_out)
     if address is not None:
         from grampus_uq.integrations.mcp.http_serving import serve_http
 
-        anyio.run(functools.partial(serve_http, settings, ProxyParts(settings, settings.store, say), address, say))
+        anyio.run(functools.partial(serve_http, settings, ProxyParts(settings, store, say), address, say))
         return
-    raise SystemExit(anyio.run(functools.partial(_serve, settings, settings.store, server)))
+    raise SystemExit(anyio.run(functools.partial(_serve, settings, store, server)))
 
 
 async def _serve(settings: ProxySettings, url: str, server: tuple[str, ...]) -> int:

@@ -119,8 +119,11 @@ def print_list(
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int], None]]:
-    """A counter on standard error, on a terminal only; the callback takes how many more there are."""
-    if not sys.stderr.isatty():
+    """A counter on standard error, where both outputs are a terminal; the callback takes how many more there are.
+
+    What a pipe's reader prints on the same terminal meanwhile would stand in the counter's line, and go with it.
+    """
+    if not (sys.stderr.isatty() and sys.stdout.isatty()):
         yield lambda _: None
         return
     from rich.console import Console

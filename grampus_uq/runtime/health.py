@@ -19,7 +19,7 @@ _DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Over the last `days`: what people were asked, and what it came to.
+    """Over the last `days`: what people were asked, and what it came to; a day, of those since the first was asked.
 
     `right` of the `decided` pauses were approved as they were; `right_low` and `right_high` are the exact 90 % interval
     of that share. `cost_usd` is that of the `ended` runs whose price is known. `running` runs are held by `workers`
@@ -69,7 +69,9 @@ def health(
         stops: stop orders so far.
         budget_a_day: how many pauses a day are wanted at most.
     """
-    pauses = sum(now_s - days * _DAY_S < time_s <= now_s for time_s in asked_s)
+    asked = [*asked_s]
+    pauses = sum(now_s - days * _DAY_S < time_s <= now_s for time_s in asked)
+    known = min(days, max(1.0, (now_s - min(asked, default=0.0)) / _DAY_S))
     firsts = [kinds[0] for kinds in decided if kinds]
     right = sum(kind == ApprovalKind.APPROVE for kind in firsts)
     low, high = binomial_interval(right, len(firsts), 0.9) if firsts else (None, None)
@@ -77,9 +79,9 @@ def health(
     return Health(
         days=days,
         pauses=pauses,
-        pauses_a_day=pauses / days,
+        pauses_a_day=pauses / known,
         budget_a_day=budget_a_day,
-        over_budget=None if budget_a_day is None else pauses / days > budget_a_day,
+        over_budget=None if budget_a_day is None else pauses / known > budget_a_day,
         decided=len(firsts),
         right=right,
         right_low=low,
@@ -135,6 +137,7 @@ def health_in_words(found: Health) -> dict[str, str]:
     days = f"{found.days:g} days"
     budget = "" if found.budget_a_day is None else f"; the budget is {found.budget_a_day:g}"
     over = ", EXCEEDED" if found.over_budget else ""
+    since = " since the first" if found.pauses_a_day * found.days > 1.01 * found.pauses else ""
     right = "no decision yet"
     if found.right_low is not None and found.right_high is not None:
         share = f"{100.0 * found.right / found.decided:.0f} %"
@@ -145,7 +148,7 @@ def health_in_words(found: Health) -> dict[str, str]:
     ended = "1 run" if found.ended == 1 else f"{found.ended} runs"
     cost = f"{price} for {ended} that ended in {days}" if found.ended else f"no run ended in {days}"
     return {
-        "pauses": f"{found.pauses} in {days}: {found.pauses_a_day:.1f} a day{budget}{over}",
+        "pauses": f"{found.pauses} in {days}: {found.pauses_a_day:.1f} a day{since}{budget}{over}",
         "right": right,
         "waiting": f"{found.waiting}{oldest}",
         "cost": cost,

@@ -36,7 +36,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_a_terminal(*arguments: str) -> str:
+def on_a_terminal(*arguments: str, piped: bool = False) -> str:
+    """What a terminal shows of a command; with `piped` its standard output goes elsewhere."""
     import fcntl
     import struct
     import termios
@@ -46,7 +47,8 @@ def on_a_terminal(*arguments: str) -> str:
     command = [sys.executable, "-m", "grampus_uq.cli", *arguments]
     environment = {**os.environ, "TERM": "xterm"}
     shown = b""
-    with subprocess.Popen(command, stdout=its, stderr=subprocess.DEVNULL, env=environment):
+    out, err = (subprocess.DEVNULL, its) if piped else (its, subprocess.DEVNULL)
+    with subprocess.Popen(command, stdout=out, stderr=err, env=environment):
         os.close(its)
         try:
             while part := os.read(mine, 65536):
@@ -56,6 +58,10 @@ def on_a_terminal(*arguments: str) -> str:
         finally:
             os.close(mine)
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "")
+
+
+def test_a_reader_of_the_table_has_the_terminal_for_itself(folder: Path) -> None:
+    assert on_a_terminal("runs", "list", str(folder), piped=True) == ""
 
 
 def test_no_line_is_wider_than_the_terminal_and_every_name_is_whole_when_its_lines_are_joined(folder: Path) -> None:

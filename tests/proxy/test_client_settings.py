@@ -34,10 +34,10 @@ def test_every_settings_file_on_the_page_starts_the_proxy_before_the_server() ->
         assert params["path"] == "/home/ann/guard.toml"
 
 
-def test_an_option_that_is_left_out_leaves_the_settings_of_the_file(
+def test_an_option_that_is_left_out_leaves_the_settings_of_the_file_whatever_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("GRAMPUS_UQ_STORE", raising=False)
+    monkeypatch.setenv("GRAMPUS_UQ_STORE", "sqlite:///of-something-else.db")
     path = tmp_path / "proxy.toml"
     path.write_text(
         'store = "memory:"\nagent = "a"\nsession = "s"\nrecordings = "r"\ntrusted = true\nadvisory = true\n'

@@ -47,7 +47,14 @@ def test_each_number_is_that_of_its_definition() -> None:
     assert (found.waiting, found.oldest_s) == (2, 600.0)
     assert (found.ended, found.cost_usd) == (3, 0.75)
     assert (found.running, found.workers, found.stops) == (3, 2, 2)
-    assert of(asked_s=[NOW], budget_a_day=0.1).over_budget is False
+    assert of(asked_s=[NOW - 10 * DAY, NOW], budget_a_day=0.1).over_budget is False
+
+
+def test_a_store_younger_than_the_window_has_the_pace_of_the_days_that_it_has_seen() -> None:
+    found = of(asked_s=[NOW - 60.0] * 98, budget_a_day=20.0)
+    assert (found.pauses_a_day, found.over_budget) == (98.0, True)
+    assert health_in_words(found)["pauses"].startswith("98 in 10 days: 98.0 a day since the first;")
+    assert of(asked_s=[NOW - 2 * DAY] * 98).pauses_a_day == 49.0
 
 
 def test_nothing_is_said_of_nothing() -> None:
