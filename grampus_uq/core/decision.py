@@ -182,9 +182,10 @@ def _fitted(now: Situation) -> _Ruling:
     if detector is not None and detector.at_calls and not now.irreversible:
         detector = None  # it speaks of irreversible calls alone
     if detector is not None and alarm is not None and alarm_pending(detector, alarm):
-        evidence, limit = alarm.evidence.log_peak, detector.threshold.log_value
+        evidence, limit, chance = alarm.evidence.log_peak, detector.threshold.log_value, now.turn.p_success
         action, rule = now.profile.policy.on_alarm, "detector"
-        reason = f"log evidence of failure {evidence:.2f} exceeds {limit:.2f}; {_numbers(now)}"
+        belief = _numbers(now) if chance is None else f"chance of success {chance:.2f}{_doubtful(now)}"
+        reason = f"alarm: log evidence of failure {evidence:.2f} exceeds {limit:.2f}; {belief}"
     release = now.profile.release
     if now.irreversible and release is not None:
         released = _released(now, release, action)
@@ -204,7 +205,7 @@ def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -
         return action, "release", f"chance of success {_apart(chance, ' is at least', least)}"
     aborts = below is not None and chance < below
     needed = below if aborts and below is not None else least
-    reason = f"irreversible call: chance of success {_apart(chance, ', below', needed)}{_lowest(now)}"
+    reason = f"irreversible call: chance of success {_apart(chance, ', below', needed)}{_doubtful(now)}"
     return (_ABORT if aborts else _PAUSE), "release", reason
 
 
@@ -317,6 +318,12 @@ def _lowest(now: Situation) -> str:
         return ""
     unstated = "" if now.turn.stated else "; no confidence stated"
     return f"; lowest: {in_words(low[0])} {low[1]:.2f}{unstated}"
+
+
+def _doubtful(now: Situation) -> str:
+    """The part of the call that its writer was least sure of; the lowest reading of the turn where nothing says."""
+    doubt = now.doubt
+    return _lowest(now) if doubt is None or doubt.part == UNREAD_CALL else f"; {doubt_in_words(doubt)}"
 
 
 def _apart(value: float, word: str, limit: float) -> str:

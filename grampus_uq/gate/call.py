@@ -91,7 +91,8 @@ UNKNOWN_OUTCOME = Doubt(
 UNVOUCHED = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="unvouched_state",
-    reason="The stored state has no valid seal: its record of this call and of the run is not trusted.",
+    reason="The stored state has no valid seal: its record of this call and of the run is not trusted. It was changed, "
+    "or a process without this one's `Seal` wrote it.",
 )
 VOID = Doubt(
     level=UncertaintyLevel.HIGH,

@@ -186,11 +186,18 @@ def match(artifact: ProfileArtifact, *, model: str | None, prompt_hash: str | No
         if was is None:
             advised.append(f"{what}: the profile does not say what it was fitted for.")
         elif now is None:
-            advised.append(f"{what}: fitted for {was!r:.80}; the agent does not say what it has.")
+            advised.append(f"{what}: fitted for {_short(was)}; the agent does not say what it has.")
         else:
-            (refused if what == "model" else advised).append(f"{what}: fitted for {was!r:.80}, not for {now!r:.80}.")
+            (refused if what == "model" else advised).append(
+                f"{what}: fitted for {_short(was)}, not for {_short(now)}."
+            )
     status: Literal["active", "advisory", "refused"] = "refused" if refused else "advisory" if advised else "active"
     return Match(status=status, reasons=(*refused, *advised))
+
+
+def _short(value: str) -> str:
+    """A name in quotes, and of a digest the beginning: a person who is asked reads it."""
+    return f"'{value[:12]}…'" if len(value) == 64 and value.isalnum() else f"{value!r:.80}"
 
 
 def activate(

@@ -155,7 +155,8 @@ def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
     if stop_reason is None:
         reason = (
             f"the end of {run.session_id!r:.100} was never recorded, and only you can know how it ended: label it with "
-            "--stop-reason clean where it ended by itself. `session.finish(Outcome(success=None))` records an end."
+            "--stop-reason clean (in a table, the column stop_reason) where it ended by itself. "
+            "`session.finish(Outcome(success=None))` records an end."
         )
         raise DataError(reason, path=run.path, line=run.line, field="stop_reason")
     outcome = Outcome(

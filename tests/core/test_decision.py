@@ -307,6 +307,7 @@ LOWEST = TurnEvidence(read=True, lowest=("verbalized", 0.3), p_success=0.795, st
 UNSTATED = TurnEvidence(read=True, lowest=("semantic_entropy", 0.25), p_success=0.1)
 SURE = ReleaseRule(at_least=0.8, abort_below=0.2)
 UNREAD = CallDoubt(call="1 pay", probability=0.0, part=UNREAD_CALL, least=0.0)
+DOUBT = CallDoubt(call="1 pay", probability=0.3, part="to", least=0.3)
 SURE_CASE = WorstCase(cumulative=0.9, unread="p")
 LOGS_ALARMS = UncertaintyPolicy(always_ask_tool_names=["pay"], on_alarm=LOG)
 MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
@@ -350,7 +351,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
         ),
         (
             {"detector": DETECTOR, "alarm": RINGING, "irreversible": False},
-            (PAUSE, "detector", "log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
+            (PAUSE, "detector", "alarm: log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
         ),
         (
             {"detector": DETECTOR, "alarm": acknowledge_alarm(RINGING), "alarmed": True},
@@ -466,8 +467,8 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 PAUSE,
                 "missing_evidence",
-                "irreversible call with a missing reading (p); in the worst case: log evidence of failure 0.69 "
-                "exceeds 0.69; confidence 0.90",
+                "irreversible call with a missing reading (p); in the worst case: alarm: log evidence of failure "
+                "0.69 exceeds 0.69; confidence 0.90",
             ),
         ),
         (
@@ -508,16 +509,33 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (
                 PAUSE,
                 "always_ask",
-                "the policy always asks about this tool; log evidence of failure 0.69 exceeds 0.69; confidence 0.90",
+                "the policy always asks about this tool; alarm: log evidence of failure 0.69 exceeds 0.69; "
+                "confidence 0.90",
             ),
         ),
         (
             {"policy": ASKS, "detector": DETECTOR, "alarm": RINGING, "irreversible": False},
-            (PAUSE, "detector", "log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
+            (PAUSE, "detector", "alarm: log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
         ),
         (
             {"detector": DETECTOR, "alarm": RINGING, "release": SURE, "turn": TurnEvidence(read=True, p_success=0.5)},
-            (PAUSE, "detector", "log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
+            (PAUSE, "detector", "alarm: log evidence of failure 0.69 exceeds 0.69; chance of success 0.50"),
+        ),
+        (
+            {"detector": DETECTOR, "alarm": RINGING, "turn": UNSTATED, "doubt": DOUBT},
+            (
+                PAUSE,
+                "detector",
+                "alarm: log evidence of failure 0.69 exceeds 0.69; chance of success 0.10; least sure of `to` (0.30)",
+            ),
+        ),
+        (
+            {"release": SURE, "turn": LOWEST, "doubt": DOUBT},
+            (
+                PAUSE,
+                "release",
+                "irreversible call: chance of success 0.795, below 0.800; least sure of `to` (0.30)",
+            ),
         ),
         (
             {"policy": ASKS, "level": CRITICAL, "confidence": 0.3},

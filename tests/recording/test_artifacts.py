@@ -281,7 +281,12 @@ HERE = {"model": "m", "prompt_hash": PROMPT, "tools_hash": TOOLS}
         ({"model": ANY, "prompt_hash": ANY, "tools_hash": ANY}, {"model": None, "tools_hash": None}, "active", []),
         ({}, {"model": "n"}, "refused", ["model: fitted for 'm', not for 'n'."]),
         ({}, {"model": "n", "tools_hash": None}, "refused", ["model: fitted", "tools_hash: fitted"]),
-        ({}, {"prompt_hash": "0" * 64}, "advisory", ["prompt_hash: fitted for"]),
+        (
+            {},
+            {"prompt_hash": "0" * 64},
+            "advisory",
+            [f"prompt_hash: fitted for '{PROMPT[:12]}…', not for '{'0' * 12}…'."],
+        ),
         ({}, {"tools_hash": "0" * 64}, "advisory", ["tools_hash: fitted for"]),
         ({}, {"model": None}, "advisory", ["does not say what it has"]),
         ({"model": None}, {}, "advisory", ["does not say what it was fitted for"]),

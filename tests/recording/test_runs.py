@@ -208,7 +208,7 @@ def test_a_label_can_be_given_while_the_session_is_still_being_recorded(tmp_path
 
 def test_a_run_without_a_recorded_end_needs_a_stop_reason(tmp_path: Path) -> None:
     (tmp_path / "s1.jsonl").write_bytes(encode(started()))
-    with pytest.raises(DataError, match="never recorded") as caught:
+    with pytest.raises(DataError, match="column stop_reason") as caught:
         label(tmp_path, Label(session_id="s1", success=True), by="ana")
     assert caught.value.field == "stop_reason"
     assert "--stop-reason clean" in str(caught.value)
