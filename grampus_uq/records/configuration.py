@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import BaseModel, ValidationError
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.stored_values import first_fault
 
 if TYPE_CHECKING:
 
@@ -33,16 +34,11 @@ else:
 
 def _as_configuration_error(error: ValidationError, owner: type[BaseModel]) -> ConfigurationError:
     first = error.errors(include_url=False)[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigurationError):
-        return cause
-    field = ".".join(str(part) for part in first["loc"]) or "parameters"
-    if first["type"] == "extra_forbidden":
-        return ConfigurationError.of(
-            field, owner.__name__, "a parameter that exists", first["input"], nearest(field, owner.model_fields)
-        )
-    rule = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return ConfigurationError.of(field, owner.__name__, rule, first["input"])
+    if first["type"] != "extra_forbidden":
+        return first_fault(error, owner.__name__, "parameters")
+    field = ".".join(map(str, first["loc"]))
+    way_out = nearest(field, owner.model_fields)
+    return ConfigurationError.of(field, owner.__name__, "a parameter that exists", first["input"], way_out)
 
 
 def web_address(url: str, parameter: str, owner: str, example: str) -> SplitResult:

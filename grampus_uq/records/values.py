@@ -461,22 +461,15 @@ class Outcome:
     right_looks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "success", _as_success(self.success))
-        object.__setattr__(self, "stop_reason", _as_stop_reason(self.stop_reason))
-
-
-def _as_success(success: object) -> bool | None:
-    if success is None or type(success).__name__ in ("bool", "bool_"):  # numpy's is not a subclass
-        return None if success is None else bool(success)
-    raise ConfigurationError.of("success", "Outcome", "True, False, or None while unknown", success)
-
-
-def _as_stop_reason(reason: str) -> StopReason:
-    try:
-        return StopReason(reason)
-    except ValueError:
-        rule = f"one of {', '.join(StopReason)}"
-        raise ConfigurationError.of("stop_reason", "Outcome", rule, reason) from None
+        if self.success is not None:
+            if type(self.success).__name__ not in ("bool", "bool_"):  # numpy's is not a subclass
+                raise ConfigurationError.of("success", "Outcome", "True, False, or None while unknown", self.success)
+            object.__setattr__(self, "success", bool(self.success))
+        try:
+            object.__setattr__(self, "stop_reason", StopReason(self.stop_reason))
+        except ValueError:
+            rule = f"one of {', '.join(StopReason)}"
+            raise ConfigurationError.of("stop_reason", "Outcome", rule, self.stop_reason) from None
 
 
 class AgentDefinition(BaseModel):

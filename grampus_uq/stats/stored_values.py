@@ -60,11 +60,15 @@ def from_json(kind: type[T], data: Any, name: str) -> T:
     except (TypeError, ValueError) as error:
         if not isinstance(error, ValidationError):
             raise ConfigurationError.of(name, "from_json", "plain JSON values", data) from error
-        first = error.errors()[0]
-        broken = first.get("ctx", {}).get("error")
-        if isinstance(broken, ConfigurationError):
-            raise broken from None
-        place = ".".join(map(str, first["loc"])) or name
-        rule = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise ConfigurationError.of(place, "from_json", rule, first["input"]) from error
+        raise first_fault(error, "from_json", name) from error
     return value
+
+
+def first_fault(error: ValidationError, owner: str, whole: str) -> ConfigurationError:
+    """The error of a constructor in it, else one that names the first field that breaks a rule, or the `whole`."""
+    first = error.errors(include_url=False)[0]
+    broken = first.get("ctx", {}).get("error")
+    if isinstance(broken, ConfigurationError):
+        return broken
+    rule = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return ConfigurationError.of(".".join(map(str, first["loc"])) or whole, owner, rule, first["input"])

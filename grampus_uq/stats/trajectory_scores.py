@@ -128,7 +128,7 @@ def tps(
     if not np.isin(outcomes, (0.0, 1.0)).all():
         hint = "leave unobserved outcomes out, or score them with tps_exact"
         raise ConfigurationError.of("outcomes", "tps", "observed (0 or 1)", outcomes, hint)
-    return tps_exact(traces, outcomes, score=score, schedule=schedule)
+    return _weighted_scores("tps", traces, outcomes, score, schedule)
 
 
 def tps_exact(
@@ -149,11 +149,17 @@ def tps_exact(
 
     `outcomes`: shape (n,), 1, 0, or the q of a censored trajectory, in [0, 1]. All else and the result as in `tps`.
     """
+    return _weighted_scores("tps_exact", traces, outcomes, score, schedule)
+
+
+def _weighted_scores(
+    owner: str, traces: ForecastTraces, outcomes: npt.ArrayLike, score: ProperScore, schedule: WeightSchedule
+) -> FloatArray:
     chance = np.asarray(outcomes, dtype=np.float64)
     if chance.shape != (len(traces),):
-        raise ConfigurationError.of("outcomes", "tps", f"of shape ({len(traces)},)", chance.shape)
+        raise ConfigurationError.of("outcomes", owner, f"of shape ({len(traces)},)", chance.shape)
     if not ((chance >= 0.0) & (chance <= 1.0)).all():
-        raise ConfigurationError.of("outcomes", "tps_exact", "in [0, 1]", outcomes)
+        raise ConfigurationError.of("outcomes", owner, "in [0, 1]", outcomes)
     scores = expected_score(score, traces.forecasts, traces.spread(chance))
     return traces.sums(step_weights(traces, schedule) * scores)
 

@@ -148,17 +148,14 @@ def _token(entry: Any, place: int) -> TokenLogprob:
 def _checked(token: TokenLogprob, place: int) -> TokenLogprob:
     """Return our own record, which is unchecked when built, if it is valid."""
     logprob, top = token.logprob, token.top
-    sound = type(logprob) is float and -math.inf < logprob <= 0.0 and type(token.token) is str and type(top) is tuple
-    if sound:
+    if type(logprob) is float and -math.inf < logprob <= 0.0 and type(token.token) is str and type(top) is tuple:
         for alternative in top:
             if type(alternative) is not tuple or len(alternative) != 2:
-                sound = False
                 break
             name, value = alternative
             if type(value) is not float or not -math.inf < value <= 0.0 or type(name) is not str:
-                sound = False
                 break
-        if sound:
+        else:
             return token
     others = [{"token": name, "logprob": value} for name, value in top]
     return _token({"token": token.token, "logprob": logprob, "top_logprobs": others}, place)

@@ -367,12 +367,12 @@ def test_no_trajectory_gives_no_score():
         (lambda: ForecastTraces(forecasts=np.array([0.1, 0.2]), lengths=np.array([2.7])), "whole numbers"),
         (lambda: tps(ForecastTraces.of([[0.5]]), [np.nan]), "tps_exact"),
         (lambda: tps(ForecastTraces.of([[0.5]]), [0.5]), "outcomes"),
-        (lambda: tps(ForecastTraces.of([[0.5]]), [1, 1]), "outcomes"),
+        (lambda: tps(ForecastTraces.of([[0.5]]), [1, 1]), "outcomes.*`tps`"),
         (lambda: tps_exact(ForecastTraces.of([[0.5]]), [np.nan]), "outcomes"),
         (lambda: tps_exact(ForecastTraces.of([[0.5]]), [1.2]), "outcomes"),
-        (lambda: tps_exact(ForecastTraces.of([[0.5]]), [1, 0.5]), "outcomes"),
+        (lambda: tps_exact(ForecastTraces.of([[0.5]]), [1, 0.5]), "outcomes.*`tps_exact`"),
     ],
 )
-def test_wrong_arguments_are_refused_by_name(call, says):
+def test_wrong_arguments_are_refused_by_their_name_and_that_of_the_function(call, says):
     with pytest.raises(ConfigurationError, match=says):
         call()
