@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording.packed import PACKED_SUFFIX, PackedWriter, is_packed
 from grampus_uq.recording.parallel import in_order
 from grampus_uq.recording.parts import RecordingPart, recording_parts
-from grampus_uq.recording.reader import PartialLine, scan
+from grampus_uq.recording.reader import PartialLine, read_lines
 from grampus_uq.recording.runs import Paths, interleaved, recording_files
 from grampus_uq.recording.whole_file import whole_file
 
@@ -77,20 +78,9 @@ def _sessions(path: Path, on_partial_line: Callable[[PartialLine], None]) -> Ite
     if is_packed(path):
         raise DataError("is packed already.", path=os.fspath(path))
     seen: set[str] = set()
-    current, lines = "", list[bytes]()
-    for number, found, line in scan(path):
-        if isinstance(found, DataError):
-            raise found
-        if isinstance(found, PartialLine):
-            on_partial_line(found)
-            continue
-        if found.session_id != current or not lines:
-            if lines:
-                yield current, lines
-            if found.session_id in seen:
-                raise interleaved(found.session_id, path, number)
-            seen.add(found.session_id)
-            current, lines = found.session_id, []
-        lines.append(line)
-    if lines:
-        yield current, lines
+    found = read_lines(path, on_partial_line=on_partial_line)
+    for session_id, own in groupby(found, key=lambda line: line[1].session_id):
+        if session_id in seen:
+            raise interleaved(session_id, path, next(own)[0])
+        seen.add(session_id)
+        yield session_id, [line for _, _, line in own]  # noqa: B031 (where it was used, this is not reached)

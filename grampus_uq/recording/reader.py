@@ -60,13 +60,24 @@ def read_numbered(
 
     `groups` are the row groups of a packed file that are wanted, by default all.
     """
-    for number, found, _ in scan(path, groups=groups):
+    for number, event, _ in read_lines(path, on_partial_line=on_partial_line, groups=groups):
+        yield number, event
+
+
+def read_lines(
+    path: str | os.PathLike[str],
+    *,
+    on_partial_line: Callable[[PartialLine], None],
+    groups: Sequence[int] | None = None,
+) -> Iterator[tuple[int, Event, bytes]]:
+    """Like `read_numbered`, with the bytes that each event was read from."""
+    for number, found, line in scan(path, groups=groups):
         if isinstance(found, DataError):
             raise found
         if isinstance(found, PartialLine):
             on_partial_line(found)
         else:
-            yield number, found
+            yield number, found, line
 
 
 def scan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,11 @@ from grampus_uq.errors import ConfigurationError
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None for one that is not finite, which JSON does not have."""
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def known_mean(values: FloatArray) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from grampus_uq.stats.arrays import finite
 from grampus_uq.stats.conformal import TieBrokenThreshold, coverage_rank
 
 
@@ -178,8 +178,3 @@ def spans(indices: Sequence[int]) -> str:
             stretches.append([index])
     parts = (f"{s[0]} to {s[-1]}" if len(s) > 2 else ", ".join(map(str, s)) for s in stretches)
     return ", ".join(parts)
-
-
-def finite(value: float) -> float | None:
-    """The value, or None for an infinite one, which JSON does not have."""
-    return value if math.isfinite(value) else None

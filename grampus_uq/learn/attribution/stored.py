@@ -18,8 +18,8 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.attribution.conditional_logit import ConditionalLogit, ConditionalLogitScorer
 from grampus_uq.learn.attribution.error_positions import ErrorPositions
 from grampus_uq.learn.attribution.methods import METHODS
-from grampus_uq.learn.attribution.result import finite
 from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan
+from grampus_uq.stats.arrays import finite
 from grampus_uq.stats.conformal import TieBrokenThreshold
 
 _FORMAT = "grampus-uq/attribution-calibration"

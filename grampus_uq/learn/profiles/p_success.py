@@ -14,7 +14,7 @@ from grampus_uq.learn.fit.fit_calibration import FittedSuccess, apply_exactly, a
 from grampus_uq.learn.profiles.labelled import DERIVED, LabelledRuns
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.records.vocabulary import UncertaintySource
-from grampus_uq.stats.arrays import BoolArray, FloatArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, finite
 from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.reliability import trajectory_ece
@@ -152,8 +152,8 @@ def fit_p_success(
     if outside.any():
         values[outside] = apply_exactly(fusion, {name: runs.streams[name][outside] for name in names})
     figures = _figures(runs, held_out, values) | {
-        "score": _number(found.score),
-        "base_score": _number(found.base_score),
+        "score": finite(found.score),
+        "base_score": finite(found.base_score),
         "streams": [name for name, one in found.fusion.readings.items() if one.slope != 0.0],
     }
     useless = found.fusion.flat or (
@@ -208,8 +208,8 @@ def _stream_part(runs: LabelledRuns, held_out: BoolArray, learn: BoolArray, name
     calibration["intercept"] = found.fusion.intercept
     figures: dict[str, JsonValue] = {
         "calibration": calibration,
-        "score": _number(found.score),
-        "base_score": _number(found.base_score),
+        "score": finite(found.score),
+        "base_score": finite(found.base_score),
         "runs_scored": found.scored,
         "share_of_steps_read": float((~np.isnan(runs.streams[name])).mean()),
         **_figures(runs, held_out, values),
@@ -234,8 +234,8 @@ def _figures(runs: LabelledRuns, held_out: BoolArray, values: FloatArray) -> dic
     p_success, good = p_success[there], good[there]
     return {
         "held_out_runs": int(there.sum()),
-        "auroc": _number(auroc(p_success, good)),
-        "t_ece": _number(trajectory_ece(p_success, good)),
+        "auroc": finite(auroc(p_success, good)),
+        "t_ece": finite(trajectory_ece(p_success, good)),
     }
 
 
@@ -248,7 +248,3 @@ def _lacking(runs: LabelledRuns, held_out: BoolArray, good: int, bad: int) -> st
 
 def _rows(runs: LabelledRuns, chosen: BoolArray) -> BoolArray:
     return np.repeat(chosen, runs.lengths)
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
