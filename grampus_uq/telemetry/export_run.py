@@ -136,18 +136,17 @@ class RunAsSpans:
         span.end(time_ns)
 
     def _decision(self, event: DecisionEvent, time_ns: int) -> None:
-        attributes: dict[str, AttributeValue] = {"decision": event.decision, "principal": event.principal}
-        if event.step_id is not None:
-            attributes["step_id"] = event.step_id
-        if event.call_id is not None:
-            attributes["gen_ai.tool.call.id"] = plain_name(event.call_id, None)
-        if event.call_digest is not None:
-            attributes["call_digest"] = event.call_digest
-        if event.acknowledged is not None:
-            attributes["acknowledged"] = event.acknowledged.value
-        if event.decision == PERMIT and event.message is not None:
-            attributes["uncertainty.permit"] = event.message
-        self._root.add_event(DECISION, attributes, time_ns)
+        attributes: dict[str, AttributeValue | None] = {
+            "decision": event.decision,
+            "principal": event.principal,
+            "step_id": event.step_id,
+            "gen_ai.tool.call.id": None if event.call_id is None else plain_name(event.call_id, None),
+            "call_digest": event.call_digest,
+            "acknowledged": None if event.acknowledged is None else event.acknowledged.value,
+            "uncertainty.permit": event.message if event.decision == PERMIT else None,
+        }
+        known = {name: value for name, value in attributes.items() if value is not None}
+        self._root.add_event(DECISION, known, time_ns)
         self._emit(event, "decision")
         call = self._open.get(event.call_id) if event.call_id is not None else None
         if call is not None:
@@ -194,24 +193,23 @@ def _nanoseconds(time_s: float) -> int:
 
 def wrong_number(event: Event, path: str, line: int) -> DataError | None:
     """The error of the first number that does not fit into a span, by path, line and field; None when all fit."""
-    numbers: list[tuple[str, int]] = []
-    times: list[tuple[str, int]] = []
+    numbers: dict[str, int] = {}
     if isinstance(event, StepEvent):
-        times = [("started_ns", event.started_ns), ("ended_ns", event.ended_ns)]
-        times.append(("step.time_s", _nanoseconds(event.step.time_s)))
-        numbers = [(f"assessment.{name}", getattr(event.assessment, name)) for name in ("index", "samples_used")]
+        times = {"started_ns": event.started_ns, "ended_ns": event.ended_ns}
+        times["step.time_s"] = _nanoseconds(event.step.time_s)
+        numbers = {f"assessment.{name}": getattr(event.assessment, name) for name in ("index", "samples_used")}
         for index, reading in enumerate(event.readings):
-            times.append((f"readings.{index}.started_ns", reading.started_ns))
-            times.append((f"readings.{index}.duration_s", _nanoseconds(reading.duration_s)))
+            times[f"readings.{index}.started_ns"] = reading.started_ns
+            times[f"readings.{index}.duration_s"] = _nanoseconds(reading.duration_s)
             for name in ("calls", "input_tokens", "output_tokens", "samples"):
-                numbers.append((f"readings.{index}.{name}", getattr(reading, name)))
+                numbers[f"readings.{index}.{name}"] = getattr(reading, name)
     else:
-        times = [("outcome.time_s" if isinstance(event, OutcomeEvent) else "time_s", time_ns_of(event))]
+        times = {"outcome.time_s" if isinstance(event, OutcomeEvent) else "time_s": time_ns_of(event)}
     for found, rule, most in (
         (times, "a time from 1970 to 2262, in nanoseconds", _LATEST_NS),
         (numbers, "a count up to 2^53", _LARGEST),
     ):
-        for field, number in found:
+        for field, number in found.items():
             if not 0 <= number <= most:
                 return DataError(f"must be {rule}. Got {number}.", path=path, line=line, field=field)
     return None

@@ -83,15 +83,22 @@ class MetricsProcessor:
         dropping: Sequence[Dropping] = (),
     ) -> None:
         meter = (meter_provider or metrics.get_meter_provider()).get_meter(METER_NAME)
+        self._pending, self._watch, self._dropping = pending_approvals, calibration_watch, tuple(dropping)
+        observed = {
+            "uncertainty.telemetry.dropped": self._dropped if dropping else None,
+            "uncertainty.approvals.pending": self._waiting if pending_approvals else None,
+            "uncertainty.calibration.watch": self._watched if calibration_watch else None,
+        }
         self._made: dict[str, Any] = {}
         for name, instrument in INSTRUMENTS.items():
-            about = {"unit": instrument.unit, "description": instrument.description}
+            about: dict[str, Any] = {"unit": instrument.unit, "description": instrument.description}
             if instrument.kind == "histogram":
-                self._made[name] = meter.create_histogram(
-                    name, explicit_bucket_boundaries_advisory=instrument.buckets, **about
-                )
-            elif instrument.kind == "counter":
-                self._made[name] = meter.create_counter(name, **about)
+                about["explicit_bucket_boundaries_advisory"] = instrument.buckets
+            elif name in observed:
+                if observed[name] is None:
+                    continue
+                about["callbacks"] = [observed[name]]
+            self._made[name] = getattr(meter, f"create_{instrument.kind}")(name, **about)
         self._agent = BoundedLabel(agent_ids) if agent_ids else None
         self._kind = BoundedLabel(_KINDS, limit=len(_KINDS) + _ROOM)
         self._rule = BoundedLabel(_RULES, limit=len(_RULES) + _ROOM)
@@ -102,16 +109,6 @@ class MetricsProcessor:
         self._ringing: Latest[str, None] = Latest(_MOST_RINGING)
         self._lock = threading.Lock()
         self._begin_at_zero(agent_ids)
-        self._pending, self._watch, self._dropping = pending_approvals, calibration_watch, tuple(dropping)
-        for name, read in (
-            ("uncertainty.telemetry.dropped", self._dropped if dropping else None),
-            ("uncertainty.approvals.pending", self._waiting if pending_approvals else None),
-            ("uncertainty.calibration.watch", self._watched if calibration_watch else None),
-        ):
-            if read is not None:
-                instrument = INSTRUMENTS[name]
-                create = getattr(meter, f"create_{instrument.kind}")
-                create(name, callbacks=[read], unit=instrument.unit, description=instrument.description)
 
     def _begin_at_zero(self, agent_ids: Collection[str]) -> None:
         """Show rare counters before they first count: Prometheus takes a series that begins at 1 for no increase."""
