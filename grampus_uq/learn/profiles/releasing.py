@@ -36,7 +36,6 @@ NAME = "release"
 BUDGET = 0.05
 """The budget of wrong releases that is tried where none was asked for."""
 _DELTA = 0.1  # of a certificate, when the promise asked for is "on average": there is none such for this one
-_LACKS = "more labelled runs with an irreversible call"
 _PRAISED = (
     "Every labelled run with such a call succeeded, as it would if only successes were ever labelled: those without a "
     'label count as wrong. If they were labelled whatever became of them, say so (labels: "random").'
@@ -157,7 +156,7 @@ def _by_budget(
         delta = None
         found = budget_of_wrong_releases(cases.p_success, cases.right, budget=budget, mass=cases.mass)
     if found.threshold is None:
-        return _no_budget(found, budget, options, weighted=weighted, instead=instead)
+        return _no_budget(cases, found, budget, options, weighted=weighted, instead=instead)
     if delta is None:
         over = f"On average over draws of the {_counted(cases, found, averaged=True)},"
         zero = " A draw on which no threshold is found counts as 0."
@@ -182,16 +181,16 @@ def _by_budget(
     if delta is None and options.delta is not None:
         lacking = budget_needed(budget, options.delta) - int(cases.once.sum())
         if lacking > 0:
-            needs = f"for the same with a probability of {percent(1.0 - options.delta)}: {lacking} {_LACKS}"
+            needs = f"for the same with a probability of {percent(1.0 - options.delta)}: {_labels(cases, lacking)}"
     of = len(cases) if delta is None else found.cases
     return rule, Part(name=NAME, status="fitted", why=why, needs=needs, promise=promise, figures=_figures(found, of))
 
 
 def _no_budget(
-    found: Released, budget: float, options: FitOptions, *, weighted: bool, instead: str
+    cases: Cases, found: Released, budget: float, options: FitOptions, *, weighted: bool, instead: str
 ) -> tuple[ReleaseRule | None, Part]:
     lacking = budget_needed(budget) - found.cases
-    needs = f"{lacking} {_LACKS}, of a task each" if lacking > 0 and not weighted else ""
+    needs = f"{_labels(cases, lacking)}, of a task each" if lacking > 0 and not weighted else ""
     if weighted:
         why = _WEIGHED
     elif lacking > 0:
@@ -237,6 +236,13 @@ def _figures(found: Released, of: int) -> dict[str, JsonValue]:
     }
 
 
+def _labels(cases: Cases, lacking: int) -> str:
+    """So many labels that `lacking` more cases set a threshold, if the same share of them does as now."""
+    now = max(int(cases.once.sum()), 1)
+    more = math.ceil(lacking * (now + len(cases.learnt[0])) / now)
+    return f"{more} more labelled runs with an irreversible call"
+
+
 def _needs(cases: Cases, target: float, delta: float) -> str:
     """The likely number of labelled runs for a certificate, judged by the best fifth of the labelled."""
     p_success, right = cases.p_success[: cases.labelled], cases.right[: cases.labelled]
@@ -254,4 +260,4 @@ def _needs(cases: Cases, target: float, delta: float) -> str:
             "readings might."
         )
     more = max(0, math.ceil(needed / float(best.mean())) - independent)
-    return f"About {more} more cases would certify it, if the best fifth stays as good ({100 * seen:.0f} %)."
+    return f"About {_labels(cases, more)} would certify it, if the best fifth stays as good ({100 * seen:.0f} %)."

@@ -59,6 +59,15 @@ def test_the_labels_that_a_level_is_said_to_lack_buy_it_where_only_some_runs_can
     assert part(fit_profile([tmp_path / "0.jsonl", more], base=BASE), "detector").status == "fitted"
 
 
+def test_the_labels_that_a_budget_is_said_to_lack_buy_it_where_half_of_them_are_learned_on(tmp_path: Path) -> None:
+    options, world = FitOptions(wrong_releases=0.05), {"skill": (0.2, 1.0)}
+    fit = fit_profile(recorded(tmp_path, 60, **world), base=BASE, options=options)
+    assert fit.artifact.profile.release.delta is None
+    lacking = int(re.search(r"90 %: (\d+) more", part(fit, "release").needs)[1])
+    recorded(tmp_path, round(1.2 * lacking), seed=1, **world)
+    assert fit_profile(tmp_path, base=BASE, options=options).artifact.profile.release.delta == 0.1
+
+
 def test_where_nothing_was_asked_for_and_no_detector_can_be_had_a_budget_is_what_labels_buy_first(
     tmp_path: Path,
 ) -> None:
