@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from grampus_uq.cli.calibration_command import read_statuses
-from grampus_uq.cli.many_runs import caution_of_fits, n_files_of_fits, workers_option
+from grampus_uq.cli.many_runs import caution_of_fits, caution_of_others, n_files_of_fits, workers_option
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
@@ -72,6 +72,7 @@ def command(
             print_json(shown)
             return
         caution_of_fits(overlap)
+        caution_of_others(paths, artifact)
         mode = None if everything else detector.threshold.mode
         _print([row for row in rows if mode in (None, row.threshold.mode)])
         for status in watched:

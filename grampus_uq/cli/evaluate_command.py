@@ -11,7 +11,7 @@ import numpy as np
 
 from grampus_uq.cli.argument_types import OutputFile
 from grampus_uq.cli.calibration_command import read_statuses
-from grampus_uq.cli.many_runs import workers_option
+from grampus_uq.cli.many_runs import caution_of_others, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -97,9 +97,13 @@ def command(
 
 
 def _read(paths: Sequence[str], profile: str | None, workers: int, refuse: Refused) -> ForecastRuns:
-    judge = None if profile is None else load(profile).profile
+    artifact = None if profile is None else load(profile)
+    judge = None if artifact is None else artifact.profile
     with progress("Reading runs") as advance:
-        return read_recordings(paths, profile=judge, on_runs=advance, on_refused=refuse, workers=workers)
+        found = read_recordings(paths, profile=judge, on_runs=advance, on_refused=refuse, workers=workers)
+    if artifact is not None:
+        caution_of_others(paths, artifact)
+    return found
 
 
 def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 import click
 
 from grampus_uq.cli.argument_types import OutputFolder
-from grampus_uq.cli.many_runs import workers_option
+from grampus_uq.cli.many_runs import caution_of_others, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -186,13 +186,14 @@ def _sensor(embedder: str) -> TrajectorySensor:
 @as_json_option
 def replay_(paths: tuple[str, ...], profile: str, workers: int, as_json: bool) -> None:
     """Apply another profile to recorded readings, and count the differences."""
-    judge = load(profile).profile
+    judge = load(profile)
     with naming_refused() as refuse:
         with progress("Replaying runs") as advance:
             found = replay_all(
-                paths, judge, on_part=lambda part: advance(part.runs), on_refused=refuse, workers=workers
+                paths, judge.profile, on_part=lambda part: advance(part.runs), on_refused=refuse, workers=workers
             )
         refuse_none(found.runs, paths)
+        caution_of_others(paths, judge)
         print_result(as_json, asdict(found), _shown(found))
 
 

@@ -7,10 +7,10 @@ from typing import Final
 
 import click
 
-from grampus_uq.recording.artifacts import InputFile, ProfileArtifact
+from grampus_uq.recording.artifacts import ANY, InputFile, ProfileArtifact
 from grampus_uq.recording.parallel import cores
 from grampus_uq.recording.parts import total_bytes
-from grampus_uq.recording.runs import recording_files
+from grampus_uq.recording.runs import beginnings, recording_files
 
 _WORTH_IT: Final = 32 * 2**20  # a process takes about a second to start, and reads this much in three
 
@@ -41,4 +41,19 @@ def caution_of_fits(n_files: int) -> None:
     if n_files:
         click.echo(
             f"CAUTION: {n_files} of these files were used to fit a profile; its figures are too optimistic.", err=True
+        )
+
+
+def caution_of_others(paths: Sequence[str], artifact: ProfileArtifact) -> None:
+    """Say on standard error how many runs say that they are of another agent: there the profile would not act."""
+    fitted = artifact.fitted_for.model_dump()
+    n = sum(
+        any(getattr(run, name) and value not in (None, ANY, getattr(run, name)) for name, value in fitted.items())
+        for run in beginnings(paths)
+    )
+    if n:
+        click.echo(
+            f"CAUTION: {n} of these runs have another model, prompt or tools than the profile was fitted for; live it "
+            "would not act there.",
+            err=True,
         )

@@ -173,6 +173,18 @@ def test_a_profile_without_a_detector_cannot_be_watched(tmp_path: Path) -> None:
 # -- fit and backtest, item by item --
 
 
+@pytest.mark.parametrize("command", [("backtest", "PROFILE"), ("evaluate", "--profile", "PROFILE"), ("runs", "replay")])
+@pytest.mark.parametrize("model", ["m", "n"])
+def test_figures_on_runs_of_another_agent_say_that_the_profile_would_not_act_there(
+    made: Path, tmp_path: Path, command: tuple[str, ...], model: str
+) -> None:
+    artifact, its = load(made / "p.json"), str(tmp_path / "its.json")
+    save(artifact.model_copy(update={"fitted_for": artifact.fitted_for.model_copy(update={"model": model})}), its)
+    options = ("--profile", its) if command[0] == "runs" else ()
+    called = cli(*(its if part == "PROFILE" else part for part in command), *options, str(made / "b"))
+    assert ("40 of these runs have another model" in called.stderr) is (model == "n")
+
+
 def test_the_labels_that_are_lacking_are_named(made: Path, tmp_path: Path) -> None:
     given = ("fit", str(made / "b"), "-o", str(tmp_path / "p.json"))
     [part] = [part for part in shown(*given, "--stream", "fused")["parts"] if part["name"] == "detector"]
