@@ -22,8 +22,10 @@ from grampus_uq import (
     ApprovalRequest,
     ConfigurationError,
     DataError,
+    Effect,
     MissingDependencyError,
     SessionError,
+    ToolCall,
     UncertaintyMonitor,
 )
 from grampus_uq.gate.call import CallPhase
@@ -85,6 +87,7 @@ class UncertaintyGuard:
             model=self._watched,
             current=self._here,
             acts=lambda: self.settings.acts,
+            protects=self._protects,
             allow_ungated=frozenset(allow_ungated),
         )
         self._gate = self.settings.gate(self._reach.schemas.get)
@@ -113,6 +116,9 @@ class UncertaintyGuard:
     def ungated(self) -> set[str]:
         """Names of the watched agents' tools and MCP servers whose calls nothing here can stop."""
         return self._reach.ungated
+
+    def _protects(self, name: str) -> bool:
+        return self._gate.effect(ToolCall(name=name), None, self.settings.monitor.profile.policy) is Effect.IRREVERSIBLE
 
     def _watched(self, model: Model) -> WatchedModel:
         if not isinstance(model, WatchedModel):

@@ -50,6 +50,8 @@ class AgentWatch:
     current: Gate
     acts: Callable[[], bool]
     """False while the guard only advises: then nothing is refused."""
+    protects: Callable[[str], bool] = lambda name: False
+    """True for a tool's name that the policy or the declared effects call irreversible."""
     allow_ungated: Collection[str] = ()
     ungated: set[str] = field(default_factory=set)
     """Names of the tools and servers, among those reached so far, whose calls nothing can stop."""
@@ -171,9 +173,10 @@ class AgentWatch:
             log.warning("nothing here can stop these tools' calls: %s", ", ".join(sorted(new)))
 
     def _watch_handoff(self, handoff: Any) -> None:
-        """An agent that a handoff makes is watched when it is made."""
+        """An agent that a handoff makes is watched when it is made; one whose name the policy protects is reported."""
         if not isinstance(handoff, Handoff) or getattr(handoff.on_invoke_handoff, GATE, None) is not None:
             return
+        self._report([handoff.tool_name] if self.protects(handoff.tool_name) else [])
         invoke = handoff.on_invoke_handoff
 
         async def invoke_and_watch(context: Any, arguments: str) -> Any:

@@ -456,6 +456,17 @@ async def test_a_guard_that_only_advises_leaves_another_guards_agent_to_it(tmp_p
     assert (len(result.interruptions), desk.paid) == (1, [])
 
 
+@pytest.mark.parametrize("advisory", [True, False])
+def test_a_handoff_whose_name_the_policy_protects_is_reported_because_its_function_runs_at_once(
+    tmp_path: Path, advisory: bool
+) -> None:
+    guard = Desk(tmp_path).another(advisory=advisory)
+    payer: Agent[Any] = Agent(name="payer")
+    named = [handoff(payer, tool_name_override=name, on_handoff=lambda context: None) for name in ("pay", "ask")]
+    guard.watch(Agent(name="front", handoffs=[*named, payer]))
+    assert guard.ungated == {"pay"}
+
+
 class ChatModel(OpenAIChatCompletionsModel):
     """Takes a provider's conversation beside a guardrail, which the SDK refuses for models of another kind."""
 
