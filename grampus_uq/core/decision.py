@@ -161,6 +161,9 @@ def _ruling(now: Situation) -> _Ruling:
 def _tier(now: Situation) -> _Ruling:
     """Return the tier's ruling, which carries no statistical guarantee."""
     policy, level = now.profile.policy, now.level
+    only_stated = now.irreversible and now.turn.only_stated
+    if only_stated and level is _LOW:
+        level = _MEDIUM
     action = policy.decide(level, now.kind, irreversible=now.irreversible)
     if action is _PROCEED:
         return action, "tier", ""
@@ -168,7 +171,8 @@ def _tier(now: Situation) -> _Ruling:
         return action, "tier", _loudness(now)
     if now.irreversible:
         rule = "irreversible_override" if level is _MEDIUM else "tier"
-        return action, rule, f"irreversible call: {_numbers(now, policy.low_threshold)}"
+        word = "nothing but the model's own word speaks for it, " if only_stated else ""
+        return action, rule, f"irreversible call: {word}{_numbers(now, policy.low_threshold)}"
     reason = f"{_WORDS[level]}: {_numbers(now, policy.medium_threshold)}"
     if now.state.acknowledged is not None and now.state.acknowledged.severity >= level.severity:
         return _LOG, "acknowledged", reason

@@ -74,7 +74,11 @@ class UncertaintyPolicy(Configuration):
     """Tools whose calls pause whatever the numbers say; matched as the irreversible ones are."""
     inject_reflection_on_high: bool = True
     on_missing_evidence: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
-    """What an irreversible call does when the session, or the turn that proposes it, has no reading at all."""
+    """What an irreversible call does when the session, or the turn that proposes it, has no reading at all.
+
+    Where this stops it, the confidence that the model states may hold a call under the default tiers, and never helps
+    one to proceed: who can make a model write "Confidence: 100%" could release any call.
+    """
     worst_so_far_floor: Probability | None = None
     """When set: an irreversible call pauses once any fused confidence of the session fell below this floor."""
     call_floor: Probability | None = _CALL_FLOOR

@@ -136,10 +136,12 @@ class WorstCase:
     """The belief with 0 in place of every missing reading that was due; irreversible calls are judged by it too.
 
     `unread` says which ones the latest step of the model lacked, and why; `scores` are the streams that a detector that
-    looks at calls has of that step; the others are as in `SessionState`.
+    looks at calls has of that step; `belief` is `cumulative`, where what the model states of itself does not lift it;
+    the others are as in `SessionState`.
     """
 
     cumulative: Unit
+    belief: Unit | None = None
     memory: PropagatorMemory | None = None
     worst: Unit | None = None
     alarm: AlarmState | None = None
@@ -157,10 +159,10 @@ class SessionState:
     `memory` is what the propagator keeps beside `cumulative`: None for the default one, which needs nothing more.
     `turn_read` is False while the latest step of the model had no reading; `turns` are the latest turns of the model
     that may have proposed calls, with what was read of each (empty in states of older versions: nothing then speaks for
-    an irreversible call until the model's next turn). `alarmed` is True
-    once a detector's alarm was raised in this run, answered or not, under whatever profile. `worst` is the least fused
-    confidence so far; `acknowledged` is the gravest level that a human already answered for; both token counts are
-    sums. `p_success` is the calibrated chance after the latest step of the model, None where it had no reading;
+    an irreversible call until the model's next turn). `alarmed` is True once a detector's alarm was raised in this run,
+    answered or not, under whatever profile. `worst` is the least fused confidence so far, which what the model states
+    of itself does not lift; `acknowledged` is the gravest level that a human already answered for; both token counts
+    are sums. `p_success` is the calibrated chance after the latest step of the model, None where it had no reading;
     `let_through` is True for a run that was drawn to go on where a reversible step would have been stopped.
     `worst_case` is None until a reading was due and did not come.
     """

@@ -21,10 +21,11 @@ class Tally:
     __slots__ = (
         *("calls", "cost_usd", "due", "fused", "log_m", "missing", "no_risk", "p_success", "p_true_failed"),
         *("propagated", "proposed", "risk", "samples", "scores", "semantic", "sources", "tokens"),
-        *("unasked", "values"),
+        *("unaided", "unasked", "values"),
     )
     semantic: float | None
-    fused: float | None  # set by `advance`, like `propagated`
+    fused: float | None  # set by `advance`, like `propagated` and `unaided`
+    unaided: float | None  # fused without a stated confidence that lifts it
     propagated: float
     p_success: float | None
     risk: float | None

@@ -42,19 +42,21 @@ Scores = tuple[Unit | None, ...]
 class TurnEvidence:
     """Readings of one model turn.
 
-    `read`: whether anything was; `p_success`: the calibrated chance after it, `worst_chance`: the same in the worst
-    case, where a reading was due and did not come; `lowest`: its lowest reading, as source and value; `stated`: whether
-    the model stated a confidence; `belief`: the propagated confidence after it, `worst_belief`: the same in the worst
+    `read`: whether anything was; `only_stated`: nothing but the confidence that the model states; `p_success`: the
+    calibrated chance after it, `worst_chance`: the same in the worst case, where a reading was due and did not come;
+    `lowest`: its lowest reading, as source and value; `stated`: whether the model stated a confidence; `belief`: the
+    propagated confidence after it, which what the model states does not lift, `worst_belief`: the same in the worst
     case. `calls` are the keys of the calls it proposed that were not observed yet, `called` of those that were; `more`
     is True for open calls beyond what is kept. `listed` are the digests of all of them, name and arguments, marked once
     one is made. `doubts`: how sure the model was of each; one without a call is of those beyond what is kept. `gone`:
     the least doubts, a tool each, of calls whose turns are kept no more, and behind them those about the latest answers
-    in words; the latest turn holds them. `scores`: the
-    streams of a detector that looks at calls, in its order, and `worst_scores` the same in the worst case.
+    in words; the latest turn holds them. `scores`: the streams of a detector that looks at calls, in its order, and
+    `worst_scores` the same in the worst case.
     """
 
     step: str = ""
     read: bool = False
+    only_stated: bool = False
     p_success: Unit | None = None
     worst_chance: Unit | None = None
     lowest: tuple[str, Unit] | None = None
@@ -499,6 +501,7 @@ def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
     lows = [turn.lowest for turn in turns if turn.lowest is not None]
     return TurnEvidence(
         read=all(turn.read for turn in turns),
+        only_stated=any(turn.only_stated for turn in turns),
         p_success=None if None in chances else min(c for c in chances if c is not None),
         worst_chance=min(at_worst, default=None),
         lowest=min(lows, key=lambda low: low[1], default=None),

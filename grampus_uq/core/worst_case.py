@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grampus_uq.core.alarm import alarm_raised, alarm_step
-from grampus_uq.core.estimator import worst_values
+from grampus_uq.core.estimator import Fusion, fuse_step, worst_values
 from grampus_uq.core.propagator import propagated_by
 from grampus_uq.core.state import Profile, SessionState, WorstCase
 from grampus_uq.core.turn_evidence import TurnEvidence
@@ -47,12 +47,12 @@ def worst_case_step(
     state: SessionState,
     kind: str,
     readings: Sequence[Reading],
-    fused: float | None,
+    fusion: Fusion,
     streams: Streams,
     *,
     risk_due: bool,
 ) -> WorstCase | None:
-    """The worst case after a step, of which `fused` and `streams` are known; None while it is the belief itself.
+    """The worst case after a step, of which `fusion` and `streams` are known; None while it is the belief itself.
 
     Due is every reading that is missing for a reason beside those of `NOT_DUE`; the risk where its texts could not be
     read (`risk_due`); and, on a step of the model, every stream that no step lacked in the fit.
@@ -62,8 +62,11 @@ def worst_case_step(
     always = profile.always_there if senses else ()
     values, unread = worst_values(readings, always)
     semantic = values.pop("semantic_entropy", None)
-    least = profile.estimator.pessimistic(profile.estimator.fuse_readings(values), semantic)
+    least, unaided = at_worst = fuse_step(profile.estimator, profile.policy, values, semantic)
     propagated, believed, memory = propagated_by(profile.propagator, least, kind, known.cumulative, known.memory)
+    belief = believed
+    if unaided is not None and unaided != least:
+        belief = min(belief, propagated_by(profile.propagator, unaided, kind, known.cumulative, known.memory)[0])
     alarm, chance = known.alarm, known.p_success
     scores: tuple[float | None, ...] = ()
     if senses:
@@ -85,12 +88,13 @@ def worst_case_step(
             else:
                 alarm, _ = alarm_step(profile.detector, alarm, state.session_id, found)
         unread += ["trajectory_risk: not read"] if risk_due else []
-    if state.worst_case is None and (not unread or (least == fused and not streams)):
+    if state.worst_case is None and (not unread or (at_worst == fusion and not streams)):
         return None
-    worst = known.worst if least is None else least if known.worst is None else min(known.worst, least)
+    worst = min((value for value in (known.worst, least, unaided) if value is not None), default=None)
     unread_text = "; ".join(unread)[:_SHOWN] or (known.unread if isinstance(known, WorstCase) else "")
     return WorstCase(
         cumulative=believed,
+        belief=belief,
         memory=memory,
         worst=worst,
         alarm=alarm,

@@ -52,7 +52,7 @@ def after(profile: Profile, fused: list[float], *own: Reading, calls: tuple[Tool
     for number, value in enumerate(fused):
         last = number == len(fused) - 1
         step = Step(step_id=f"{number}", kind="llm_call", time_s=0.0, tool_calls=calls if last else ())
-        readings = [Reading(source="verbalized", value=value), *(own if last else ())]
+        readings = [Reading(source="p_true", value=value), *(own if last else ())]
         state, _ = advance(profile, state, step, readings)
     return state
 
@@ -108,7 +108,7 @@ def test_it_says_which_part_the_model_was_least_sure_of_and_by_how_much() -> Non
     verdict = judged(DEFAULT, after(DEFAULT, [1.0], read(*parts(0.31, name=0.9))))
     assert (verdict.action, verdict.rule) == ("pause_for_human", "call_evidence")
     assert verdict.reason == (
-        "irreversible call: model probability 0.28, needs 0.80, least sure of `amount` (0.31); confidence 0.86"
+        "irreversible call: model probability 0.28, needs 0.80, least sure of `amount` (0.31); confidence 0.95"
     )
     never = judged(DEFAULT, after(DEFAULT, [1.0], read(*parts(0.0))))
     assert "probability 0.00, needs 0.80, least sure of `amount` (0.00)" in never.reason
@@ -161,15 +161,13 @@ def test_each_call_of_a_turn_answers_for_itself_and_one_that_is_not_told_apart_f
 def test_a_call_that_two_turns_may_have_proposed_answers_for_the_less_sure_of_them() -> None:
     state = after(DEFAULT, [1.0], read(*parts(0.3)), calls=(ToolCall(id="c", name="pay", arguments={"amount": 5}),))
     step = Step(step_id="again", kind="llm_call", time_s=0.0, tool_calls=(PAY,))
-    state, _ = advance(DEFAULT, state, step, [Reading(source="verbalized", value=1.0), read(*parts(0.99))])
+    state, _ = advance(DEFAULT, state, step, [Reading(source="p_true", value=1.0), read(*parts(0.99))])
     assert judged(DEFAULT, state).rule == "call_evidence"
 
 
 def test_where_something_fitted_decides_the_floor_adds_no_pause_to_its_promise() -> None:
     scorer = running_minimum(bounded=(True,), neutral=(0.5,), stream=0)
-    detector = Detector(
-        streams=("verbalized",), scorer=scorer, thresholds=(ville_threshold(0.5),), deployed=0, salt="s"
-    )
+    detector = Detector(streams=("p_true",), scorer=scorer, thresholds=(ville_threshold(0.5),), deployed=0, salt="s")
     fitted = Profile(detector=detector)
     verdict = judged(fitted, after(fitted, [1.0], read(*parts(0.1))))
     assert verdict.rule != "call_evidence"
@@ -188,9 +186,9 @@ def test_a_policy_is_stored_as_before_unless_its_floor_is_another(floor: float |
 # -- calls that are not told apart any more --
 
 LOOK = ToolCall(id="l", name="look", arguments={"at": 1})
-CERTAIN = Profile(estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
-"""A stated 1.0 is believed, so that nothing but a call's own tokens speaks against it."""
-SURE = Reading(source="verbalized", value=1.0)
+CERTAIN = Profile(estimator=UncertaintyEstimator(p_true_calibration_bias=0.0))
+"""A P(True) of 1.0 is believed, so that nothing but a call's own tokens speaks against it."""
+SURE = Reading(source="p_true", value=1.0)
 
 
 def proposing(state: SessionState, step_id: str, calls: tuple[ToolCall, ...], *own: Reading) -> SessionState:

@@ -76,8 +76,8 @@ profiles = st.builds(
 
 
 def model(value, *, state=START, profile=PLAIN, **given):
-    """A step of the model with one stated confidence, or none."""
-    found = [] if value is None else [Reading(source="verbalized", value=value)]
+    """A step of the model with one reading, or none."""
+    found = [] if value is None else [Reading(source="p_true", value=value)]
     return advance(profile, state, Step(step_id="m", kind="llm_call", time_s=0.0, **given), found)
 
 
@@ -194,7 +194,7 @@ def test_a_p_true_that_asked_nothing_was_not_run_and_one_that_failed_shows_the_g
     reading = Reading(source="p_true", value=None, reason=MissingReason.OVERHEAD_CAP, calls=calls_made)
     step = Step(step_id="m", kind="llm_call", time_s=0.0)
     assert advance(PLAIN, START, step, [reading])[1].p_true_confidence == shown
-    assert model(0.5)[1].p_true_confidence == -1.0
+    assert advance(PLAIN, START, step, [Reading(source="verbalized", value=0.5)])[1].p_true_confidence == -1.0
 
 
 def test_until_the_first_reading_the_level_is_medium_and_irreversible_calls_pause():

@@ -305,19 +305,19 @@ async def test_a_judgement_that_fails_holds_the_call_that_a_good_one_releases(fa
 
 @pytest.mark.anyio
 async def test_a_judgement_that_failed_weighs_on_later_calls_as_a_bad_one_would_and_fades_as_one():
-    session, steps = await seen_live("perhaps"), 0
-    while not session.would_allow(PAY).allowed:
-        await session.observe_llm_response(
-            "Confidence: 100%", "b", prompt_messages=PROMPT, model_client=ScriptedModel("0.99"), tool_calls=[PAY]
-        )
-        steps += 1
-    bad, after = await seen_live("0.0"), 0
-    while not bad.would_allow(PAY).allowed:
-        await bad.observe_llm_response(
-            "Confidence: 100%", "b", prompt_messages=PROMPT, model_client=ScriptedModel("0.99"), tool_calls=[PAY]
-        )
-        after += 1
-    assert steps == after > 0
+    async def turns_until_a_call_goes_ahead(first: str) -> int:
+        session, count = await seen_live(first), 0
+        call = PAY
+        while not session.would_allow(call).allowed:
+            count += 1
+            call = ToolCall(id=f"{count}", name="pay", arguments=PAY.arguments)
+            await session.observe_llm_response(
+                "Confidence: 100%", "b", prompt_messages=PROMPT, model_client=ScriptedModel("0.99"), tool_calls=[call]
+            )
+        return count
+
+    failed = await turns_until_a_call_goes_ahead("perhaps")
+    assert failed == await turns_until_a_call_goes_ahead("0.0") > 0
 
 
 @pytest.mark.anyio
@@ -336,9 +336,9 @@ async def test_a_judgement_that_the_monitor_may_not_afford_holds_the_call_too(se
 
 
 @pytest.mark.anyio
-async def test_an_agent_without_log_probabilities_model_client_or_samples_is_not_held_for_lack_of_them():
-    assert (await seen_live(None)).would_allow(PAY).allowed
+async def test_an_agent_without_log_probabilities_samples_or_a_stated_confidence_is_not_held_for_lack_of_them():
     assert (await seen_live("0.99", text="I pay now.")).would_allow(PAY).allowed
+    assert (await seen_live(None)).would_allow(PAY).rule == "irreversible_override", "its own word is no evidence"
 
 
 def test_whoever_wants_calls_to_go_ahead_without_evidence_says_so_in_the_policy():

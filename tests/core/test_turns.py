@@ -39,7 +39,7 @@ from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import canonical_json
 from tests.sampling import examples
 
-PROFILE = Profile(estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
+PROFILE = Profile(estimator=UncertaintyEstimator(p_true_calibration_bias=0.0))
 PAY = "pay"
 
 
@@ -48,9 +48,9 @@ def pay(call_id: str = "", name: str = PAY) -> ToolCall:
 
 
 def turn(state, step_id, value, *calls):
-    """The state after a turn of the model that states this confidence (None: nothing read) and proposes these calls."""
+    """The state after a turn of the model with this reading (None: nothing read) that proposes these calls."""
     step = Step(step_id=step_id, kind="llm_call", time_s=0.0, tool_calls=calls)
-    found = [Reading(source="verbalized", value=value, reason=None if value is not None else "not_stated")]
+    found = [Reading(source="p_true", value=value, reason=None if value is not None else "no_model")]
     return advance(PROFILE, state, step, found)[0]
 
 
@@ -114,7 +114,7 @@ def test_an_id_that_a_model_uses_in_every_turn_is_the_latest_turns_once_the_earl
 def test_a_reading_of_the_call_itself_speaks_for_this_call_and_no_other_of_its_turn():
     state = turn(turn(START, "m", 1.0), "a", None, pay("1"), pay("2"))
     step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(pay("1"),), effect=Effect.IRREVERSIBLE)
-    state, own = advance(PROFILE, state, step, [Reading(source="verbalized", value=1.0)])
+    state, own = advance(PROFILE, state, step, [Reading(source="p_true", value=1.0)])
     assert own.action is Action.PROCEED
     assert called(state, pay("2"))[1].rule == "missing_evidence"
 
@@ -245,6 +245,9 @@ CHANGED = [
 ]
 
 
+SURE = {"sub_agent": 1.0}
+
+
 def session_of(policy=None):
     monitor = UncertaintyMonitor(policy=policy or Policy(irreversible_tool_names=[PAY]))
     return monitor.session("s")
@@ -256,7 +259,7 @@ def session_of(policy=None):
 async def test_a_turn_vouches_for_no_other_arguments_than_those_it_listed(arguments, call_id):
     session = session_of()
     await session.observe_llm_response(
-        "I am 100% sure.", "m", tool_calls=[ToolCall(id="c1", name=PAY, arguments=AMOUNT)]
+        "I pay.", "m", external=SURE, tool_calls=[ToolCall(id="c1", name=PAY, arguments=AMOUNT)]
     )
     for _ in range(2):
         changed = ToolCall(id=call_id, name=PAY, arguments=arguments)
@@ -286,7 +289,7 @@ SAME = [
 async def test_the_call_that_a_turn_listed_goes_ahead_in_every_form_and_without_its_arguments_too(call):
     session = session_of()
     listed = {"id": "c1", "type": "function", "function": {"name": PAY, "arguments": json.dumps(AMOUNT)}}
-    await session.observe_llm_response("I am 100% sure.", "m", tool_calls=[listed])
+    await session.observe_llm_response("I pay.", "m", external=SURE, tool_calls=[listed])
     for _ in range(2):
         assert session.would_allow(call).action is Action.PROCEED
         assert (await session.observe_tool_call(call, "t"))[1] is Action.PROCEED
@@ -295,13 +298,15 @@ async def test_the_call_that_a_turn_listed_goes_ahead_in_every_form_and_without_
 @pytest.mark.anyio
 async def test_changed_arguments_of_a_call_that_can_be_undone_stop_nothing_and_callers_who_list_none_are_not_compared():
     session = session_of()
-    await session.observe_llm_response("I am 100% sure.", "m", tool_calls=[ToolCall(name="look", arguments=AMOUNT)])
+    await session.observe_llm_response(
+        "I pay.", "m", external=SURE, tool_calls=[ToolCall(name="look", arguments=AMOUNT)]
+    )
     assert session.would_allow(ToolCall(name="look", arguments={})).action is Action.PROCEED
     session = session_of()
-    await session.observe_llm_response("I am 100% sure.", "m")
+    await session.observe_llm_response("I pay.", "m", external=SURE)
     assert session.would_allow(ToolCall(name=PAY, arguments={"to": "mallory"})).action is Action.PROCEED
     session = session_of(Policy(irreversible_tool_names=[PAY], on_missing_evidence=Action.PROCEED_WITH_LOG))
-    await session.observe_llm_response("I am 100% sure.", "m", tool_calls=[ToolCall(name=PAY, arguments=AMOUNT)])
+    await session.observe_llm_response("I pay.", "m", external=SURE, tool_calls=[ToolCall(name=PAY, arguments=AMOUNT)])
     assert not session.would_allow(ToolCall(name=PAY, arguments={})).action.stops
 
 
@@ -336,7 +341,7 @@ async def test_a_recording_that_left_the_arguments_out_replays_a_call_with_chang
     monitor = UncertaintyMonitor(policy=Policy(irreversible_tool_names=[PAY]), processors=[recorder])
     session = monitor.session("s")
     await session.observe_llm_response(
-        "I am 100% sure.", "m", tool_calls=[ToolCall(id="c", name=PAY, arguments=AMOUNT)]
+        "I pay.", "m", external=SURE, tool_calls=[ToolCall(id="c", name=PAY, arguments=AMOUNT)]
     )
     seen = [
         (await session.observe_tool_call(ToolCall(id="c", name=PAY, arguments=arguments), "t"))[1]
@@ -357,9 +362,9 @@ def test_two_tasks_on_one_session_do_not_lend_each_other_their_readings(backend)
     session = monitor.session("s")
     answers = {}
 
-    async def task(name: str, text: str, before: anyio.Event, after: anyio.Event) -> None:
+    async def task(name: str, own: dict[str, float] | None, before: anyio.Event, after: anyio.Event) -> None:
         call = pay(f"{name}-1")
-        await session.observe_llm_response(text, name, tool_calls=[call])
+        await session.observe_llm_response("", name, external=own, tool_calls=[call])
         after.set()
         await before.wait()
         answers[name] = session.would_allow(call), (await session.observe_tool_call(call, f"{name}-t"))[0]
@@ -367,9 +372,9 @@ def test_two_tasks_on_one_session_do_not_lend_each_other_their_readings(backend)
     async def main() -> None:
         silent, read = anyio.Event(), anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(task, "silent", "", read, silent)
+            group.start_soon(task, "silent", None, read, silent)
             await silent.wait()
-            group.start_soon(task, "read", 'Paid. {"confidence": 1.0}', silent, read)
+            group.start_soon(task, "read", SURE, silent, read)
 
     anyio.run(main, backend=backend)
     verdict, decided = answers["silent"]

@@ -99,7 +99,8 @@ def step_of(profile: Profile, found: dict[str, Any], state: SessionState = START
     """The worst case after one step of the model of which the readings are these, and no stream but what is given."""
     arguments = {"kind": "llm_call", "fused": None, "streams": {"trajectory_risk": None}, "risk_due": False}
     arguments |= given_values
-    return worst_case_step(profile, state, readings=as_readings(found), **arguments)
+    fused = arguments.pop("fused")
+    return worst_case_step(profile, state, readings=as_readings(found), fusion=(fused, fused), **arguments)
 
 
 def test_streams_have_their_names_and_an_unread_step_has_neither_fused_nor_propagated_confidence():
@@ -153,8 +154,8 @@ def test_a_calibrations_stream_without_gaps_counts_as_its_worst_where_it_is_miss
 
 def test_a_calibration_on_the_propagated_confidence_reads_what_the_zeros_leave_of_it():
     profile = Profile(estimator=PLAIN, calibration=fusion_of("propagated"))
-    found = step_of(profile, {"verbalized": 0.9, "mine": MissingReason.TIMEOUT})
-    least = PLAIN.fuse_readings({"verbalized": 0.9, "mine": 0.0})
+    found = step_of(profile, {"p_true": 0.9, "mine": MissingReason.TIMEOUT})
+    least = PLAIN.fuse_readings({"p_true": 0.9, "mine": 0.0})
     propagated, cumulative, _ = propagated_by(profile.propagator, least, "llm_call", START.cumulative, None)
     assert 0.0 < propagated < 0.9
     assert found.p_success == fusion_of("propagated")({"propagated": propagated})

@@ -138,11 +138,11 @@ def test_the_monitor_lets_through_what_it_lets_through_and_asks_the_rest_with_it
 
 
 def unsure(agent: str = "clerk", *processors: Captured, confidence: float = 0.1) -> Session:
-    """A session in which the model proposed PAY, as sure of itself as given."""
+    """A session in which the model proposed PAY, with a P(True) as given."""
     policy = UncertaintyPolicy(irreversible_tool_names=["pay"], high_threshold=0.0)
     session = UncertaintyMonitor(policy=policy, processors=processors).session("s", agent)
     step = Step(step_id="llm_1", kind="llm_call", time_s=0.0, tool_calls=(PAY,))
-    session.commit(step, [Reading(source="verbalized", value=confidence)])
+    session.commit(step, [Reading(source="p_true", value=confidence)])
     return session
 
 

@@ -90,6 +90,7 @@ class Process:
         seal: Seal | None = SHARED,
         advisory: bool = False,
         sure: bool = False,
+        judged: bool = False,
         inside: Sequence[Any] = (),
         outside: Sequence[Any] = (),
     ) -> None:
@@ -112,7 +113,7 @@ class Process:
             "approvals": ApprovalPolicy(signer=KEYS, seal=seal),
             "advisory": advisory,
             "effects": ToolEffects({"look": "read"}),
-            "model_client": ScriptedModel('{"p_true": 0.98}') if sure else None,
+            "model_client": ScriptedModel('{"p_true": 0.98}') if sure or judged else None,
         }
         self.tools = [as_tool(pay), as_tool(look)]
         if framework == "LangChain":
@@ -209,7 +210,7 @@ def test_an_answer_that_no_model_gave_is_asked_about(framework: str, turn: int) 
 @both
 def test_an_answer_that_the_model_gave_here_counts(framework: str) -> None:
     """The law above is kept by no guard that asks about everything."""
-    process = Process(framework, InMemorySaver(), [says(0.99, call(**BOB)), says(0.99)])
+    process = Process(framework, InMemorySaver(), [says(0.99, call(**BOB)), says(0.99)], judged=True)
     assert process.run() == []
     assert process.done == [("bob", 5)]
 
@@ -218,12 +219,12 @@ def test_an_answer_that_the_model_gave_here_counts(framework: str) -> None:
 @pytest.mark.parametrize("left", [{}, {"belief": None, "turn": None}, None])
 def test_without_the_channel_a_rejected_call_does_not_run(framework: str, left: Any) -> None:
     saver = InMemorySaver()
-    turns = [says(0.5, call(**BOB)), says(0.99), says(0.99, call(call_id="9", **BOB)), says(0.99)]
-    process = Process(framework, saver, turns)
+    turns = [says(0.0, call(**BOB)), says(0.99), says(0.99, call(call_id="9", **BOB)), says(0.99)]
+    process = Process(framework, saver, turns, judged=True)
     (request,) = process.run()
     assert process.resume(ann(request, "reject")) == []
     rewrite(saver, lambda channel, value: left if channel == KEY else value)
-    other = Process(framework, saver, turns)
+    other = Process(framework, saver, turns, judged=True)
     (again,) = other.run()
     assert (again.rule, other.done) == ("unvouched_state", [])
 

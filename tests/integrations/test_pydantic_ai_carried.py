@@ -381,7 +381,10 @@ async def test_an_output_function_that_a_human_should_see_first_does_not_run() -
     assert refunded == []
 
 
-@pytest.mark.parametrize("given", [{"sure": 0.99}, {"advisory": True}])
+HEEDLESS = UncertaintyPolicy(irreversible_tool_names=["refund"], on_missing_evidence="proceed")
+
+
+@pytest.mark.parametrize("given", [{"sure": 0.99, "policy": HEEDLESS}, {"advisory": True}])
 async def test_an_output_function_that_may_run_is_a_step_like_any_tool(given: dict[str, Any]) -> None:
     refunded: list[int] = []
     bank = refunding(refunded, **given)

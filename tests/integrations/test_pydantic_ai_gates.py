@@ -180,7 +180,8 @@ async def test_a_default_that_is_made_anew_each_time_makes_no_other_call() -> No
     call = ToolCallPart("refund", {"to": "bob"}, tool_call_id="r")
     for sure, waits in ((0.99, 0), (0.4, 1)):
         ran: list[list[str]] = []
-        bank = Bank(says(call, sure=sure), says(), policy=UncertaintyPolicy(irreversible_tool_names=["refund"]))
+        policy = UncertaintyPolicy(irreversible_tool_names=["refund"], on_missing_evidence="proceed")
+        bank = Bank(says(call, sure=sure), says(), policy=policy)
         with_random_key(bank, ran)
         result = await bank.go()
         requests = waiting(result)

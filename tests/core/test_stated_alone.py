@@ -1,0 +1,134 @@
+"""What a model states of its own confidence may hold an irreversible call and never lets one go ahead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grampus_uq import (
+    AuqPropagator,
+    Effect,
+    Reading,
+    SaupPropagator,
+    SessionState,
+    Step,
+    ToolCall,
+    UncertaintyEstimator,
+    UncertaintyPropagator,
+    advance,
+)
+from grampus_uq import UncertaintyAction as Action
+from grampus_uq import UncertaintyPolicy as Policy
+from grampus_uq.core.decision import GRANTABLE
+from grampus_uq.core.engine import judge_call
+from grampus_uq.core.state import Profile, state_from_json, state_to_json
+from tests.sampling import examples
+
+UNBIASED = UncertaintyEstimator(verbalized_calibration_bias=0.0, p_true_calibration_bias=0.0)
+START = SessionState(session_id="s")
+PAY = ToolCall(id="1", name="pay", arguments={"amount": 5})
+SURE = {"verbalized": 1.0}
+TRUSTING = Policy(on_missing_evidence="proceed")
+
+
+def read(values):
+    return [Reading(source=source, value=value) for source, value in values.items()]
+
+
+def proposing(profile, readings, state=START):
+    """The state after a turn that has these readings and proposes the payment."""
+    return advance(profile, state, Step(step_id="t", kind="llm_call", time_s=0.0, tool_calls=(PAY,)), readings)[0]
+
+
+def judged(profile, readings, state=START):
+    return judge_call(profile, proposing(profile, readings, state), PAY, Effect.IRREVERSIBLE)
+
+
+@pytest.mark.parametrize("estimator", [UncertaintyEstimator(), UNBIASED], ids=["default", "unbiased"])
+def test_a_call_for_which_nothing_but_the_models_word_speaks_waits_and_says_so(estimator):
+    verdict = judged(Profile(estimator=estimator), read(SURE))
+    assert (verdict.action, verdict.rule) == (Action.PAUSE_FOR_HUMAN, "irreversible_override")
+    assert "nothing but the model's own word speaks for it" in verdict.reason
+
+
+def test_grants_and_permits_may_lift_that_pause_as_they_lift_a_tiers():
+    assert judged(Profile(), read(SURE)).rule in GRANTABLE
+
+
+@pytest.mark.parametrize("other", ["p_true", "token_probability", "sub_agent", "semantic_entropy"])
+def test_beside_any_other_reading_that_counts_it_is_not_alone(other):
+    assert judged(Profile(estimator=UNBIASED), read({**SURE, other: 1.0})).action is Action.PROCEED
+
+
+def test_a_reading_without_a_weight_does_not_count():
+    assert judged(Profile(estimator=UNBIASED), read({**SURE, "own": 1.0})).action.stops
+
+
+def test_a_doubtful_reading_holds_the_call_that_the_models_word_would_have_lifted():
+    values = {**SURE, "p_true": 0.65}
+    assert judged(Profile(), read(values)).action.stops
+    assert not judged(Profile(policy=TRUSTING), read(values)).action.stops
+
+
+def test_the_models_word_does_not_lift_a_step_above_the_floor_of_the_worst_so_far():
+    profile = Profile(policy=Policy(worst_so_far_floor=0.5))
+    state = proposing(profile, read({**SURE, "p_true": 0.5}))
+    sure = read({"p_true": 1.0})
+    for _ in range(8):
+        state = proposing(profile, sure, state)
+    assert judge_call(profile, state, PAY, Effect.IRREVERSIBLE).rule == "worst_so_far"
+
+
+def test_where_the_policy_lets_calls_go_ahead_without_evidence_the_models_word_counts():
+    assert judged(Profile(policy=TRUSTING), read(SURE)).action is Action.PROCEED
+
+
+def test_calls_that_can_be_undone_go_ahead_on_it():
+    state = proposing(Profile(), read(SURE))
+    assert judge_call(Profile(), state, PAY, Effect.REVERSIBLE).action is Action.PROCEED
+
+
+def test_a_reading_of_the_calls_own_step_counts_unless_the_model_states_that_too():
+    step = Step(step_id="c", kind="tool_call", time_s=0.0, tool_calls=(PAY,), effect=Effect.IRREVERSIBLE)
+    profile = Profile(estimator=UNBIASED)
+    for before in (SURE, {}):
+        state = proposing(profile, read(before))
+        assert advance(profile, state, step, read(SURE))[1].action.stops
+        assert not advance(profile, state, step, read({"sub_agent": 1.0}))[1].action.stops
+
+
+def test_of_two_turns_that_may_have_proposed_a_call_one_with_nothing_else_holds_it():
+    profile = Profile(estimator=UNBIASED)
+    state = proposing(profile, read({"p_true": 1.0}))
+    assert judge_call(profile, state, PAY, Effect.IRREVERSIBLE).action is Action.PROCEED
+    state = proposing(profile, read(SURE), state)
+    assert judge_call(profile, state, PAY, Effect.IRREVERSIBLE).action.stops
+
+
+def test_a_snapshot_keeps_that_nothing_else_was_read():
+    state = state_from_json(state_to_json(proposing(Profile(), read(SURE))))
+    assert judge_call(Profile(), state, PAY, Effect.IRREVERSIBLE).rule == "irreversible_override"
+
+
+CHANCE = st.sampled_from([0.0, 0.3, 0.5, 0.62, 0.75, 0.8, 0.88, 0.9, 0.95, 1.0]) | st.floats(0.0, 1.0)
+OTHERS = st.dictionaries(st.sampled_from(["p_true", "token_probability", "semantic_entropy", "sub_agent"]), CHANCE)
+FAILED = st.sampled_from([[], [Reading(source="p_true", value=None, reason="timeout")]])
+PROFILES = st.builds(
+    Profile,
+    estimator=st.sampled_from([UncertaintyEstimator(), UNBIASED]),
+    propagator=st.sampled_from([UncertaintyPropagator(), SaupPropagator()])
+    | st.sampled_from(["min", "mean", "last", "product"]).map(lambda how: AuqPropagator(aggregate=how)),
+    policy=st.builds(Policy, worst_so_far_floor=st.none() | CHANCE),
+)
+
+
+@settings(max_examples=examples(1_000))
+@given(profile=PROFILES, before=st.lists(OTHERS, max_size=4), stated=CHANCE, others=OTHERS, failed=FAILED)
+def test_a_call_that_waits_without_the_models_word_waits_with_it(profile, before, stated, others, failed):
+    state = START
+    for values in before:
+        state = proposing(profile, read(values), state)
+    failed = [] if "p_true" in others else failed
+    if judged(profile, [*read(others), *failed], state).action.stops:
+        assert judged(profile, [*read({"verbalized": stated, **others}), *failed], state).action.stops
