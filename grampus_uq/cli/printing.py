@@ -33,14 +33,16 @@ def print_whole(line: str) -> None:
 def folded(line: str, columns: int) -> str:
     """The line in lines that fit, so that no part of a text looks like a line of its own: each but the first is marked.
 
-    A character that is not ASCII may take two columns.
+    A line ends behind a blank where its last word is no long one. A character that is not ASCII may take two columns.
     """
     parts, left = [""], columns
     for character in line:
         width = 1 if character.isascii() else 2
         if width > left and columns > 2 * len(_GOES_ON):
-            parts.append("")
-            left = columns - len(_GOES_ON)
+            _, blank, word = parts[-1].rpartition(" ")
+            word = word if blank and len(word) <= columns // 4 else ""
+            parts[-1:] = [parts[-1][: len(parts[-1]) - len(word)], word]
+            left = columns - len(_GOES_ON) - sum(1 if one.isascii() else 2 for one in word)
         parts[-1] += character
         left -= width
     return f"\n{_GOES_ON}".join(parts)

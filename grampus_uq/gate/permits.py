@@ -471,7 +471,8 @@ def sentence(permit: Permit, state: PermitState) -> str:
     if state.spent(permit):
         why = "over all its time more went out wrong than promised: revoke it before you grant a new one"
         return f"asks about all {permit.scope()}: withdrawn for good, {why}"
-    again = f"; began anew {state.withdrawn} times, last because {state.why_withdrawn}" if state.withdrawn else ""
+    times = "once" if state.withdrawn == 1 else f"{state.withdrawn} times, last"
+    again = f"; began anew {times} because {state.why_withdrawn}" if state.withdrawn else ""
     threshold = state.threshold(permit)
     if threshold is None:
         return f"asks about all {permit.scope()}: nothing is earned after {state.answers} answers{again}"

@@ -71,7 +71,8 @@ def stands(standing: Standing) -> str:
     if state.spent(permit):
         return "asks about everything for good"
     threshold = state.threshold(permit)
-    return "asks about everything" if threshold is None else f"lets ahead from {permit.stream} {threshold:g} on"
+    now = "asks about everything" if threshold is None else f"lets ahead from {permit.stream} {threshold:g} on"
+    return f"{now}; began anew" if state.withdrawn else now
 
 
 def permit_facts(standing: Standing) -> dict[str, str]:
@@ -81,6 +82,8 @@ def permit_facts(standing: Standing) -> dict[str, str]:
     """
     permit, state = standing.permit, standing.state
     waiting = sum(ticket.asked and ticket.wrong is None for ticket in state.open)
+    anew = " since it began anew" if state.withdrawn else ""
+    answers = f"{state.answers}{anew}, of them {state.audits} audits, {state.wrong} wrong ({state.overdue} by delay)"
     return {
         "permit": permit.id,
         "scope": permit.scope() + ("" if permit.agent_id is None else f" of agent {permit.agent_id}"),
@@ -88,9 +91,9 @@ def permit_facts(standing: Standing) -> dict[str, str]:
         "promise": sentence(permit, state),
         "granted": f"by {permit.principal}, {'signed' if permit.signature else 'unsigned'}; until {until(permit)}",
         "score": f"{permit.stream}, under the profile, model, prompt and tools {state.judge or 'of the first call'}",
-        "answers": f"{state.answers}, of them {state.audits} audits, {state.wrong} wrong ({state.overdue} by delay)",
+        "answers": answers,
         "missing": _missing(standing),
-        "cleared": f"{state.released} calls, unasked",
+        "cleared": f"{state.released} calls{anew}, unasked",
         "open": f"{_in_steps(waiting)} answers; {_in_steps(len(state.open))} calls are not counted yet",
         "corrected": f"{state.corrected} answers turned wrong after they were counted",
     }

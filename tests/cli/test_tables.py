@@ -122,6 +122,11 @@ def test_no_part_of_a_long_text_begins_a_line_of_its_own(text: str, columns: int
     assert all(sum(1 if c.isascii() else 2 for c in part) <= columns for part in [first, *more])
 
 
+def test_a_long_text_goes_on_with_a_whole_word_and_what_has_no_blank_where_the_line_is_full() -> None:
+    assert folded("at most 10 % of runs that succeed", 20) == "at most 10 % of \n    > runs that \n    > succeed"
+    assert folded("x" * 30, 20) == f"{'x' * 20}\n    > {'x' * 10}"
+
+
 def test_a_pending_call_is_shown_on_a_terminal_so_that_no_argument_looks_like_another(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 's.db'}"
     body = "x" * (100 - len('  body = "')) + "  to = bob"

@@ -37,6 +37,8 @@ from grampus_uq.gate.permits import (
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.vocabulary import UncertaintyLevel
+from grampus_uq.runtime.permit_words import permit_facts
+from grampus_uq.runtime.stored_permits import Standing
 from grampus_uq.stats.earned_threshold import Target, audit_probability, broken, level, nothing_earned, place, update
 from tests.sampling import sampled
 
@@ -251,7 +253,10 @@ def test_wrong_audits_take_the_permission_back_until_it_is_earned_anew() -> None
         state = applied(PERMIT, state, answer(number, wrong=True))
         number += 1
     assert state.threshold(PERMIT) is None
-    assert "began anew 1 times" in sentence(PERMIT, state)
+    assert "began anew once because" in sentence(PERMIT, state)
+    shown = permit_facts(Standing(permit=PERMIT, state=state, version=1, now_s=0.0))
+    assert shown["status"] == "asks about everything; began anew"
+    assert shown["cleared"] == "0 calls since it began anew, unasked"
     assert state.why_withdrawn in sentence(PERMIT, state)
     assert state.earned == anew(state)
     for _ in range(60):
