@@ -28,14 +28,17 @@ class Asked(BaseCallbackHandler):
         self._models = set[str]()
         self._prompts = set[str]()
         self._tools = set[str]()
+        self._shapes = set[str]()
 
     def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[Any]], **given: Any) -> None:
         """Note a call that begins."""
         self._models.add(str((given.get("metadata") or {}).get("ls_model_name") or ""))
         for prompt in messages:
             self._prompts.add(standing_in([*itertools.takewhile(lambda one: one.type == "system", prompt)]))
-        offered = (given.get("invocation_params") or {}).get("tools") or ()
-        self._tools.update(map(_written, offered))
+        asked = given.get("invocation_params") or {}
+        self._tools.update(map(_written, asked.get("tools") or ()))
+        if asked.get("response_format"):
+            self._shapes.add(_json(asked["response_format"]))
 
     def facts(self, own: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         """The facts of an answer, in the fields of a `ModelTurn`; `own` are the agent's tools, None if unknown.
@@ -46,7 +49,8 @@ class Asked(BaseCallbackHandler):
             return {"offered": own}
         offered = [*(own or ()), *map(json.loads, self._tools)]
         system = "\n\n".join(sorted(self._prompts))
-        return {"requested": ",".join(sorted(self._models)), "system": system, "offered": offered}
+        shape = sorted(self._shapes) or None
+        return {"requested": ",".join(sorted(self._models)), "system": system, "offered": offered, "shape": shape}
 
 
 _ASKED: ContextVar[Asked | None] = ContextVar("grampus_uq_langchain_asked", default=None)
@@ -77,9 +81,13 @@ def described(tool: Any) -> dict[str, Any]:
 
 def _written(tool: Any) -> str:
     try:
-        return json.dumps(convert_to_openai_tool(tool), sort_keys=True, default=repr)
+        return _json(convert_to_openai_tool(tool))
     except Exception:  # noqa: BLE001 (somebody else's tool: whether it can be offered is the model's business)
-        return json.dumps({"unread": repr(tool)})
+        return _json({"unread": repr(tool)})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=repr)
 
 
 class DescribedTools:

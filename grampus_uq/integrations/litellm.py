@@ -58,6 +58,7 @@ class _Call:
     system: str
     messages: Any
     tools: Any
+    shape: Any
     response: Any
 
 
@@ -165,7 +166,8 @@ class UncertaintyCallback(CustomLogger):
                 model=str(given.get("model") or ""),
                 system="\n\n".join(filter(None, [asked.get("instructions"), standing_in(messages)])),
                 messages=messages,
-                tools=asked.get("tools"),
+                tools=[*(asked.get("tools") or ()), *(asked.get("functions") or ())] or None,
+                shape=asked.get("response_format") or asked.get("text"),
                 response=response,
             )
             self._start()
@@ -224,7 +226,8 @@ class UncertaintyCallback(CustomLogger):
     async def _judge(self, call: _Call) -> None:
         watched = self._session(call.session_id)
         watched.steps += 1
-        sent = ModelTurn(content=None, requested=call.model, system=call.system, offered=call.tools or ())
+        offered = call.tools or ()
+        sent = ModelTurn(content=None, requested=call.model, system=call.system, offered=offered, shape=call.shape)
         say_made_with(watched.session, sent, prompt=self._prompt_hash, tools=self._tools_hash)
         others = list(getattr(call.response, "choices", None) or ())[1:]
         said = [(one, f"call-{watched.steps}.{place}") for place, one in enumerate(others, 2)]

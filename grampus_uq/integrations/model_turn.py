@@ -20,7 +20,8 @@ class ModelTurn:
     `content`: the text, or an answer that `Session.observe_llm_response` reads. `ungated`: calls that run without
     asking, each with its result, if there. `tools`: the agent's, by name or schema; `schemas`: for signals' models.
     `requested`, `system`, `offered`: the model's name, its standing instructions and the tools as they were sent; "" or
-    None where nobody can tell. `heard` tells the session what users and tools said before the answer.
+    None where nobody can tell. `shape`: the schema that the answer must have; None for free text. `heard` tells the
+    session what users and tools said before the answer.
     """
 
     content: Any
@@ -35,6 +36,7 @@ class ModelTurn:
     requested: str = ""
     system: str | None = None
     offered: Iterable[Mapping[str, Any]] | None = None
+    shape: Any = None
     heard: Callable[[Session], None] = lambda session: None
 
 
@@ -50,10 +52,11 @@ def say_made_with(
     session: Session, turn: ModelTurn, *, model: str = "", prompt: str | None = None, tools: str | None = None
 ) -> None:
     """Tell the session what an answer is made with: by the names that the user gave, else by what was sent."""
+    shape = [] if turn.shape is None else [{"answer": turn.shape}]
     session.made_with(
         model=model or turn.requested or turn.model,
         prompt_hash=prompt or _hashed(prompt_hash, turn.system),
-        tools_hash=tools or _hashed(tools_hash, None if turn.offered is None else [*turn.offered]),
+        tools_hash=tools or _hashed(tools_hash, None if turn.offered is None else [*turn.offered, *shape]),
     )
 
 

@@ -136,6 +136,7 @@ class WatchedModel(Model):
         self, system: str | None, items: Any, tools: Sequence[Any], rest: Sequence[Any], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """What the model is asked with, in the fields of a `ModelTurn`: also a stored prompt of the provider's."""
+        shape = given.get("output_schema", rest[0] if rest else None)
         handoffs = given.get("handoffs", rest[1] if len(rest) > 1 else ())
         leading = standing_in(items)
         stored = [] if given.get("prompt") is None else [json.dumps(plain(given["prompt"]), sort_keys=True)]
@@ -143,6 +144,7 @@ class WatchedModel(Model):
             "requested": str(getattr(self.inner, "model", None) or ""),
             "system": "\n\n".join([text for text in (system, leading) if text] + stored),
             "offered": [*map(tool_schema, tools), *map(_handoff_schema, handoffs)],
+            "shape": None if shape is None or shape.is_plain_text() else shape.json_schema(),
         }
 
 

@@ -55,6 +55,7 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     carries_latest,
     find_part,
     meant,
+    name_of,
     native_calls,
     plain,
     standing_instructions,
@@ -262,9 +263,12 @@ class UncertaintyCapability(AbstractCapability[Any]):
             prompt=read_messages(request_context.messages).messages if asks else (),
             tools=self._schemas,
             schemas=[tool_schema(tool) for tool in parameters.function_tools] if asks else (),
-            requested=str(getattr(request_context.model, "model_name", "")),
+            requested=name_of(request_context.model, response),
             system=standing_instructions(request_context.messages, parameters),
             offered=[*map(tool_schema, (*parameters.function_tools, *parameters.output_tools)), *map(plain, native)],
+            shape=None
+            if parameters.output_object is None
+            else [parameters.output_mode, plain(parameters.output_object)],
         )
         await calls.observe(self.settings, turn, [call for call in proposed if brought.get(call.id) != call])
         return response

@@ -153,6 +153,12 @@ def standing_instructions(messages: Sequence[ModelMessage], parameters: Any) -> 
     return "\n\n".join([standing_in(messages), latest or ""])
 
 
+def name_of(model: Any, response: ModelResponse) -> str:
+    """The name of the model as it was asked, or of the one that answered where any of several may have."""
+    several = isinstance(getattr(model, "models", None), Sequence)  # a `FallbackModel`, also one that is wrapped
+    return str((response.model_name if several else getattr(model, "model_name", None)) or "")
+
+
 def plain(value: Any) -> Any:
     """A value of the framework or of a tool as JSON values."""
     return to_jsonable_python(value, fallback=lambda other: getattr(other, "__dict__", None) or repr(other))

@@ -68,12 +68,16 @@ def with_scope(started: SessionStarted, made_with: MadeWith | None, status: Mapp
     return replace(started, model=model, prompt_hash=prompt, tools_hash=tools, metadata={**status, **others})
 
 
-def scope_in(snapshot: Mapping[str, Any] | None, n_steps: int) -> MadeWith | None:
-    """The facts that a snapshot holds; None for a session without a step, whose first answer says them."""
+def scope_in(snapshot: Mapping[str, Any] | None, n_steps: int, given: MadeWith | None) -> MadeWith | None:
+    """The facts that a snapshot holds, and that are the same in those given for the answers from now on, if they are.
+
+    None for a session without a step, whose first answer says them. Earlier releases kept none.
+    """
     try:
         model, prompt, tools = (snapshot or {})["made_with"]
         if isinstance(model, str) and all(fact is None or isinstance(fact, str) for fact in (prompt, tools)):
-            return model, prompt, tools
+            held = model, prompt, tools
+            return held if given is None else FittedFor.shared([held, given]).made_with
     except (KeyError, TypeError, ValueError):
         pass
-    return UNKNOWN if n_steps else None
+    return given or (UNKNOWN if n_steps else None)

@@ -239,7 +239,7 @@ class UncertaintyMonitor:
                 raise ConfigurationError.of(
                     "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
                 )
-        made_with = scope_in(snapshot, state.n_steps) if model is None else (model, prompt_hash, tools_hash)
+        made_with = scope_in(snapshot, state.n_steps, None if model is None else (model, prompt_hash, tools_hash))
         wiring = self._wiring  # once: a reload in another thread swaps all of it
         scope = SessionScope(wiring=wiring, made_with=made_with, advisory=bool(advisory))
         profile, status = scope.profile_in(wiring)

@@ -644,7 +644,7 @@ class Session:
         values: dict[str, Any] = dict(self._entries(), v=version, profile=self._scope.wiring.fingerprint)
         if self._profile.fallback is not None:
             values["fallback"] = self._profile.fallback
-        if self._scope.made_with not in (None, UNKNOWN):
+        if self._scope.made_with is not None:
             values["made_with"] = list(self._scope.made_with)
         values["thresholds"] = list(self._profile.policy.thresholds)
         values["state"] = write(state)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import marshal
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -242,7 +244,21 @@ def tools_hash(tools: Sequence[Mapping[str, Any]]) -> str:
     >>> tools_hash([{"name": "a"}, {"name": "b", "x": 1}]) == tools_hash([{"x": 1, "name": "b"}, {"name": "a"}])
     True
     """
-    return prompt_hash("\n".join(sorted(canonical_json(dict(tool)) for tool in tools)))
+    given = [dict(tool) for tool in tools]
+    try:
+        return _hash_of_written(marshal.dumps(given))
+    except ValueError:  # values of other types than JSON's own, or none that JSON has
+        return _hash_of(given)
+
+
+@lru_cache(maxsize=16)
+def _hash_of_written(tools: bytes) -> str:
+    """The hash of the same tools once more: to write their values down exactly takes a tenth of the time."""
+    return _hash_of(marshal.loads(tools))  # noqa: S302 (what `tools_hash` wrote)
+
+
+def _hash_of(tools: Iterable[Mapping[str, Any]]) -> str:
+    return prompt_hash("\n".join(sorted(map(canonical_json, tools))))
 
 
 def save(artifact: ProfileArtifact, path: str | os.PathLike[str]) -> str:

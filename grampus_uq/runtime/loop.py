@@ -65,8 +65,9 @@ class RunEvent:
 class Loop:
     """Drives one leased session.
 
-    `schemas` lists the tools as the model sees them, now. `checkpoints` keeps the state before each step of the model.
-    `reflection` gives the message after a step to reconsider. `looking` looks at doubtful calls before a human does.
+    `schemas` lists the tools as the model sees them, now; `made_with` gives the facts of an answer with such a list.
+    `checkpoints` keeps the state before each step of the model. `reflection` gives the message after a step to
+    reconsider. `looking` looks at doubtful calls before a human does.
     """
 
     lease: SessionLease
@@ -74,6 +75,7 @@ class Loop:
     agent: AgentDefinition
     client: ModelClient
     schemas: Callable[[], list[dict[str, Any]]]
+    made_with: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
     endings: Endings
     checkpoints: Ledger | None = None
     reflection: Callable[[], Message] | None = None
@@ -167,10 +169,13 @@ class Loop:
             messages = elicit_confidence(messages)
         options = {
             "temperature": self.agent.temperature,
-            "tools": self.schemas() or None,
+            "tools": (tools := self.schemas()) or None,
             "top_logprobs": 5 if self.logprobs and self.lease.session is not None else None,
         }
-        return await ask_model(self.client, messages, self.agent.model, options)
+        response = await ask_model(self.client, messages, self.agent.model, options)
+        if self.lease.session is not None:
+            self.lease.session.made_with(**self.made_with(tools))
+        return response
 
     async def _observed(
         self, reply: ModelResponse, step_id: str, calls: list[ToolCall], prompt: Sequence[Message], asked: Asked

@@ -342,6 +342,7 @@ class AgentRunner:
             agent=agent,
             client=self.model_client,
             schemas=self.schemas,
+            made_with=partial(self._made_with, agent),
             endings=self._endings,
             checkpoints=self.ledger if self.checkpoints else None,
             reflection=None if self.monitor is None else self.monitor.get_reflection_message,
@@ -395,14 +396,21 @@ class AgentRunner:
             state.session_id,
             state.agent_id,
             snapshot=state.belief,
-            model=recorded_model(self.model_client, agent.model),
-            prompt_hash=prompt_hash(agent.system_prompt),
-            tools_hash=tools_hash(self.schemas()),
+            **self._made_with(agent, self.schemas()),
             metadata=({BRANCH: str(state.branch)} if state.branch else {})
             | ({ALARMED: "true"} if state.alarmed else {}),
         )
         self.monitor.bind(session)
         return session
+
+    def _made_with(self, agent: AgentDefinition, schemas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What an answer is made with that the model gives with these tools: the facts of `Session.made_with`."""
+        model = recorded_model(self.model_client, agent.model)
+        return {
+            "model": model,
+            "prompt_hash": prompt_hash(agent.system_prompt),
+            "tools_hash": tools_hash(schemas),
+        }
 
     def schemas(self) -> list[dict[str, Any]]:
         """The tools as the model sees them, in the OpenAI wire form."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -20,8 +21,18 @@ from langchain_core.tools import StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from pydantic import BaseModel
 
-from grampus_uq import Profile, UncertaintyMonitor
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    ExecutionResult,
+    FunctionTools,
+    Profile,
+    ToolCall,
+    UncertaintyMonitor,
+    tool,
+)
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
 from grampus_uq.integrations.langgraph import uncertainty_guard
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
@@ -29,7 +40,9 @@ from grampus_uq.integrations.pydantic_ai import UncertaintyCapability
 from grampus_uq.recording import FittedFor, ProfileArtifact, RecordingProcessor, read
 from grampus_uq.recording.runs import beginnings, runs
 from grampus_uq.records.events import SessionStarted, StepEvent
+from grampus_uq.runtime import MemoryStore
 from grampus_uq.stats import FusedReading, LogisticFusion
+from grampus_uq.testing import ScriptedModel, answer
 
 SAID = 'I look it up. {"confidence": 0.9}'
 FITTED = Profile(
@@ -42,13 +55,23 @@ Run = Callable[..., Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What an agent is made with; `later`: the same of its second turn, where that differs."""
+    """What an agent is made with; `answer`: the form of its last answer; `later`: all that of its second turn."""
 
     model: str = "m-1"
     prompt: str | None = "You keep the books."
     tools: Sequence[str] = ("look_up", "pay")
     words: str = "Look something up."
+    answer: type[BaseModel] | None = None
     later: Made | None = None
+
+
+class Sure(BaseModel):
+    confidence: float
+
+
+def says(made: Made, *, last: bool) -> str:
+    """An answer of the model, in the form that it must have."""
+    return SAID if made.answer is None or not last else '{"confidence": 0.9}'
 
 
 def functions(made: Made) -> list[Callable[[str], str]]:
@@ -67,6 +90,7 @@ class Chat(BaseChatModel):
     """Looks something up, then answers. Binds tools as models of providers do, or keeps them to itself (`hides`)."""
 
     model: str
+    made: Made = Made()
     hides: bool = False
 
     @property
@@ -74,12 +98,14 @@ class Chat(BaseChatModel):
         return "scripted"
 
     def bind_tools(self, tools: Any, **given: Any) -> Any:
-        return self if self.hides else self.bind(tools=[convert_to_openai_tool(tool) for tool in tools])
+        form = {name: given[name] for name in ("response_format",) if name in given}
+        return self if self.hides else self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **form)
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:
         done = any(message.type == "tool" for message in messages)
         calls = [] if done else [{"name": "look_up", "args": {"what": "x"}, "id": "c1"}]
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(SAID, tool_calls=calls))])
+        message = AIMessage(says(self.made, last=done), tool_calls=calls)
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def chain(
@@ -94,9 +120,13 @@ def chain(
     tools = [StructuredTool.from_function(one) for one in functions(made)]
     guard = UncertaintyMiddleware(monitor, **settings)
     middleware = [guard, *inner]
-    model = Chat(model=made.model, hides=hides)
     return create_agent(
-        model, tools, system_prompt=made.prompt, middleware=middleware, checkpointer=checkpointer or InMemorySaver()
+        Chat(model=made.model, made=made, hides=hides),
+        tools,
+        system_prompt=made.prompt,
+        middleware=middleware,
+        checkpointer=checkpointer or InMemorySaver(),
+        response_format=None if made.answer is None else ProviderStrategy(made.answer),
     )
 
 
@@ -118,7 +148,8 @@ async def langgraph(made: Made, monitor: UncertaintyMonitor, session: str, **set
 
     async def agent(state: Any) -> Any:
         now = made.later if made.later is not None and len(state["messages"]) > 1 else made
-        model = Chat(model=now.model).bind_tools(tools)
+        form = {} if now.answer is None else {"response_format": now.answer.model_json_schema()}
+        model = Chat(model=now.model, made=now).bind_tools(tools, **form)
         prompt = [] if now.prompt is None else [SystemMessage(now.prompt)]
         return {"messages": [await model.ainvoke([*prompt, *state["messages"]])]}
 
@@ -144,12 +175,13 @@ async def openai_agents(made: Made, monitor: UncertaintyMonitor, session: str, *
 
         async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
             done = not isinstance(input, str) and any(item.get("type") == "function_call_output" for item in input)
-            text = ResponseOutputText(text=SAID, type="output_text", annotations=[], logprobs=[])
+            text = ResponseOutputText(text=says(made, last=done), type="output_text", annotations=[], logprobs=[])
             said = ResponseOutputMessage(id="m", content=[text], role="assistant", status="completed", type="message")
             call = ResponseFunctionToolCall(
                 call_id="c1", name="look_up", arguments=json.dumps({"what": "x"}), type="function_call"
             )
-            return ModelResponse(output=[said] if done else [said, call], usage=Usage(), response_id=None)
+            before = [call] if made.answer is not None else [said, call]  # a text would be the answer
+            return ModelResponse(output=[said] if done else before, usage=Usage(), response_id=None)
 
         def stream_response(self, *_: Any, **__: Any) -> Any:
             raise NotImplementedError
@@ -161,24 +193,53 @@ async def openai_agents(made: Made, monitor: UncertaintyMonitor, session: str, *
         return (made.later if made.later is not None and len(turns) > 1 else made).prompt or ""
 
     tools: list[FunctionTool] = [function_tool(one) for one in functions(made)]
-    agent = Agent[Any](name="clerk", instructions=instructions, model=Scripted(), tools=[*tools])
+    agent = Agent[Any](
+        name="clerk", instructions=instructions, model=Scripted(), tools=[*tools], output_type=made.answer
+    )
     await UncertaintyGuard(monitor, **settings).run(agent, "Go.", session_id=session)
 
 
+def up(messages: Any) -> bool:
+    """A model that never fails, and has no other to stand in for it."""
+    return False
+
+
 async def pydantic_ai(
-    made: Made, monitor: UncertaintyMonitor, session: str, *, others: Sequence[Any] = (), **settings: Any
+    made: Made,
+    monitor: UncertaintyMonitor,
+    session: str,
+    *,
+    others: Sequence[Any] = (),
+    down: Callable[[Any], bool] = up,
+    **settings: Any,
 ) -> None:
-    from pydantic_ai import Agent
+    from pydantic_ai import Agent, ModelAPIError, NativeOutput
     from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.fallback import FallbackModel
     from pydantic_ai.models.function import FunctionModel
+    from pydantic_ai.profiles import ModelProfile
 
     def respond(messages: Any, info: Any) -> ModelResponse:
         done = any(isinstance(message, ModelResponse) for message in messages)
         call = ToolCallPart("look_up", {"what": "x"}, tool_call_id="c1")
-        return ModelResponse(parts=[TextPart(SAID)] if done else [TextPart(SAID), call])
+        text = TextPart(says(made, last=done))
+        return ModelResponse(parts=[text] if done else [text, call])
 
+    def fails(messages: Any, info: Any) -> ModelResponse:
+        if down(messages):
+            raise ModelAPIError(made.model, "down")
+        return respond(messages, info)
+
+    profile = ModelProfile(supports_json_schema_output=True)
     guard = UncertaintyCapability(monitor, session_id=lambda ctx: session, **settings)
-    agent: Agent[None, Any] = Agent(FunctionModel(respond, model_name=made.model), capabilities=[*others, guard])
+    first, spare = (
+        FunctionModel(one, model_name=name, profile=profile) for one, name in ((fails, made.model), (respond, "m-9"))
+    )
+    agent: Agent[None, Any] = Agent(
+        first if down is up else FallbackModel(first, spare),
+        capabilities=[*others, guard],
+        output_type=str if made.answer is None else NativeOutput(made.answer),
+    )
     turns = []
 
     @agent.instructions
@@ -246,8 +307,9 @@ def test_a_profile_fitted_on_an_adapters_runs_acts_in_the_same_agent(adapter: An
         Made(tools=("look_up",)),
         Made(words="Look it up twice."),
         Made(model="m-2"),
+        Made(answer=Sure),
     ],
-    ids=["prompt", "fewer tools", "another description", "model"],
+    ids=["prompt", "fewer tools", "another description", "model", "form of the answer"],
 )
 def test_it_acts_in_no_agent_with_another_model_prompt_or_tools(adapter: Any, other: Made, tmp_path: Path) -> None:
     fitted_for = recorded(adapter, tmp_path / "runs", Made())
@@ -336,6 +398,47 @@ def test_a_model_that_another_capability_puts_in_place_is_another(tmp_path: Path
     fitted_for = recorded(pydantic_ai, tmp_path / "runs", Made())
     beside = functools.partial(pydantic_ai, others=[Swapping()])
     assert acted(beside, tmp_path / "live", fitted_for, Made()) == [False, False]
+
+
+def test_a_model_that_stands_in_for_one_that_failed_is_another(tmp_path: Path) -> None:
+    fitted_for = recorded(functools.partial(pydantic_ai, down=lambda messages: False), tmp_path / "runs", Made())
+    failing = functools.partial(pydantic_ai, down=lambda messages: len(messages) > 1)
+    assert acted(failing, tmp_path / "live", fitted_for, Made()) == [True, False]
+
+
+async def runner(
+    made: Made, monitor: UncertaintyMonitor, session: str, store: MemoryStore | None = None
+) -> ExecutionResult:
+    turns = []
+
+    class Tools:
+        """Those of the turn."""
+
+        @property
+        def now(self) -> FunctionTools:
+            then = made.later if made.later is not None and turns else made
+            return FunctionTools(*(tool(effect="read")(one) for one in functions(then)))
+
+        def schemas(self) -> list[dict[str, Any]]:
+            return self.now.schemas()
+
+        async def execute(self, *call: Any, **more: Any) -> Any:
+            return await self.now.execute(*call, **more)
+
+    def reply(messages: Any, options: Any) -> Any:
+        done = messages[-1].role == "tool"
+        turns.append(done)
+        return answer(SAID, tool_calls=[] if done else [ToolCall(id="c1", name="look_up", arguments={"what": "x"})])
+
+    agent = AgentDefinition(name="clerk", model=made.model, system_prompt=made.prompt or "")
+    one = AgentRunner(ScriptedModel(reply), Tools(), uncertainty_monitor=monitor, store=store or MemoryStore())
+    return await one.run(agent, "Go.", session_id=session)
+
+
+def test_a_profile_acts_no_more_in_a_run_whose_tools_change_on_the_way(tmp_path: Path) -> None:
+    fitted_for = recorded(runner, tmp_path / "runs", Made())
+    assert acted(runner, tmp_path / "same", fitted_for, Made()) == [True, True]
+    assert acted(runner, tmp_path / "live", fitted_for, Made(later=Made(tools=("look_up",)))) == [True, False]
 
 
 def test_a_tools_description_depends_on_no_object_of_the_process() -> None:

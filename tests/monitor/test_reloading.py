@@ -136,7 +136,7 @@ def test_an_alarm_of_a_detector_that_came_midway_carries_no_promise() -> None:
 
 @settings(max_examples=examples(50))
 @given(parts=st.lists(st.tuples(st.sampled_from(["m", "other"]), st.integers(1, 4)), min_size=1, max_size=5))
-def test_an_alarm_carries_its_promise_only_where_the_profile_fitted_at_every_part_of_the_run(
+def test_a_detector_alarms_with_its_promise_where_its_profile_fitted_at_every_part_of_the_run_and_else_not_at_all(
     parts: list[tuple[str, int]],
 ) -> None:
     watched = Profile(detector=DETECTOR, estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
@@ -151,9 +151,9 @@ def test_an_alarm_carries_its_promise_only_where_the_profile_fitted_at_every_par
         snapshot = json.loads(json.dumps(session.compact_snapshot() if number % 2 else session.snapshot()))
     session = monitor.session("s", model="m", snapshot=snapshot)
     shown = said(session, number, 0.05)
-    assert shown.rule == "detector"
     whole = all(model == "m" for model, _ in parts)
-    assert shown.guarantee == (DETECTOR.threshold.guarantee if whole else MIDWAY)
+    assert (session.profile.fallback is None) is whole
+    assert shown.guarantee == (DETECTOR.threshold.guarantee if whole else None)
 
 
 def test_a_session_that_the_new_profile_does_not_fit_keeps_its_own_and_the_log_says_so(

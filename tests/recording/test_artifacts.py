@@ -20,6 +20,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.recording import artifacts
 from grampus_uq.recording.artifacts import (
     ANY,
     FittedFor,
@@ -338,3 +339,26 @@ def test_the_hash_of_tools_sees_every_change_but_no_order() -> None:
     ]
     for others in changed:
         assert tools_hash(others) != tools_hash([one, two])
+
+
+scalars = st.sampled_from([None, True, False, 0, 1, 1.0, -0.0, "1", "a", (), []])
+lists_of_tools = st.lists(st.dictionaries(st.sampled_from("abc"), scalars | st.lists(scalars, max_size=2), max_size=3))
+
+
+@given(lists_of_tools, st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"), scalars), max_size=6))
+def test_the_hash_of_tools_is_that_of_what_they_are_now_however_often_they_came_and_changed_in_place(
+    tools: list[dict[str, Any]], changes: list[tuple[int, str, Any]]
+) -> None:
+    for at, name, value in [(0, "", None), *changes]:
+        if name and tools:
+            tools[at % len(tools)][name] = value
+        written = sorted(json.dumps(tool, sort_keys=True, separators=(",", ":")) for tool in tools)
+        assert tools_hash(tools) == prompt_hash("\n".join(written))
+
+
+def test_tools_that_come_again_are_not_written_out_again() -> None:
+    known = artifacts._hash_of_written.cache_info
+    tools_hash([{"name": "seen before"}])
+    before = known().hits
+    tools_hash([{"name": "seen before"}])
+    assert known().hits == before + 1
