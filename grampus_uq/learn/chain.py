@@ -55,9 +55,11 @@ class TierCases:
     seconds: float = 0.0
 
 
-class _Aim(NamedTuple):
-    """The demands on a chain: the budget, the assurance that it is kept, and the cost of a question."""
+class _Given(NamedTuple):
+    """The tiers, the chances of their answers, and the demands: a budget, how surely it is kept, what a question costs."""
 
+    tiers: Sequence[TierCases]
+    chances: Sequence[FloatArray]
     budget: float
     delta: float | None
     question: float
@@ -109,8 +111,9 @@ def fit_chain(
     learn, rest = order[: n // 3], order[n // 3 :]
     fusions = [_fusion(tier, learn) for tier in tiers]
     chances = [_chances(one, tier) for one, tier in zip(fusions, tiers, strict=True)]
-    best = _paying(tiers, chances, learn, _Aim(budget, delta, cost_of_question), rng)
-    fixed = _route(tiers, chances, best.tiers, best.below, rest)
+    given = _Given(tiers, chances, budget, delta, cost_of_question)
+    best = _paying(given, learn, rng)
+    fixed = _route(given, best.tiers, best.below, rest)
     found = budget_of_wrong_releases(fixed.chance, fixed.right, budget=budget, delta=delta)
     release = _rule(found.threshold, budget, delta, len(rest))
     below = (*best.below, None)
@@ -127,7 +130,7 @@ def fit_chain(
             for k, limit in zip(best.tiers, below, strict=True)
         ),
         release=release,
-        expected=_expected(tiers, fixed, found.threshold, cost_of_question),
+        expected=_expected(given, fixed, found.threshold),
     )
 
 
@@ -173,14 +176,9 @@ def _fusion(tier: TierCases, cases: IntArray) -> LogisticFusion:
     return fit_fusion(streams, tier.right[cases].astype(np.float64))
 
 
-def _route(
-    tiers: Sequence[TierCases],
-    chances: Sequence[FloatArray],
-    chosen: tuple[int, ...],
-    below: tuple[float, ...],
-    cases: IntArray,
-) -> _Route:
+def _route(given: _Given, chosen: tuple[int, ...], below: tuple[float, ...], cases: IntArray) -> _Route:
     """Follow each case to the tier at which it ends."""
+    tiers, chances = given.tiers, given.chances
     chance, right = chances[chosen[0]][cases], tiers[chosen[0]].right[cases]
     looks = np.zeros((len(tiers), len(cases)))
     looks[chosen[0]] = 1.0
@@ -193,10 +191,10 @@ def _route(
     return _Route(chosen, below, chance, right, looks)
 
 
-def _cost(tiers: Sequence[TierCases], route: _Route, threshold: float | None, question: float) -> FloatArray:
+def _cost(given: _Given, route: _Route, threshold: float | None) -> FloatArray:
     """The cost of each case: the looks, and a question where it does not go out."""
-    looks = np.array([tier.cost for tier in tiers]) @ route.looks
-    return np.asarray(looks + question * ~route.goes(threshold), dtype=np.float64)
+    looks = np.array([tier.cost for tier in given.tiers]) @ route.looks
+    return np.asarray(looks + given.question * ~route.goes(threshold), dtype=np.float64)
 
 
 def _candidates(chances: Sequence[FloatArray], chosen: tuple[int, ...]) -> Iterator[tuple[float, ...]]:
@@ -208,41 +206,27 @@ def _candidates(chances: Sequence[FloatArray], chosen: tuple[int, ...]) -> Itera
     yield from itertools.product(*grids)
 
 
-def _cheapest(
-    tiers: Sequence[TierCases],
-    chances: Sequence[FloatArray],
-    chosen: tuple[int, ...],
-    learn: IntArray,
-    aim: _Aim,
-) -> tuple[_Route, FloatArray]:
+def _cheapest(given: _Given, chosen: tuple[int, ...], learn: IntArray) -> tuple[_Route, FloatArray]:
     """The thresholds of least mean cost for these tiers, as far as the third that chooses can tell."""
     found = []
-    for below in _candidates([one[learn] for one in chances], chosen):
-        route = _route(tiers, chances, chosen, below, learn)
-        out = budget_of_wrong_releases(route.chance, route.right, budget=aim.budget, delta=aim.delta)
-        found.append((route, _cost(tiers, route, out.threshold, aim.question)))
+    for below in _candidates([one[learn] for one in given.chances], chosen):
+        route = _route(given, chosen, below, learn)
+        out = budget_of_wrong_releases(route.chance, route.right, budget=given.budget, delta=given.delta)
+        found.append((route, _cost(given, route, out.threshold)))
     return min(found, key=lambda one: float(one[1].mean()))
 
 
-def _paying(
-    tiers: Sequence[TierCases],
-    chances: Sequence[FloatArray],
-    learn: IntArray,
-    aim: _Aim,
-    rng: np.random.Generator,
-) -> _Route:
+def _paying(given: _Given, learn: IntArray, rng: np.random.Generator) -> _Route:
     """The cheapest chain of tiers each of which pays: dropped one by one, the least useful first."""
-    chosen = tuple(range(len(tiers)))
-    route, cost = _cheapest(tiers, chances, chosen, learn, aim)
+    chosen = tuple(range(len(given.tiers)))
+    route, cost = _cheapest(given, chosen, learn)
     while len(chosen) > 1:
-        without = [
-            (*_cheapest(tiers, chances, tuple(k for k in chosen if k != drop), learn, aim), drop) for drop in chosen[1:]
-        ]
-        shorter, saved, drop = min(without, key=lambda one: float(one[1].mean()))
+        without = [_cheapest(given, tuple(k for k in chosen if k != drop), learn) for drop in chosen[1:]]
+        shorter, saved = min(without, key=lambda one: float(one[1].mean()))
         draws = rng.integers(0, len(cost), size=(_DRAWS, len(cost)))
         if np.quantile((saved - cost)[draws].mean(axis=1), 0.025) > 0.0:
             break
-        chosen, route, cost = tuple(k for k in chosen if k != drop), shorter, saved
+        chosen, route, cost = shorter.tiers, shorter, saved
     return route
 
 
@@ -261,14 +245,15 @@ def _rule(threshold: float | None, budget: float, delta: float | None, cases: in
     return rule.model_copy(update={"guarantee": promise})
 
 
-def _expected(tiers: Sequence[TierCases], route: _Route, threshold: float | None, question: float) -> Expected:
+def _expected(given: _Given, route: _Route, threshold: float | None) -> Expected:
+    tiers = given.tiers
     shares = route.looks.mean(axis=1)
     goes = route.goes(threshold)
     return Expected(
         looks={tiers[k].name: float(shares[k]) for k in route.tiers},
         questions=float(1.0 - goes.mean()),
         wrong=float((goes & ~route.right).mean()),
-        cost=float(_cost(tiers, route, threshold, question).mean()),
+        cost=float(_cost(given, route, threshold).mean()),
         tokens=float(sum(shares[k] * tiers[k].tokens for k in route.tiers)),
         seconds=float(sum(shares[k] * tiers[k].seconds for k in route.tiers)),
     )

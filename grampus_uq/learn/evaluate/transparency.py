@@ -16,7 +16,7 @@ import numpy as np
 
 from grampus_uq.learn.evaluate.censoring import Censoring
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
-from grampus_uq.learn.fit.fit_calibration import CrossFit, apply_fusion, cross_fit
+from grampus_uq.learn.fit.fit_calibration import apply_fusion, cross_fit
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.ranking import auprc, aurc, auroc
@@ -97,7 +97,7 @@ def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStrea
     for name, traces in runs.streams.items():
         kept = usable & ~traces.missing
         raw, complete = traces.select(kept), ~runs.censored[kept]
-        fitted = _cross_fitted(raw, target[kept], complete, list(ids[kept]))
+        platt, flat = _cross_fitted(raw, target[kept], complete, list(ids[kept]))
         found.append(
             ScoredStream(
                 name=name,
@@ -105,8 +105,8 @@ def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStrea
                 target=target[kept],
                 complete=complete,
                 raw=raw,
-                platt=None if fitted is None else fitted[0],
-                flat=None if fitted is None else fitted[1].flat,
+                platt=platt,
+                flat=flat,
                 missing=int((usable & traces.missing).sum()),
                 unresolved=int((~usable).sum()),
             )
@@ -116,16 +116,16 @@ def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStrea
 
 def _cross_fitted(
     traces: ForecastTraces, target: FloatArray, complete: BoolArray, ids: list[str]
-) -> tuple[ForecastTraces, CrossFit] | None:
-    """Calibrate each half by the other; censored runs, which neither map saw, by the mean of the two."""
+) -> tuple[ForecastTraces, bool] | tuple[None, None]:
+    """Calibrate each half by the other; censored runs, which neither map saw, by the mean of the two; is it flat?"""
     outcomes, names = target[complete], [name for name, known in zip(ids, complete, strict=True) if known]
     second = split_halves(outcomes, names)
     if not second.any() or second.all():
-        return None
+        return None, None
     fitted = cross_fit({_STREAM: traces.select(complete)}, outcomes, names)
     mapped = np.mean([apply_fusion(one, {_STREAM: traces.forecasts}) for one in fitted.fusions], axis=0)
     mapped[np.repeat(complete, traces.lengths)] = fitted.traces.forecasts
-    return traces.with_forecasts(mapped), fitted
+    return traces.with_forecasts(mapped), fitted.flat
 
 
 def table_rows(streams: list[ScoredStream]) -> Iterator[TableRow]:
@@ -189,13 +189,13 @@ def _row(
     calibrated: bool,
     scalar: str = "front-weighted mean",
 ) -> TableRow:
-    scores: dict[str, float | None] = dict.fromkeys(SCORES)
-    parts = None
+    scores: dict[str, float] = {}
     if len(traces):
         for name, score in SCORES.items():
             scores[name] = float(tps_exact(traces, stream.target, score=score).mean())
         weights = step_weights(traces)
         parts = decompose(traces.forecasts, traces.spread(stream.target), LOG, bins=10, weights=weights)
+        scores |= {name: getattr(parts, name) for name in ("reliability", "resolution", "uncertainty")}
     return TableRow(
         stream=stream.name,
         calibrated=calibrated,
@@ -204,9 +204,6 @@ def _row(
         known=int(stream.complete.sum()),
         missing=stream.missing,
         **scores,
-        reliability=parts.reliability if parts else None,
-        resolution=parts.resolution if parts else None,
-        uncertainty=parts.uncertainty if parts else None,
         **_scalar_metrics(stream, weighted_forecast(traces)),
     )
 

@@ -166,8 +166,7 @@ def _statistic(
     fitting = runs.take(np.array(parts.fit))
     power = powers(fitting.blocks, fitting.labels, out_of_fold(fitting, members, rng))
     name = choose(power, members)
-    [member] = [member for member in members if member.name == name]
-    scorer = fit_members(fitting, [member])[name]
+    scorer = fit_members(fitting, [member for member in members if member.name == name])[name]
     return scorer, "It had the most power out of fold, among the fitting runs alone.", power
 
 

@@ -215,21 +215,17 @@ def _constrained(
     """Coefficients (intercept, slopes, offsets), fitted again until no slope is negative but those that may be."""
     k = z.shape[1]
     rate = float(w @ y / w.sum())
-    beta = np.zeros(1 + 2 * k)
-    beta[0] = float(log_odds(rate, EPSILON))
+    flat = np.zeros(1 + 2 * k)
+    flat[0] = float(log_odds(rate, EPSILON))
     if not 0.0 < rate < 1.0:
-        return beta
+        return flat
     design = np.column_stack([np.ones(len(y)), z, present.astype(np.float64)])
     sometimes = present.any(axis=0) & ~present.all(axis=0)
     free = np.concatenate([[True], (z != 0.0).any(axis=0), sometimes])
     while True:
-        n = int(free.sum())
-        penalty = np.ones(n)
+        beta, penalty = np.zeros_like(flat), np.ones(int(free.sum()))
         penalty[0] = 0.0
-        start = np.zeros(n)
-        start[0] = float(log_odds(rate, EPSILON))
-        beta = np.zeros(1 + 2 * k)
-        beta[free] = fit_logistic(design[:, free], y, w, l2=penalty, start=start)
+        beta[free] = fit_logistic(design[:, free], y, w, l2=penalty, start=flat[free])
         slopes = np.where(either_sign, 0.0, beta[1 : 1 + k])
         if (slopes >= 0.0).all():
             return beta

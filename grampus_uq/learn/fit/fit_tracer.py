@@ -10,7 +10,7 @@ cross-validated figures only: folds hold whole tasks, and a run is scored by par
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -151,18 +151,11 @@ class _Table:
     def scores(self, parameters: TracerParameters) -> FloatArray:
         """Score every run by one setting."""
         weights = np.array([[parameters.alpha, parameters.beta, parameters.gamma]])
-        tails, worst = self._tails(weights, parameters.composite, [parameters.k])
+        tails, worst = self.tails(weights, parameters.composite, [parameters.k])
         return np.asarray((1.0 - parameters.w) * tails[0, 0] + parameters.w * worst[0])
 
-    def blocks(
-        self, weights: FloatArray, composite: Composite, ks: Sequence[float]
-    ) -> Iterator[tuple[int, FloatArray, FloatArray]]:
-        """Yield (first setting, tail means (settings, ks, runs), worst steps (settings, runs)) in blocks that fit."""
-        size = max(1, _CELLS // (self.values.shape[0] * self.values.shape[1]))
-        for start in range(0, len(weights), size):
-            yield (start, *self._tails(weights[start : start + size], composite, ks))
-
-    def _tails(self, weights: FloatArray, composite: Composite, ks: Sequence[float]) -> tuple[FloatArray, FloatArray]:
+    def tails(self, weights: FloatArray, composite: Composite, ks: Sequence[float]) -> tuple[FloatArray, FloatArray]:
+        """Return the tail means, (settings, ks, runs), and the worst steps, (settings, runs)."""
         factors = np.concatenate([np.ones((len(weights), 1)), weights], axis=1)  # surprisal has weight 1
         if composite is Composite.SEPARATE:
             channels = [self._sorted_tails(self.values[None, :, :, c], ks) for c in range(4)]
@@ -228,11 +221,13 @@ def _search(
 ) -> tuple[float, TracerParameters]:
     """Try every weights with every k, at the default w; the first of equally good ones wins."""
     best = (math.inf, base)
-    for start, tails, worst in table.blocks(np.array(grid), base.composite, ks):
+    size = max(1, _CELLS // (table.values.shape[0] * table.values.shape[1]))
+    for block in (grid[start : start + size] for start in range(0, len(grid), size)):
+        tails, worst = table.tails(np.array(block), base.composite, ks)
         for i, j in np.ndindex(*tails.shape[:2]):
             loss = _loss((1.0 - base.w) * tails[i, j] + base.w * worst[i], pairs)
             if loss < best[0]:
-                alpha, beta, gamma = grid[start + i]
+                alpha, beta, gamma = block[i]
                 best = loss, replace(base, alpha=alpha, beta=beta, gamma=gamma, k=ks[j])
     return best
 

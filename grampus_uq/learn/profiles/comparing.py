@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,11 @@ from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run
-from grampus_uq.stats.arrays import BoolArray, FloatArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, finite
 from grampus_uq.stats.bootstrap import RowStatistic, paired_bootstrap
 from grampus_uq.stats.ranking import auroc_rows
 from grampus_uq.stats.reliability import trajectory_ece
-from grampus_uq.stats.scoring import BRIER, LOG
+from grampus_uq.stats.scoring import BRIER, LOG, ProperScore
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
 
 
@@ -76,58 +76,52 @@ def compare_profiles(
     Raises `DataError` for no run that may be used, and a damaged recording, unless `on_refused` takes it.
     """
     replayed: list[tuple[Counterfactual, Counterfactual]] = []
-    weights: list[float] = []
     left_out: Counter[str] = Counter()
     work = partial(_under_both, first, second)
-    for part in over_parts(work, paths, workers=workers, on_refused=on_refused):
-        replayed += part.replayed
-        weights += part.weights
-        left_out += part.left_out
+    for pairs, others in over_parts(work, paths, workers=workers, on_refused=on_refused):
+        replayed += pairs
+        left_out += others
         if on_runs is not None:
-            on_runs(len(part.replayed) + sum(part.left_out.values()))
+            on_runs(len(pairs) + others.total())
     if not replayed:
         why = ", ".join(f"{n} {reason}" for reason, n in left_out.items()) or "there is no run"
         raise DataError(f"no run with an outcome of its own ({why}).")
     good = np.array([one.success for one, _ in replayed], dtype=np.bool_)
-    w = np.array(weights)
+    w = np.array([one.weight for one, _ in replayed])
     sides = ([one for one, _ in replayed], [other for _, other in replayed])
-    shares = [_Measure(name=name, better=way, of=partial(_share, key)) for key, (name, way) in _SHARES.items()]
-    rows = [_compared(measure, sides, good, w, rng, draws) for measure in (*shares, *_scores(sides, good, w))]
+    measures = [*_shares(good, w), *_scores(sides, good, w)]
+    rows = [_compared(measure, sides, len(good), rng, draws) for measure in measures]
     used = {"success": int(good.sum()), "failure": int((~good).sum())}
     return Comparison(rows=tuple(rows), counts={**used, **dict(sorted(left_out.items()))})
 
 
-@dataclass(slots=True)
-class _Part:
-    replayed: list[tuple[Counterfactual, Counterfactual]] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
-
-
-def _under_both(first: Profile, second: Profile, runs: Iterator[Run], refuse: Refused | None) -> _Part:
-    found = _Part()
+def _under_both(
+    first: Profile, second: Profile, runs: Iterator[Run], refuse: Refused | None
+) -> tuple[list[tuple[Counterfactual, Counterfactual]], Counter[str]]:
+    """The runs of a part under both profiles, and how many are left out, by reason."""
+    found: list[tuple[Counterfactual, Counterfactual]] = []
+    left_out: Counter[str] = Counter()
     for run in runs:
         decided = eligibility(run)
         if not decided.usable or not run.steps:
-            found.left_out[decided.reason or "no_step"] += 1
-            continue
-        found.replayed.append((counterfactual(run, first), counterfactual(run, second)))
-        found.weights.append(decided.weight)
-    return found
+            left_out[decided.reason or "no_step"] += 1
+        else:
+            one, other = (replace(counterfactual(run, of), weight=decided.weight) for of in (first, second))
+            found.append((one, other))
+    return found, left_out
 
 
 _Side = Sequence[Counterfactual]
-Statistic = Callable[[_Side, BoolArray, FloatArray], RowStatistic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
-    """`of` gives a row statistic of one side; `among` counts the runs that enter it."""
+    """`of` gives a row statistic of one side; `runs` enter it."""
 
     name: str
     better: str
-    of: Statistic
-    among: int | None = None
+    of: Callable[[_Side], RowStatistic]
+    runs: int
 
 
 _SHARES = {
@@ -139,10 +133,14 @@ _SHARES = {
 }
 
 
-def _share(key: str, side: _Side, good: BoolArray, w: FloatArray) -> RowStatistic:
-    paused = np.array([one.paused for one in side], dtype=np.bool_)
-    what, among = alarm_shares(paused, good)[key]
-    return _ratio((what & among) * w, among * w)
+def _shares(good: BoolArray, w: FloatArray) -> list[_Measure]:
+    def of(key: str, side: _Side) -> RowStatistic:
+        paused = np.array([one.paused for one in side], dtype=np.bool_)
+        what, among = alarm_shares(paused, good)[key]
+        return _ratio((what & among) * w, among * w)
+
+    named = _SHARES.items()
+    return [_Measure(name=name, better=way, of=partial(of, key), runs=len(good)) for key, (name, way) in named]
 
 
 def _scores(sides: tuple[_Side, _Side], good: BoolArray, w: FloatArray) -> list[_Measure]:
@@ -156,25 +154,22 @@ def _scores(sides: tuple[_Side, _Side], good: BoolArray, w: FloatArray) -> list[
     )
     if not whole.any():
         return []
-    n = int(whole.sum())
+    outcomes = good[whole].astype(np.float64)
 
     def forecasts(side: _Side) -> ForecastTraces:
         return ForecastTraces.of([one.p_success for one, kept in zip(side, whole, strict=True) if kept])
 
-    def mean_of(score: Any) -> Statistic:
-        def of(side: _Side, good: BoolArray, w: FloatArray) -> RowStatistic:
-            values = np.zeros(len(good))
-            values[whole] = tps(forecasts(side), good[whole], score=score)
-            return _ratio(values * w * whole, w * whole)
+    def mean(score: ProperScore, side: _Side) -> RowStatistic:
+        values = np.zeros(len(good))
+        values[whole] = tps(forecasts(side), good[whole], score=score)
+        return _ratio(values * w * whole, w * whole)
 
-        return of
-
-    def rank(side: _Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+    def rank(side: _Side) -> RowStatistic:
         scalar = weighted_forecast(forecasts(side))
-        return lambda counts: auroc_rows(scalar, good[whole].astype(np.float64), (counts * w)[:, whole])
+        return lambda counts: auroc_rows(scalar, outcomes, (counts * w)[:, whole])
 
-    def error(side: _Side, good: BoolArray, w: FloatArray) -> RowStatistic:
-        scalar, outcomes = weighted_forecast(forecasts(side)), good[whole].astype(np.float64)
+    def error(side: _Side) -> RowStatistic:
+        scalar = weighted_forecast(forecasts(side))
 
         def rows(counts: FloatArray) -> FloatArray:
             found = np.full(len(counts), np.nan)
@@ -186,38 +181,30 @@ def _scores(sides: tuple[_Side, _Side], good: BoolArray, w: FloatArray) -> list[
 
         return rows
 
+    n = len(outcomes)
     measures = [
-        _Measure(name="TPS log of p_success", better="higher", of=mean_of(LOG), among=n),
-        _Measure(name="TPS Brier of p_success", better="higher", of=mean_of(BRIER), among=n),
-        _Measure(name="AUROC of p_success", better="higher", of=rank, among=n),
+        _Measure(name="TPS log of p_success", better="higher", of=partial(mean, LOG), runs=n),
+        _Measure(name="TPS Brier of p_success", better="higher", of=partial(mean, BRIER), runs=n),
+        _Measure(name="AUROC of p_success", better="higher", of=rank, runs=n),
     ]
     if (w == 1.0).all():  # binned by counts: a weight is not a count
-        measures.append(_Measure(name="T-ECE of p_success", better="lower", of=error, among=n))
+        measures.append(_Measure(name="T-ECE of p_success", better="lower", of=error, runs=n))
     return measures
 
 
-def _compared(
-    measure: _Measure,
-    sides: tuple[_Side, _Side],
-    good: BoolArray,
-    w: FloatArray,
-    rng: np.random.Generator,
-    draws: int,
-) -> Compared:
-    first, second = (measure.of(side, good, w) for side in sides)
-    n = len(good)
+def _compared(measure: _Measure, sides: tuple[_Side, _Side], n: int, rng: np.random.Generator, draws: int) -> Compared:
+    first, second = (measure.of(side) for side in sides)
     difference = paired_bootstrap(first, second, n, rng=rng, draws=draws)
-    ones = np.ones((1, n))
-    values = [float(one(ones)[0]) for one in (first, second)]
+    once = np.ones((1, n))
     return Compared(
         measure=measure.name,
         better=measure.better,
-        first=None if math.isnan(values[0]) else values[0],
-        second=None if math.isnan(values[1]) else values[1],
+        first=finite(float(first(once)[0])),
+        second=finite(float(second(once)[0])),
         delta=difference.estimate,
         low=difference.low,
         high=difference.high,
-        runs=n if measure.among is None else measure.among,
+        runs=measure.runs,
     )
 
 
