@@ -56,7 +56,7 @@ class TierCases:
 
 
 class _Given(NamedTuple):
-    """The tiers, the chances of their answers, and the demands: a budget, how surely it is kept, what a question costs."""
+    """The tiers, the chances of their answers, and what is demanded: a budget, how surely, the cost of a question."""
 
     tiers: Sequence[TierCases]
     chances: Sequence[FloatArray]
