@@ -206,27 +206,13 @@ class UncertaintyGuard:
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    async def run(
-        self,
-        agent: Agent[Any],
-        input: Any,  # noqa: A002 (the SDK's name)
-        *,
-        session_id: str,
-        **given: Any,
-    ) -> RunResult:
+    async def run(self, agent: Agent[Any], input: Any, *, session_id: str, **given: Any) -> RunResult:
         """`Runner.run`, watched; takes whatever that takes. Raises AbortedRunError when the policy aborts the run."""
         self._reach.put_into(agent)
         with self.session(session_id, agent.name, model=_name(agent)) as run:
             return self._remember(await Runner.run(agent, input, **self._reach.configured(given)), run)
 
-    def run_streamed(
-        self,
-        agent: Agent[Any],
-        input: Any,  # noqa: A002 (the SDK's name)
-        *,
-        session_id: str,
-        **given: Any,
-    ) -> RunResultStreaming:
+    def run_streamed(self, agent: Agent[Any], input: Any, *, session_id: str, **given: Any) -> RunResultStreaming:
         """`Runner.run_streamed`, watched."""
         self._reach.put_into(agent)
         with self.session(session_id, agent.name, model=_name(agent)) as run:

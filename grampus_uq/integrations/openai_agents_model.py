@@ -87,34 +87,22 @@ class WatchedModel(Model):
         return self.inner.get_retry_advice(request)
 
     async def get_response(
-        self,
-        system_instructions: str | None,
-        input: Any,  # noqa: A002 (the SDK's name)
-        model_settings: Any,
-        tools: list[Any],
-        *rest: Any,
-        **given: Any,
+        self, system_instructions: str | None, input: Any, model_settings: Any, tools: Any, *rest: Any, **given: Any
     ) -> ModelResponse:
         """Ask the model inside, and observe its answer."""
         own = system_instructions
-        system_instructions, input, shown = self._before(system_instructions, input, tools)  # noqa: A001 (the SDK's name)
+        system_instructions, input, shown = self._before(system_instructions, input, tools)
         sent = self._sent(own, input, shown, rest, given)
         response = await self.inner.get_response(system_instructions, input, model_settings, shown, *rest, **given)
         await self._observe(response.output, response.usage, system_instructions, input, tools, sent)
         return response
 
     async def stream_response(
-        self,
-        system_instructions: str | None,
-        input: Any,  # noqa: A002 (the SDK's name)
-        model_settings: Any,
-        tools: list[Any],
-        *rest: Any,
-        **given: Any,
+        self, system_instructions: str | None, input: Any, model_settings: Any, tools: Any, *rest: Any, **given: Any
     ) -> AsyncIterator[Any]:
         """Stream from the model inside; the whole answer is observed before its last event is passed on."""
         own = system_instructions
-        system_instructions, input, shown = self._before(system_instructions, input, tools)  # noqa: A001 (the SDK's name)
+        system_instructions, input, shown = self._before(system_instructions, input, tools)
         sent = self._sent(own, input, shown, rest, given)
         done: list[Any] = []
         events = self.inner.stream_response(system_instructions, input, model_settings, shown, *rest, **given)

@@ -248,13 +248,13 @@ class _WatchedRunner(AgentRunner):
     def __init__(self, inner: AgentRunner) -> None:
         self._inner = inner
 
-    async def run(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:  # noqa: A002 (the SDK's name)
+    async def run(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
         return await self._inner.run(starting_agent, input, **_configured(starting_agent, given))
 
-    def run_sync(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:  # noqa: A002 (the SDK's name)
+    def run_sync(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
         return self._inner.run_sync(starting_agent, input, **_configured(starting_agent, given))
 
-    def run_streamed(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:  # noqa: A002 (the SDK's name)
+    def run_streamed(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
         return self._inner.run_streamed(starting_agent, input, **_configured(starting_agent, given))
 
 

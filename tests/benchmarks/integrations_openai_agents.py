@@ -28,7 +28,7 @@ class Canned(Model):
     def __init__(self, turns: int) -> None:
         self.turns = turns
 
-    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:
         done = 0 if isinstance(input, str) else sum(item.get("role") == "assistant" for item in input)
         text = ResponseOutputText(
             text='I look it up. {"confidence": 0.95}', type="output_text", annotations=[], logprobs=[]

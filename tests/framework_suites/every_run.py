@@ -141,7 +141,7 @@ def _through(inside: contextvars.ContextVar[bool], plain: Any, watched: Any, con
         return watched(agent, given, session_id=uuid.uuid4().hex, **more)
 
     @functools.wraps(plain)
-    def method(cls: Any, starting_agent: Any, input: Any, **more: Any) -> Any:  # noqa: A002 (the framework's name)
+    def method(cls: Any, starting_agent: Any, input: Any, **more: Any) -> Any:
         if inside.get():
             return plain(cls, starting_agent, input, **more)
         token = inside.set(True)
@@ -151,7 +151,7 @@ def _through(inside: contextvars.ContextVar[bool], plain: Any, watched: Any, con
             inside.reset(token)
 
     @functools.wraps(plain)
-    async def awaited(cls: Any, starting_agent: Any, input: Any, **more: Any) -> Any:  # noqa: A002
+    async def awaited(cls: Any, starting_agent: Any, input: Any, **more: Any) -> Any:
         if inside.get():
             return await plain(cls, starting_agent, input, **more)
         token = inside.set(True)

@@ -53,10 +53,10 @@ class FakeModel(Model):
         prompt = next(item["content"] for item in items if item.get("role") == "user")
         return self._setup.turn(prompt, sum(item.get("role") == "assistant" for item in items))
 
-    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:
         return ModelResponse(output=output(self._turn(input)), usage=Usage(), response_id=None)
 
-    async def stream_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:  # noqa: A002 (the SDK's name)
+    async def stream_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
         turn = self._turn(input)
         place = {"item_id": "m", "output_index": 0, "content_index": 0, "logprobs": []}
         for number, piece in enumerate(turn.text.split(" ")):

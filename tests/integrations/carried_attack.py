@@ -141,7 +141,7 @@ class _SdkModel(Model):
     def __init__(self, session: str, sure: float) -> None:
         self._session, self._sure = session, sure
 
-    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:
         done = 0 if isinstance(input, str) else sum(item.get("role") == "assistant" for item in input)
         part = ResponseOutputText(text=text_of(self._sure), type="output_text", annotations=[], logprobs=[])
         message = ResponseOutputMessage(id="m", content=[part], role="assistant", status="completed", type="message")

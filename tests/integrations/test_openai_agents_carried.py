@@ -66,7 +66,7 @@ class Scripted(Model):
     def __init__(self, *turns: tuple[float, list[Any]]) -> None:
         self.turns, self.told = turns, list[Any]()
 
-    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:
         self.told.append(system_instructions)
         done = 0 if isinstance(input, str) else sum(item.get("role") == "assistant" for item in input)
         sure, calls = self.turns[done]
@@ -515,7 +515,7 @@ class Provider(Scripted):
         super().__init__((0.7, []), (0.9, []))
         self.sent: list[Any] = []
 
-    async def get_response(self, system_instructions: Any, input: Any, *given: Any, **more: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+    async def get_response(self, system_instructions: Any, input: Any, *given: Any, **more: Any) -> ModelResponse:
         self.sent.append(input)
         answer = await super().get_response(system_instructions, input, *given, **more)
         if len(answer.output) == 1 and '"confidence": 0.7' in str(answer.output):
@@ -618,7 +618,7 @@ async def test_equal_agents_stay_equal_and_a_model_is_given_the_users_own_tools(
     seen: list[Any] = []
 
     class Looks(Scripted):
-        async def get_response(self, system_instructions: Any, input: Any, *given: Any, **more: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+        async def get_response(self, system_instructions: Any, input: Any, *given: Any, **more: Any) -> ModelResponse:
             seen.extend(given[1])
             return await super().get_response(system_instructions, input, *given, **more)
 

@@ -180,10 +180,10 @@ class Says(Model):
     def _answer(self, items: Any) -> list[Any]:
         return self._answers[0 if isinstance(items, str) or len(items) == 1 else 1]
 
-    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:
         return ModelResponse(output=self._answer(input), usage=Usage(), response_id=None)
 
-    async def stream_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:  # noqa: A002 (the SDK's name)
+    async def stream_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
         items: list[Any] = self._answer(input)
         for place, item in enumerate(items):
             yield ResponseOutputItemDoneEvent(

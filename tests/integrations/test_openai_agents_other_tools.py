@@ -74,7 +74,7 @@ class Scripted(Model):
     def __init__(self, *turns: list[Any], sure: float) -> None:
         self.turns, self.sure = turns, sure
 
-    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:
         done = 0 if isinstance(input, str) else sum(item.get("role") == "assistant" for item in input)
         part = ResponseOutputText(
             text=f'I go on. {{"confidence": {self.sure}}}', type="output_text", annotations=[], logprobs=[]

@@ -173,7 +173,7 @@ async def openai_agents(made: Made, monitor: UncertaintyMonitor, session: str, *
     class Scripted(Model):
         model = made.model
 
-        async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+        async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:
             done = not isinstance(input, str) and any(item.get("type") == "function_call_output" for item in input)
             text = ResponseOutputText(text=says(made, last=done), type="output_text", annotations=[], logprobs=[])
             said = ResponseOutputMessage(id="m", content=[text], role="assistant", status="completed", type="message")

@@ -130,7 +130,7 @@ async def _openai_agents(traced: Traced) -> None:
     from grampus_uq.integrations.openai_agents import UncertaintyGuard
 
     class Scripted(Model):
-        async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+        async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:
             part = ResponseOutputText(text='{"confidence": 0.9}', type="output_text", annotations=[], logprobs=[])
             said = ResponseOutputMessage(id="m", content=[part], role="assistant", status="completed", type="message")
             arguments = json.dumps({"q": "x"})
