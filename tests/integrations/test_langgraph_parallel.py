@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, Send, interrupt
@@ -156,3 +157,42 @@ def test_advice_lets_agents_answer_in_one_superstep(fan_out: bool) -> None:
         return [message.text for message in app.invoke({"messages": [HumanMessage("Go.")]}, CONFIG)["messages"]]
 
     assert texts(guarded=True) == texts(guarded=False)
+
+
+@pytest.mark.parametrize("as_task", [True, False])
+def test_a_workflow_that_calls_a_guarded_graph_twice_pauses_in_each_call(as_task: bool) -> None:
+    """The same call of the second needs an approval of its own; neither runs twice where the workflow does."""
+    paid: list[str] = []
+
+    def pay(to: str) -> str:
+        """Pay."""
+        paid.append(to)
+        return "paid"
+
+    def agent(state: MessagesState) -> dict[str, Any]:
+        call: Any = {"name": "pay", "args": {"to": "bob"}, "id": "1"}
+        done = state["messages"][-1].type == "tool"
+        return {"messages": [AIMessage("Done." if done else "I pay.", tool_calls=[] if done else [call])]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", agent)
+    builder.add_edge(START, "agent")
+    uncertainty_guard(MONITOR).attach(builder, tools=[pay])
+    graph: Any = builder.compile()
+
+    def said(prompt: str) -> str:
+        return str(graph.invoke({"messages": [("user", prompt)]})["messages"][-1].text)
+
+    awaited = task(said)
+
+    @entrypoint(checkpointer=InMemorySaver())
+    def workflow(prompts: list[str]) -> list[str]:
+        return [awaited(prompt).result() if as_task else said(prompt) for prompt in prompts]
+
+    result: Any = workflow.invoke(["Pay.", "Pay again."], CONFIG)
+    for payments in (0, 1):
+        (request,) = waiting(workflow.get_state(CONFIG))
+        assert len(paid) == payments
+        decision = [request.decide("approve", principal="ann")]
+        result = workflow.invoke(resume(workflow.get_state(CONFIG), decision), CONFIG)
+    assert (result, len(paid)) == (["Done.", "Done."], 2)
