@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from agents import Agent, AgentBase, ApplyPatchTool, CustomTool, Handoff, Model, MultiProvider, RunConfig, ShellTool
+from agents import Agent, AgentBase, ApplyPatchTool, CustomTool, Handoff, Model, RunConfig, ShellTool
 from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
 
 from grampus_uq import ConfigurationError, SessionError
@@ -115,16 +115,15 @@ class AgentWatch:
     def configured(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of `Runner.run`, whose models are all watched, those that are looked up by name too."""
         config = given.get("run_config")
-        if config is None:
-            # A provider keeps its clients, and they their event loop: one a run, as the SDK's own default is.
-            config = RunConfig(model_provider=MultiProvider())
-        elif isinstance(config, dict):
-            config = RunConfig(**config)
+        lent = config is None or (isinstance(config, dict) and "model_provider" not in config)
+        if config is None or isinstance(config, dict):
+            config = RunConfig(**(config or {}))
         provider = config.model_provider
         if not isinstance(provider, WatchedProvider):
             provider = WatchedProvider(provider, self.model)
         model = self.model(config.model) if isinstance(config.model, Model) else config.model
-        return {**given, "run_config": replace(config, model=model, model_provider=provider)}
+        config = replace(config, model=model, model_provider=provider)
+        return {**given, "run_config": _Lent(vars(config)) if lent else config}
 
     def check(self, tools: Collection[Any]) -> None:
         """Look at one model call's tools: those that an agent got while it ran (a sandbox, a clone) have no gate.
@@ -213,6 +212,13 @@ class AgentWatch:
         agent.get_mcp_tools = types.MethodType(get_mcp_tools, agent)  # type: ignore[method-assign]  # of a deep copy too
 
 
+class _Lent(dict[str, Any]):
+    """A configuration whose provider the user did not bring: the SDK closes it with the run, as one of its own."""
+
+    def __contains__(self, key: object) -> bool:
+        return key != "model_provider" and super().__contains__(key)
+
+
 _watches: weakref.WeakSet[AgentWatch] = weakref.WeakSet()
 _lock = threading.Lock()
 
@@ -248,14 +254,20 @@ class _WatchedRunner(AgentRunner):
     def __init__(self, inner: AgentRunner) -> None:
         self._inner = inner
 
+    def _given(self, agent: Agent[Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        given = _configured(agent, given)
+        if type(self._inner) is AgentRunner or not isinstance(config := given.get("run_config"), _Lent):
+            return given
+        return {**given, "run_config": RunConfig(**config)}  # another runner may take no dictionary
+
     async def run(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
-        return await self._inner.run(starting_agent, input, **_configured(starting_agent, given))
+        return await self._inner.run(starting_agent, input, **self._given(starting_agent, given))
 
     def run_sync(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
-        return self._inner.run_sync(starting_agent, input, **_configured(starting_agent, given))
+        return self._inner.run_sync(starting_agent, input, **self._given(starting_agent, given))
 
     def run_streamed(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
-        return self._inner.run_streamed(starting_agent, input, **_configured(starting_agent, given))
+        return self._inner.run_streamed(starting_agent, input, **self._given(starting_agent, given))
 
 
 def _server(tool: Any) -> str | None:

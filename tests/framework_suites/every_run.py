@@ -111,7 +111,7 @@ def put_into_langgraph() -> None:
 
 def put_into_openai_agents() -> None:
     """Every run of `Runner` through the guard's `run` and `run_streamed`; `run_sync` in a session of its own."""
-    from agents import RunConfig, Runner
+    from agents import Runner
 
     from grampus_uq.integrations.openai_agents import UncertaintyGuard
 
@@ -128,16 +128,16 @@ def put_into_openai_agents() -> None:
 
     for name, watched in (("run", guard.run), ("run_streamed", guard.run_streamed), ("run_sync", run_sync)):
         plain = getattr(Runner, name).__func__
-        setattr(Runner, name, classmethod(_through(inside, plain, watched, RunConfig)))
+        setattr(Runner, name, classmethod(_through(inside, plain, watched)))
 
 
-def _through(inside: contextvars.ContextVar[bool], plain: Any, watched: Any, config: Any) -> Any:
+def _through(inside: contextvars.ContextVar[bool], plain: Any, watched: Any) -> Any:
     """A method of Runner that goes through the guard, except where the guard or a watched run's own tool calls it."""
 
     def outermost(cls: Any, agent: Any, given: Any, more: dict[str, Any]) -> Any:
         seen["runs"] += 1
         if VARIANT == "empty":
-            return plain(cls, agent, given, **{**more, "run_config": more.get("run_config") or config()})
+            return plain(cls, agent, given, **more)
         return watched(agent, given, session_id=uuid.uuid4().hex, **more)
 
     @functools.wraps(plain)

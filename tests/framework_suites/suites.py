@@ -160,6 +160,8 @@ def _outcomes(framework: str, name: str, source: Path, python: Path, folder: Pat
         "asyncio_mode=auto",
     ]
     command += ["--timeout", "120", "--continue-on-collection-errors", *suite.options]
+    if name == "guard":  # known to differ, many by waiting for what never comes
+        command += [f"--deselect={test}" for test in listed(framework)]
     log = folder / f"{name}.log"
     with log.open("w") as output:
         subprocess.run(

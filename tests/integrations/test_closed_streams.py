@@ -8,13 +8,15 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from agents import Agent, Model, ModelResponse, ModelSettings, Runner
+from agents import Agent, Model, ModelResponse, ModelSettings, MultiProvider, RunConfig, Runner
+from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
 from openai.types.responses import ResponseFailedEvent, ResponseTextDeltaEvent
 
 from grampus_uq import UncertaintyError, UncertaintyMonitor
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from grampus_uq.integrations.openai_agents_model import WatchedModel
 from grampus_uq.testing import ScriptedTurn
+from tests.benchmarks.integrations_openai_agents import Canned
 from tests.integrations.agents_sdk import completed, output
 
 pytestmark = pytest.mark.anyio
@@ -159,3 +161,48 @@ async def test_a_stream_is_closed_where_its_judgement_does_not_end(judgement: st
     (raised,) = await asyncio.gather(reading, return_exceptions=True)
     assert isinstance(raised, UncertaintyError if judgement == "aborts the run" else asyncio.CancelledError)
     assert source.closed == ["by its reader"]
+
+
+class Other(AgentRunner):
+    """A runner of somebody else's, which reads a configuration as the SDK's own object."""
+
+    async def run(self, starting_agent: Any, input: Any, **given: Any) -> Any:
+        assert isinstance(given["run_config"], RunConfig)
+        return await super().run(starting_agent, input, **given)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("config", [None, {"workflow_name": "w"}, {"model_provider": MultiProvider()}, RunConfig()])
+async def test_the_provider_that_the_sdk_makes_for_a_run_is_closed_with_it_and_no_other_is(
+    config: Any, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for guard in (Runner, UncertaintyGuard(UncertaintyMonitor(), advisory=True)):
+        closed: list[Any] = []
+
+        async def close(provider: Any, closed: list[Any] = closed) -> None:
+            closed.append(provider)
+
+        monkeypatch.setattr(MultiProvider, "aclose", close)
+        model = Streaming(answer("read whole"), "generator") if streamed else Canned(1)
+        agent = Agent[Any](name="a", model=model)
+        given: dict[str, Any] = {"run_config": config, **({} if guard is Runner else {"session_id": "s"})}
+        if streamed:
+            result: Any = guard.run_streamed(agent, "Pay.", **given)
+            async for _ in result.stream_events():
+                pass
+        else:
+            await guard.run(agent, "Pay.", **given)
+        found.append(len(closed))
+    assert found[0] == found[1]
+
+
+async def test_a_runner_of_somebody_elses_is_given_the_sdks_own_configuration() -> None:
+    before = get_default_agent_runner()
+    set_default_agent_runner(Other())
+    try:
+        agent = Agent[Any](name="a", model=Canned(1))
+        result = await UncertaintyGuard(UncertaintyMonitor(), advisory=True).run(agent, "Pay.", session_id="s")
+    finally:
+        set_default_agent_runner(before)
+    assert result.final_output
