@@ -27,7 +27,6 @@ from grampus_uq.testing.agent_scene import (
     SURE,
     UNSURE,
     Scene,
-    Script,
     Sentence,
     ended,
     look_up,
@@ -67,11 +66,11 @@ def check_agent(laboratory: AgentLaboratory, sentence: Sentence) -> CheckResult:
 
 @sentence("A confident run is unchanged: same answer, same tools, same model calls.")
 def healthy_run_untouched(scene: Scene) -> str:
-    script = play(SURE)
+    scene.script = play(SURE)
     bare, watched = scene.beside("bare"), scene.beside("watched")
-    plain = bare.run(script, watch=Watch.NONE)
+    plain = bare.run(watch=Watch.NONE)
     ended(plain, DONE)
-    result = watched.run(script)
+    result = watched.run()
     require(result == plain, f"the bare framework {plain}, but watched: {result}")
     for kind in ("tool", "agent_model"):
         before, after = ([line | {"pid": 0} for line in s.lines(kind)] for s in (bare, watched))
@@ -81,7 +80,7 @@ def healthy_run_untouched(scene: Scene) -> str:
 
 @sentence("An uncertain run pauses before its irreversible tool, and before no other.")
 def uncertain_run_paused(scene: Scene) -> None:
-    pending = waiting(scene.run(play(UNSURE)))
+    pending = waiting(scene.run())
     scene.ran(problem="pay ran although the run was paused")
     require(len(scene.executed("look_up")) == 1, "the harmless tool was to run, once")
     require(pending.call_id == PAY.id, f"the human sees another call's id than the model's: {pending.call_id}")
@@ -112,19 +111,18 @@ def answered_elsewhere(scene: Scene) -> str:
 
 def _decided_elsewhere(scene: Scene, kind: Said, *wanted: str, **given: Any) -> str:
     """Pause, die, decide in another process: `pay` runs with just the wanted arguments."""
-    script = play(UNSURE)
-    pending = waiting(scene.run(script, kill=True))
-    scene.settled(script, say(kind, pending, **given), ran=wanted)
+    pending = waiting(scene.run(kill=True))
+    scene.settled(say(kind, pending, **given), ran=wanted)
     return scene.no_call_paid_twice()
 
 
 @sentence("The belief continues unchanged in the other process.", "belief")
 def belief_continues(scene: Scene) -> str:
-    script, killed, whole = play(UNSURE), scene.beside("killed"), scene.beside("whole")
-    pending = waiting(killed.run(script, kill=True))
-    killed.resume(script, say("approve", pending))
-    first = waiting(whole.run(script))
-    whole.resume(script, say("approve", first))
+    killed, whole = scene.beside("killed"), scene.beside("whole")
+    pending = waiting(killed.run(kill=True))
+    killed.resume(say("approve", pending))
+    first = waiting(whole.run())
+    whole.resume(say("approve", first))
     (belief,) = killed.beliefs().values() or [[]]
     require([index for index, *_ in belief] == list(range(len(belief))), f"steps were lost or counted twice: {belief}")
     kinds = Counter(step for _, step, _ in belief)
@@ -138,64 +136,61 @@ def belief_continues(scene: Scene) -> str:
 @sentence("An approval of other arguments is refused, and the call needs a new one.")
 def other_arguments_refused(scene: Scene) -> None:
     """The decision was made on a call of the same session, id, tool and place, that differs in its arguments only."""
-    seen, forged = scene.beside("seen"), scene.beside("waits")
     dear = pay("mallory", 1000)
-    approval = say("approve", waiting(seen.run(play(UNSURE))))
-    waiting(forged.run(play(UNSURE, dear), kill=True), dear)
-    again = forged.resume(play(UNSURE, dear), approval)
+    seen, forged = scene.beside("seen"), scene.beside("waits", play(UNSURE, dear))
+    approval = say("approve", waiting(seen.run()))
+    waiting(forged.run(kill=True), dear)
+    again = forged.resume(approval)
     forged.ran(problem=f"an approval for {PAY.canonical()} ran another call")
     pending = waiting(again, dear)
-    forged.settled(play(UNSURE, dear), say("approve", pending), ran=[canonical_json(dear.arguments)])
+    forged.settled(say("approve", pending), ran=[canonical_json(dear.arguments)])
     forged.no_call_paid_twice()
 
 
 @sentence("A decision delivered twice runs the call once.")
 def decision_given_twice(scene: Scene) -> None:
-    script = play(UNSURE)
-    approval = say("approve", waiting(scene.run(script)))
-    ended(scene.resume(script, approval), DONE)
+    approval = say("approve", waiting(scene.run()))
+    ended(scene.resume(approval), DONE)
     # Refusing it with an exception is as good as taking no notice.
-    scene.tried(script, approval)
+    scene.tried(approval)
     scene.ran(PAID)
 
 
 @sentence("A failed precondition voids the approval, and the call needs a new one.", "precondition")
 def failed_precondition(scene: Scene) -> None:
-    script = play(UNSURE)
-    approval = say("approve", waiting(scene.run(script, kill=True)))
+    approval = say("approve", waiting(scene.run(kill=True)))
     (scene.folder / PRECONDITION).write_text("fails")
-    again = scene.resume(script, approval, kill=True)
+    again = scene.resume(approval, kill=True)
     scene.ran(problem="the call ran although its precondition had failed")
     pending = waiting(again)
     (scene.folder / PRECONDITION).write_text("holds")
-    stale = scene.laboratory.live(scene.folder, script, Act(do="resume", session="s", decisions=(approval,)), kill=True)
+    stale = scene.tried(approval, kill=True)
     scene.ran(problem="a decision that had been refused counted when the precondition held again")
     (still,) = stale.results
     if isinstance(still, Paused):
         pending = waiting(still)
-    ended(scene.resume(script, say("reject", pending)), DONE)
+    ended(scene.resume(say("reject", pending)), DONE)
     scene.ran(problem="the rejected call ran")
     scene.no_call_paid_twice()
 
 
 @sentence("Approved again once the precondition holds: the call runs exactly once.", "precondition")
 def precondition_holds(scene: Scene) -> None:
-    script = play(UNSURE)
-    approval = say("approve", waiting(scene.run(script, kill=True)))
+    approval = say("approve", waiting(scene.run(kill=True)))
     (scene.folder / PRECONDITION).write_text("fails")
-    pending = waiting(scene.resume(script, approval, kill=True))
+    pending = waiting(scene.resume(approval, kill=True))
     (scene.folder / PRECONDITION).write_text("holds")
-    scene.settled(script, say("approve", pending), ran=[PAID])
+    scene.settled(say("approve", pending), ran=[PAID])
     scene.no_call_paid_twice()
 
 
 @sentence("Parallel calls, one approved, one rejected, one harmless, are each handled on their own.", "parallel")
 def parallel_calls(scene: Scene) -> str:
     calls = (pay("ann", 1, "pay-a"), look_up("rates", "look-2"), pay("bob", 2, "pay-b"))
-    script = play(UNSURE, *calls)
-    pending = {p.call_id: p for p in paused(scene.run(script, kill=True))}
+    scene.script = play(UNSURE, *calls)
+    pending = {p.call_id: p for p in paused(scene.run(kill=True))}
     require(set(pending) == {"pay-a", "pay-b"}, f"both payments were to wait, and nothing else: {sorted(pending)}")
-    result = scene.resume(script, say("approve", pending["pay-a"]), say("reject", pending["pay-b"]))
+    result = scene.resume(say("approve", pending["pay-a"]), say("reject", pending["pay-b"]))
     ended(result, DONE)
     wanted = [canonical_json(calls[0].arguments)]
     scene.ran(*wanted)
@@ -206,16 +201,16 @@ def parallel_calls(scene: Scene) -> str:
 @sentence("A sub-agent's request appears at its parent, and can be decided there.", "sub_agent")
 def sub_agent(scene: Scene) -> str:
     delegate = ToolCall(id="delegate-1", name="delegate", arguments={"task": "Pay Bob."})
-    script: Script = {
+    scene.script = {
         PROMPT: [ScriptedTurn(text="I delegate it.", calls=(delegate,)), ScriptedTurn(text=DONE)],
         "Pay Bob.": [
             ScriptedTurn(text="I pay Bob.", calls=(PAY,), confidence=UNSURE),
             ScriptedTurn(text="Bob has it."),
         ],
     }
-    pending = waiting(scene.run(script, kill=True))
+    pending = waiting(scene.run(kill=True))
     scene.ran(problem="the sub-agent's call ran although the run was paused")
-    scene.settled(script, say("approve", pending), ran=[PAID])
+    scene.settled(say("approve", pending), ran=[PAID])
     return scene.no_call_paid_twice()
 
 
@@ -229,8 +224,8 @@ def ten_beliefs(scene: Scene) -> None:
     _ten(scene, {n: n % 2 == 1 for n in range(10)})
     beliefs = list(scene.beliefs().values())
     require(len(beliefs) == 10, f"10 sessions were to be watched; there were {len(beliefs)}")
-    alone = scene.beside("alone")
-    alone.run(play(SURE))
+    alone = scene.beside("alone", play(SURE))
+    alone.run()
     (reference,) = alone.beliefs().values()
     same = [belief for belief in beliefs if belief == reference]
     require(len(same) == 5, f"5 of 10 were to be believed what a lone run is, {reference}; of {beliefs}")
@@ -241,16 +236,16 @@ def ten_beliefs(scene: Scene) -> None:
 def _ten(scene: Scene, unsure: Mapping[int, bool]) -> None:
     """Ten sessions of one agent at once, paused where they are unsure; killed; approved at once in another process."""
     calls = {n: pay(f"payee {n}", n, f"pay-{n}") for n in unsure}
-    script: Script = {}
+    scene.script = {}
     for n in unsure:
-        script |= play(UNSURE if unsure[n] else SURE, calls[n], prompt=f"Order {n}.")
+        scene.script |= play(UNSURE if unsure[n] else SURE, calls[n], prompt=f"Order {n}.")
     runs = [Act(do="run", session=f"s{n}", prompt=f"Order {n}.") for n in unsure]
-    results = dict(zip(unsure, scene.live(script, *runs, together=True, kill=True).results, strict=True))
+    results = dict(zip(unsure, scene.live(*runs, together=True, kill=True).results, strict=True))
     pending = {n: waiting(results[n], calls[n]) for n in unsure if unsure[n]}
     for n in (n for n in unsure if not unsure[n]):
         ended(results[n], f"[Order {n}.] {DONE}")
     answers = [Act(do="resume", session=f"s{n}", decisions=(say("approve", pending[n]),)) for n in pending]
-    for n, result in zip(pending, scene.live(script, *answers, together=True).results, strict=True):
+    for n, result in zip(pending, scene.live(*answers, together=True).results, strict=True):
         ended(result, f"[Order {n}.] {DONE}")
     wanted = Counter(canonical_json(call.arguments) for call in calls.values())
     require(Counter(scene.executed()) == wanted, f"each was to run once; ran {scene.executed()}")
@@ -259,11 +254,10 @@ def _ten(scene: Scene, unsure: Mapping[int, bool]) -> None:
 
 @sentence("Advisory mode stops nothing, and records what it would have stopped.", "advisory")
 def advisory_stops_nothing(scene: Scene) -> str:
-    script = play(UNSURE)
     bare, advised = scene.beside("bare"), scene.beside("advised")
-    plain = bare.run(script, watch=Watch.NONE)
+    plain = bare.run(watch=Watch.NONE)
     ended(plain, DONE)
-    result = advised.run(script, watch=Watch.ADVISORY)
+    result = advised.run(watch=Watch.ADVISORY)
     require(result == plain, f"the bare framework {plain}, but advised it {result}")
     advised.ran(PAID)
     steps = advised.lines("step")
@@ -276,7 +270,8 @@ def advisory_stops_nothing(scene: Scene) -> str:
 
 @sentence("A run at level CRITICAL is aborted: no call, no further turn.", "abort")
 def critical_run_stopped(scene: Scene) -> str:
-    result = scene.run(play(LOST))
+    scene.script = play(LOST)
+    result = scene.run()
     require(isinstance(result, Ended) and result.stopped is not None, f"the run was to be stopped, but: {result}")
     scene.ran(problem="pay ran although the run was aborted")
     turns = [line["turn"] for line in scene.lines("agent_model")]
@@ -286,14 +281,13 @@ def critical_run_stopped(scene: Scene) -> str:
 
 @sentence("A streamed run is monitored and paused like any other.", "stream")
 def streaming(scene: Scene) -> str:
-    script = play(UNSURE)
-    answer = scene.live(script, Act(do="stream", session="s", prompt=PROMPT), kill=True)
+    answer = scene.live(Act(do="stream", session="s", prompt=PROMPT), kill=True)
     pending = waiting(one(answer))
     scene.ran(problem="pay ran although the stream was paused")
     require(len(answer.pieces) > 1, f"the text was to arrive in pieces: {answer.pieces}")
-    text = script[PROMPT][0].text
+    text = scene.script[PROMPT][0].text
     require(text in "".join(answer.pieces), f"{text!r} was to be among what was streamed: {answer.pieces}")
-    scene.settled(script, say("approve", pending), ran=[PAID])
+    scene.settled(say("approve", pending), ran=[PAID])
     return scene.no_call_paid_twice()
 
 

@@ -14,11 +14,8 @@ from grampus_uq.testing.agent_scene import (
     DONE,
     PAID,
     PROMPT,
-    UNSURE,
     Scene,
-    Script,
     ended,
-    play,
     require,
     say,
     sentence,
@@ -59,36 +56,34 @@ def _counts(scene: Scene) -> tuple[int, int, int, str | None]:
     return anyio.run(work)
 
 
-def _run(scene: Scene, script: Script, session: str) -> Ended | Paused | Failed:
-    return scene.live(script, Act(do="run", session=session, prompt=PROMPT)).results[0]
+def _run(scene: Scene, session: str) -> Ended | Paused | Failed:
+    return scene.live(Act(do="run", session=session, prompt=PROMPT)).results[0]
 
 
 @sentence("A permit clears calls once answers support it; its audits are ordinary requests.", "permits")
 def permit_earned(scene: Scene) -> None:
-    script = play(UNSURE)
     _granted(scene)
-    first = waiting(scene.run(script, kill=True))
-    ended(scene.resume(script, say("approve", first)), DONE)
+    first = waiting(scene.run(kill=True))
+    ended(scene.resume(say("approve", first)), DONE)
     require(_counts(scene) == (1, 0, 0, None), f"one right answer was to be counted: {_counts(scene)}")
-    ended(_run(scene, script, "ahead"), DONE)
+    ended(_run(scene, "ahead"), DONE)
     scene.ran(PAID, PAID, problem="the call was to go ahead once it was earned")
     require(_counts(scene)[2] == 1, f"one call was to be counted as gone ahead: {_counts(scene)}")
     (scene.folder / DRAW).write_text(_AUDIT)
-    audit = waiting(_run(scene, script, "audit"))
+    audit = waiting(_run(scene, "audit"))
     require(audit.reason == first.reason, f"an audit is told apart: {audit.reason!r} is not {first.reason!r}")
     scene.ran(PAID, PAID, problem="an audited call ran unasked")
 
 
 @sentence('A rejection with "never" closes the permit, even if the run fails right afterwards.', "permits")
 def permit_closed(scene: Scene) -> None:
-    script = play(UNSURE)
     _granted(scene)
-    ended(scene.resume(script, say("approve", waiting(scene.run(script)))), DONE)
+    ended(scene.resume(say("approve", waiting(scene.run()))), DONE)
     (scene.folder / DRAW).write_text(_AUDIT)
-    audit = waiting(_run(scene, script, "audit"))
+    audit = waiting(_run(scene, "audit"))
     (scene.folder / DRAW).write_text(_NO_AUDIT)
     never = Act(do="resume", session="audit", decisions=(say("reject", audit, never=True),))
     scene.laboratory.live(scene.folder, {}, never)  # without a script the model raises
     require(_counts(scene)[3] == "ann said never", f"the permit was to be closed: {_counts(scene)}")
-    waiting(_run(scene, script, "after"))
+    waiting(_run(scene, "after"))
     scene.ran(PAID, problem="a call went ahead on a closed permit")

@@ -38,38 +38,40 @@ def sentence(text: str, *needs: str) -> Callable[[Check], Sentence]:
 
 
 class Scene:
-    """Lives of one agent in one folder, and what the ledger says of them."""
+    """Lives of one agent in one folder, and what the ledger says of them; `script`: what all of them play."""
 
-    def __init__(self, laboratory: AgentLaboratory, folder: Path) -> None:
+    def __init__(self, laboratory: AgentLaboratory, folder: Path, script: Script | None = None) -> None:
         self.laboratory, self.folder = laboratory, folder
+        self.script = play(UNSURE) if script is None else script
 
-    def beside(self, name: str) -> Scene:
-        """The same agent in another folder, that nothing has happened in."""
-        return Scene(self.laboratory, self.folder / name)
+    def beside(self, name: str, script: Script | None = None) -> Scene:
+        """The agent in another folder, that nothing has happened in, with this script or the same."""
+        return Scene(self.laboratory, self.folder / name, self.script if script is None else script)
 
-    def live(self, script: Script, *acts: Act, **given: Any) -> Answer:
+    def live(self, *acts: Act, **given: Any) -> Answer:
         """One process; an adapter that raised is a false sentence."""
-        answer = self.laboratory.live(self.folder, script, *acts, **given)
+        answer = self.laboratory.live(self.folder, self.script, *acts, **given)
         for result in answer.results:
             require(not isinstance(result, Failed), f"the adapter raised {getattr(result, 'error', '')}")
         return answer
 
-    def run(self, script: Script, **given: Any) -> Ended | Paused:
+    def run(self, **given: Any) -> Ended | Paused:
         """One process that runs the script's first prompt as session "s"."""
-        return one(self.live(script, Act(do="run", session="s", prompt=next(iter(script))), **given))
+        return one(self.live(Act(do="run", session="s", prompt=next(iter(self.script))), **given))
 
-    def resume(self, script: Script, *decisions: Decision, **given: Any) -> Ended | Paused:
+    def resume(self, *decisions: Decision, **given: Any) -> Ended | Paused:
         """One process that takes decisions on session "s"."""
-        return one(self.live(script, Act(do="resume", session="s", decisions=decisions), **given))
+        return one(self.live(Act(do="resume", session="s", decisions=decisions), **given))
 
-    def settled(self, script: Script, *decisions: Decision, ran: Sequence[str] = ()) -> None:
+    def settled(self, *decisions: Decision, ran: Sequence[str] = ()) -> None:
         """Take these decisions on session "s": the run ends, and `pay` ran with just these arguments over all lives."""
-        ended(self.resume(script, *decisions), DONE)
+        ended(self.resume(*decisions), DONE)
         self.ran(*ran)
 
-    def tried(self, script: Script, *decisions: Decision) -> None:
-        """One process that takes decisions on session "s" that may well be refused, by an exception too."""
-        self.laboratory.live(self.folder, script, Act(do="resume", session="s", decisions=decisions))
+    def tried(self, *decisions: Decision, session: str = "s", **given: Any) -> Answer:
+        """One process that takes decisions on a session that may well be refused, by an exception too."""
+        act = Act(do="resume", session=session, decisions=decisions)
+        return self.laboratory.live(self.folder, self.script, act, **given)
 
     def approvers(
         self, *principals: str, strangers: tuple[str, ...] = (), required: int = 1, expires_s: float | None = None
@@ -81,9 +83,9 @@ class Scene:
         wanted = {"keys": keys, "required": required, "expires_s": expires_s}
         (self.folder / APPROVALS).write_text(json.dumps(wanted))
 
-    def forge(self, script: Script, what: str) -> None:
+    def forge(self, what: str) -> None:
         """Write into the stored state of session "s", as one who has no key."""
-        self.live(script, Act(do="forge", session="s", prompt=what))
+        self.live(Act(do="forge", session="s", prompt=what))
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """The ledger's lines of a kind."""

@@ -18,7 +18,6 @@ from grampus_uq.testing.agent_scene import (
     PROMPT,
     UNSURE,
     Scene,
-    Script,
     ended,
     paused,
     pay,
@@ -39,44 +38,40 @@ DEEP = 150
 
 @sentence("A decision without the approver's signature is ignored, and blocks no valid one.", "signing")
 def wrong_key(scene: Scene) -> None:
-    script = play(UNSURE)
     scene.approvers("ann", strangers=("eve",))
-    pending = waiting(scene.run(script, kill=True))
+    pending = waiting(scene.run(kill=True))
     for key in ("none", "eve"):
-        scene.tried(script, say("approve", pending, key=key))
-        scene.tried(script, say("reject", pending, key=key))
+        scene.tried(say("approve", pending, key=key))
+        scene.tried(say("reject", pending, key=key))
         scene.ran(problem=f"an approval with the key {key!r} counted")
-    pending = waiting(scene.resume(script))
-    scene.settled(script, say("approve", pending), ran=[PAID])
+    pending = waiting(scene.resume())
+    scene.settled(say("approve", pending), ran=[PAID])
 
 
 @sentence("A signed decision by an unauthorised person is ignored.", "signing")
 def not_an_approver(scene: Scene) -> None:
-    script = play(UNSURE)
     scene.approvers("ann", strangers=("eve",))
-    pending = waiting(scene.run(script, kill=True))
-    scene.tried(script, say("approve", pending, principal="eve"))
+    pending = waiting(scene.run(kill=True))
+    scene.tried(say("approve", pending, principal="eve"))
     scene.ran(problem="somebody approved who may not")
-    scene.settled(script, say("approve", waiting(scene.resume(script))), ran=[PAID])
+    scene.settled(say("approve", waiting(scene.resume())), ran=[PAID])
 
 
 @sentence("Where two approvals are required, two principals run the call, and one never does.", "signing")
 def four_eyes(scene: Scene) -> None:
-    script = play(UNSURE)
     scene.approvers("ann", "bob", required=2)
-    pending = waiting(scene.run(script, kill=True))
+    pending = waiting(scene.run(kill=True))
     for _ in range(2):
-        scene.tried(script, say("approve", pending))
+        scene.tried(say("approve", pending))
         scene.ran(problem="one principal's approval sufficed")
-    scene.settled(script, say("approve", pending), say("approve", pending, principal="bob"), ran=[PAID])
+    scene.settled(say("approve", pending), say("approve", pending, principal="bob"), ran=[PAID])
 
 
 @sentence("A late approval runs nothing.", "signing")
 def late_approval(scene: Scene) -> None:
-    script = play(UNSURE)
     scene.approvers("ann", expires_s=1e-6)
-    pending = waiting(scene.run(script, kill=True))
-    scene.tried(script, say("approve", pending))
+    pending = waiting(scene.run(kill=True))
+    scene.tried(say("approve", pending))
     scene.ran(problem="an approval counted that came too late")
 
 
@@ -85,21 +80,19 @@ def late_approval(scene: Scene) -> None:
 
 @sentence("An approval from one session runs nothing in another.")
 def other_session(scene: Scene) -> None:
-    script = play(UNSURE)
     seen, forged = scene.beside("seen"), scene.beside("other")
-    approval = say("approve", waiting(seen.run(script)))
-    waiting(forged.live(script, Act(do="run", session="t", prompt=PROMPT), kill=True).results[0])
-    answer = scene.laboratory.live(forged.folder, script, Act(do="resume", session="t", decisions=(approval,)))
+    approval = say("approve", waiting(seen.run()))
+    waiting(forged.live(Act(do="run", session="t", prompt=PROMPT), kill=True).results[0])
+    answer = forged.tried(approval, session="t")
     forged.ran(problem=f"an approval of another session counted: {answer.results}")
 
 
 @sentence("A call swapped in stored state does not run on the old approval.", "forge", "signing")
 def swapped_call(scene: Scene) -> None:
-    script = play(UNSURE)
     scene.approvers("ann")
-    pending = waiting(scene.run(script, kill=True))
-    scene.forge(script, "call")
-    scene.tried(script, say("approve", pending))
+    pending = waiting(scene.run(kill=True))
+    scene.forge("call")
+    scene.tried(say("approve", pending))
     require(set(scene.executed()) <= {PAID}, f"an approval of {PAY.canonical()} ran {scene.executed()}")
 
 
@@ -114,31 +107,29 @@ def forged_belief(scene: Scene) -> None:
 
 
 def _forged(scene: Scene, what: str) -> None:
-    script = play(UNSURE)
     scene.approvers("ann")
-    waiting(scene.run(script, kill=True))
-    scene.forge(script, what)
-    scene.tried(script)
+    waiting(scene.run(kill=True))
+    scene.forge(what)
+    scene.tried()
     scene.ran(problem=f"the stored {what} was believed")
 
 
 @sentence("Where starts are stored, a state from before an approved call does not run it a second time.", "starts")
 def old_state(scene: Scene) -> None:
-    script = play(UNSURE)
     scene.folder.mkdir(parents=True)
     anyio.run(_make_store, scene.folder / STARTS)
-    pending = waiting(scene.run(script))
+    pending = waiting(scene.run())
     before = {file.name: file.read_bytes() for file in scene.folder.iterdir() if not _stays(file)}
-    ended(scene.resume(script, say("approve", pending)), DONE)
+    ended(scene.resume(say("approve", pending)), DONE)
     for file in scene.folder.iterdir():
         if not _stays(file):
             file.unlink()
     for name, content in before.items():
         (scene.folder / name).write_bytes(content)
-    again = waiting(scene.resume(script, say("approve", pending)))
+    again = waiting(scene.resume(say("approve", pending)))
     scene.ran(PAID, problem="the old state ran the call again")
     require("whether it took effect is unknown" in again.reason, f"its human is not told: {again.reason!r}")
-    scene.settled(script, say("reject", again), ran=[PAID])
+    scene.settled(say("reject", again), ran=[PAID])
 
 
 def _stays(file: Path) -> bool:
@@ -155,10 +146,10 @@ async def _make_store(path: Path) -> None:
 @sentence("Of two identical parallel calls, one approval runs one.", "parallel", "twins")
 def same_arguments(scene: Scene) -> None:
     twins = (pay("ann", 1, "twin-1"), pay("ann", 1, "twin-2"))
-    script = play(UNSURE, *twins)
-    pending = {p.call_id: p for p in paused(scene.run(script, kill=True))}
+    scene.script = play(UNSURE, *twins)
+    pending = {p.call_id: p for p in paused(scene.run(kill=True))}
     require(set(pending) == {"twin-1", "twin-2"}, f"each of two equal calls was to wait by itself: {sorted(pending)}")
-    ended(scene.resume(script, say("approve", pending["twin-1"]), say("reject", pending["twin-2"])), DONE)
+    ended(scene.resume(say("approve", pending["twin-1"]), say("reject", pending["twin-2"])), DONE)
     wanted = [canonical_json(twins[0].arguments)]
     scene.ran(*wanted)
 
@@ -166,9 +157,9 @@ def same_arguments(scene: Scene) -> None:
 @sentence("Five parallel calls, approved together, run once each.", "parallel")
 def five_at_once(scene: Scene) -> None:
     calls = tuple(pay(f"payee {n}", n, f"pay-{n}") for n in range(5))
-    script = play(UNSURE, *calls)
-    pending = paused(scene.run(script, kill=True))
-    ended(scene.resume(script, *(say("approve", one) for one in pending)), DONE)
+    scene.script = play(UNSURE, *calls)
+    pending = paused(scene.run(kill=True))
+    ended(scene.resume(*(say("approve", one) for one in pending)), DONE)
     wanted = Counter(canonical_json(call.arguments) for call in calls)
     require(Counter(scene.executed()) == wanted, f"each was to run once; ran {scene.executed()}")
     scene.no_call_paid_twice()
@@ -177,7 +168,7 @@ def five_at_once(scene: Scene) -> None:
 @sentence("A sub-agent's call needs its own approval, even if its parent's identical call was approved.", "sub_agent")
 def nested_same_call(scene: Scene) -> None:
     delegate = ToolCall(id="delegate-1", name="delegate", arguments={"task": "Pay Bob."})
-    script: Script = {
+    scene.script = {
         PROMPT: [
             ScriptedTurn(text="I pay.", calls=(PAY,), confidence=UNSURE),
             ScriptedTurn(text="I delegate the rest.", calls=(delegate,)),
@@ -185,34 +176,33 @@ def nested_same_call(scene: Scene) -> None:
         ],
         "Pay Bob.": [ScriptedTurn(text="I pay too.", calls=(PAY,), confidence=UNSURE), ScriptedTurn(text="Paid.")],
     }
-    pending = waiting(scene.run(script, kill=True))
-    again = scene.resume(script, say("approve", pending), kill=True)
+    pending = waiting(scene.run(kill=True))
+    again = scene.resume(say("approve", pending), kill=True)
     scene.ran(PAID)
-    scene.settled(script, say("reject", waiting(again)), ran=[PAID])
+    scene.settled(say("reject", waiting(again)), ran=[PAID])
 
 
 @sentence("A rejected call does not run when the model proposes it again.")
 def proposed_again(scene: Scene) -> None:
     again = PAY.model_copy(update={"id": "pay-2"})
-    script: Script = {
+    scene.script = {
         PROMPT: [
             ScriptedTurn(text="I pay.", calls=(PAY,), confidence=UNSURE),
             ScriptedTurn(text="I pay all the same.", calls=(again,), confidence=UNSURE),
             ScriptedTurn(text=DONE),
         ]
     }
-    pending = waiting(scene.run(script, kill=True))
-    ended(scene.resume(script, say("reject", pending)), DONE)
+    pending = waiting(scene.run(kill=True))
+    ended(scene.resume(say("reject", pending)), DONE)
     scene.ran(problem="the model proposed again what was rejected")
 
 
 @sentence("An edit that violates the tool's schema runs nothing, and the request stays open.", "edit", "schema")
 def wrong_edit(scene: Scene) -> None:
-    script = play(UNSURE)
-    pending = waiting(scene.run(script, kill=True))
-    scene.tried(script, say("edit", pending, arguments={"to": "bob", "amount": "seven", "note": "x"}))
+    pending = waiting(scene.run(kill=True))
+    scene.tried(say("edit", pending, arguments={"to": "bob", "amount": "seven", "note": "x"}))
     scene.ran(problem="an edit counted that the tool cannot take")
-    scene.settled(script, say("approve", waiting(scene.resume(script))), ran=[PAID])
+    scene.settled(say("approve", waiting(scene.resume())), ran=[PAID])
 
 
 # -- odd calls --------------------------------------------------------------------------------------------------------
@@ -223,29 +213,29 @@ def deep_arguments(scene: Scene) -> None:
     deep: Any = "bob"
     for _ in range(DEEP):
         deep = {"a": deep}
-    script = play(UNSURE, ToolCall(id="pay-1", name="pay", arguments={"to": deep, "amount": 1}))
-    result = scene.run(script, kill=True)
+    scene.script = play(UNSURE, ToolCall(id="pay-1", name="pay", arguments={"to": deep, "amount": 1}))
+    result = scene.run(kill=True)
     scene.ran(problem="nobody approved a call of deep arguments")
     for one in paused(result) if isinstance(result, Paused) else ():
-        result = scene.resume(script, say("reject", one))
+        result = scene.resume(say("reject", one))
     require(isinstance(result, Ended), f"the run was to go on after it: {result}")
 
 
 @sentence("A call without an id needs approval like any other.", "odd_calls", "no_ids")
 def without_an_id(scene: Scene) -> None:
-    script = play(UNSURE, PAY.model_copy(update={"id": ""}))
-    pending = waiting(scene.run(script, kill=True))
+    scene.script = play(UNSURE, PAY.model_copy(update={"id": ""}))
+    pending = waiting(scene.run(kill=True))
     scene.ran(problem="a call without an id was not asked for")
-    scene.settled(script, say("approve", pending), ran=[PAID])
+    scene.settled(say("approve", pending), ran=[PAID])
 
 
 @sentence("Advisory mode raises no errors of its own on malformed calls.", "advisory")
 def advice_never_raises(scene: Scene) -> None:
     odd = (ToolCall(id="", name="look_up", arguments={"query": "x"}), ToolCall(id="u", name="no_such_tool"))
-    script = play(UNSURE, *odd)
+    scene.script = play(UNSURE, *odd)
     run = Act(do="run", session="s", prompt=PROMPT)
     bare, advised = (
-        scene.laboratory.live(scene.beside(name).folder, script, run, watch=watch).results
+        scene.laboratory.live(scene.beside(name).folder, scene.script, run, watch=watch).results
         for name, watch in (("bare", Watch.NONE), ("advised", Watch.ADVISORY))
     )
     require(bare == advised, f"the bare framework {bare}, but advised it {advised}")
@@ -262,9 +252,9 @@ def output_tool(scene: Scene) -> None:
 
 
 def _like_pay(scene: Scene, call: ToolCall, *, last: bool = False) -> None:
-    script = play(UNSURE, call)
-    pending = waiting(scene.run(script, kill=True), call)
+    scene.script = play(UNSURE, call)
+    pending = waiting(scene.run(kill=True), call)
     scene.ran(problem=f"{call.name} was not asked for")
-    result = scene.resume(script, say("approve", pending))
+    result = scene.resume(say("approve", pending))
     require(isinstance(result, Ended) and (last or result.output == DONE), f"the run was to end: {result}")
     scene.ran(PAID)
