@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -13,16 +12,16 @@ from grampus_uq.cli.store_options import Signer, as_option, key_option, on_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.gate.delegations import LONGEST_S, Delegation
 from grampus_uq.records.visible_text import short, visible
+from grampus_uq.runtime.permit_words import until
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_delegations import (
     StoredDelegation,
     delegate,
-    find_delegation,
     revoke_delegation,
     stored_delegations,
 )
 
-_HOUR_S = 3600.0
+_HOUR_S, _TIME = 3600.0, "%Y-%m-%d %H:%M:%S UTC"
 _as_option = as_option("Your name")
 
 
@@ -65,7 +64,7 @@ async def grant(
     await delegate(store, given)
     line = (
         f"{visible(given.deputy)} decides in place of {visible(given.principal)} on {_tools(given)} until "
-        f"{_until(given)}: {given.id}"
+        f"{until(given.until_s, _TIME)}: {given.id}"
     )
     print_result(as_json, given.model_dump(mode="json"), [line])
 
@@ -88,15 +87,12 @@ def _row(one: StoredDelegation) -> list[str]:
     given = one.delegation
     by = "" if one.revoked is None else f" by {visible(short(one.revoked, 40))}"
     names = [visible(short(name, 80)) for name in (given.deputy, given.principal)]
-    return [visible(given.id[:8]), *names, _tools(given), _until(given), f"{one.why_not}{by}" if one.why_not else "yes"]
+    ends, valid = until(given.until_s, _TIME), f"{one.why_not or 'yes'}{by}"
+    return [visible(given.id[:8]), *names, _tools(given), ends, valid]
 
 
 def _tools(given: Delegation) -> str:
     return "everything" if given.tools is None else visible(short(", ".join(given.tools), 200))
-
-
-def _until(given: Delegation) -> str:
-    return datetime.fromtimestamp(given.until_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 @command.command()
@@ -105,6 +101,5 @@ def _until(given: Delegation) -> str:
 @on_store
 async def revoke(delegation_id: str, principal: str, store: SessionStore) -> None:
     """End a delegation now; the deputy's decisions that no runner has processed lapse."""
-    found = await find_delegation(store, delegation_id)
-    given = (await revoke_delegation(store, found.delegation.id, principal)).delegation
+    given = (await revoke_delegation(store, delegation_id, principal)).delegation
     click.echo(f"{visible(given.deputy)} no longer decides in place of {visible(given.principal)}.")

@@ -38,7 +38,7 @@ def _shown(one: StoredGrant) -> dict[str, Any]:
 
 def _row(one: StoredGrant) -> list[str]:
     given, by = one.grant, "" if one.revoked is None else f" by {one.revoked}"
-    limits, ends = canonical_json(given.limits), until(given, "%Y-%m-%d %H:%M:%S UTC")
+    limits, ends = canonical_json(given.limits), until(given.expires_s, "%Y-%m-%d %H:%M:%S UTC")
     cells = (given.id, given.tool, limits, given.principal, ends, str(one.uses), f"{one.why_not or 'yes'}{by}")
     return [short(cell, 200) for cell in cells]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -176,12 +177,14 @@ async def grant(
     answers = _recorded(permit, given)
     if answers is not None:
         permit = permit.model_copy(update={"judge": answers.calls[0].judge})
-    permit, signed = _signed(permit, given["signer"])
+    permit = _signed(permit, given["signer"])
     entries = [] if answers is None else answers.entries()
-    state = await grant_permit(store, permit, entries, seal=_seal())
-    _granted(permit, signed, as_json, state)
+    shared = HmacSigner.from_environment()  # the seal is that of the hosts, where the environment has its key
+    seal = Seal.from_environment() or (None if shared is None else shared.seal())
+    state = await grant_permit(store, permit, entries, seal=seal)
+    _granted(permit, as_json, state)
     if answers is not None and answers.left_out:
-        say_beside("Left out: " + ", ".join(f"{n} {why}" for why, n in sorted(answers.left_out.items())) + ".")
+        say_beside(f"Left out: {_counted(dict(sorted(answers.left_out.items())))}.")
 
 
 def _recorded(permit: Permit, given: dict[str, Any]) -> RecordedAnswers | None:
@@ -197,15 +200,13 @@ def _recorded(permit: Permit, given: dict[str, Any]) -> RecordedAnswers | None:
         nothing_in_force=given["nothing_in_force"],
     )
     if not found.calls:
-        left_out = ", ".join(f"{n} {why}" for why, n in found.left_out.items()) or "no call of the scope waited"
+        left_out = _counted(found.left_out) or "no call of the scope waited"
         raise DataError(f"no answer to start with ({left_out}).", path=", ".join(paths))
     return found
 
 
-def _seal() -> Seal | None:
-    """The seal of the hosts, where the environment has its key."""
-    signer = HmacSigner.from_environment()
-    return Seal.from_environment() or (None if signer is None else signer.seal())
+def _counted(left_out: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {why}" for why, n in left_out.items())
 
 
 @command.command()
@@ -228,9 +229,9 @@ async def narrow(store: SessionStore, permit_id: str, conditions: tuple[str, ...
         miss_rate=given["miss_rate"],
         miss_delta=round(1.0 - given["miss_assurance"], 12),
     )
-    permit, signed = _signed(permit, given["signer"])
+    permit = _signed(permit, given["signer"])
     state = await replace_permit(store, found.id, permit)
-    _granted(permit, signed, as_json, state)
+    _granted(permit, as_json, state)
 
 
 @command.command()
@@ -295,11 +296,12 @@ def _standing_json(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _signed(permit: Permit, signer: Signer | None) -> tuple[Permit, bool]:
-    return (permit, False) if signer is None else (signer.sign(permit), True)
+def _signed(permit: Permit, signer: Signer | None) -> Permit:
+    return permit if signer is None else signer.sign(permit)
 
 
-def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) -> None:
+def _granted(permit: Permit, as_json: bool, state: PermitState) -> None:
+    signed = permit.signature is not None
     if as_json:
         dumped = permit.model_dump(mode="json")
         print_json({"permit": dumped, "signed": signed, "answers": state.answers, "promise": promise_of(permit)})
@@ -308,7 +310,7 @@ def _granted(permit: Permit, signed: bool, as_json: bool, state: PermitState) ->
     least = least_missing(permit.target, state.earned)
     click.echo(f"permit     {permit.id}")
     click.echo(f"promise    {one_line(promise_of(permit))}")
-    click.echo(f"granted    by {one_line(permit.principal)}, {how}; until {until(permit)}")
+    click.echo(f"granted    by {one_line(permit.principal)}, {how}; until {until(permit.expires_s)}")
     if state.counted:
         click.echo(f"starts     with {state.answers} answers, {state.wrong} of them wrong")
     if least:
@@ -370,7 +372,7 @@ def simulate(
                 paths, column, profile=judge, tool=tool, on_refused=refuse, on_runs=advance, workers=workers
             )
         if not len(calls.scores):
-            left_out = ", ".join(f"{n} {why}" for why, n in calls.left_out.items()) or "there is no run"
+            left_out = _counted(calls.left_out) or "there is no run"
             which = "an irreversible call" if tool is None else f"a call of {tool!r:.80}"
             raise DataError(f"no labelled run with {which} ({left_out}).", path=", ".join(paths))
         found = simulate_permit(target, calls.scores, calls.wrong, np.random.default_rng(seed))
@@ -398,7 +400,7 @@ def _print(target: Target, stream: str, calls: LabelledCalls, found: Simulated) 
     if unscored := int(np.isnan(calls.scores).sum()):
         say_beside(f"{unscored} of {found.calls} calls have no {stream}, and are asked about: another --stream?")
     if calls.left_out:
-        say_beside("Runs left out: " + ", ".join(f"{n} {why}" for why, n in calls.left_out.items()) + ".")
+        say_beside(f"Runs left out: {_counted(calls.left_out)}.")
 
 
 def _sentence(target: Target, stream: str, found: Simulated) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -21,6 +20,7 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.visits import Body, Section, SignedText, Visit, for_role
 from grampus_uq.runtime.cards import Card
+from grampus_uq.runtime.permit_words import until
 from grampus_uq.runtime.stored_delegations import (
     delegate,
     find_delegation,
@@ -96,9 +96,9 @@ async def _list(visit: Visit) -> Response:
 
 def _in_words(given: Delegation) -> dict[str, str]:
     """Return the texts of a delegation, as shown before signing and in the list."""
-    until = datetime.fromtimestamp(given.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    ends = until(given.until_s, "%Y-%m-%d %H:%M UTC")
     tools = "all pending calls" if given.tools is None else "calls of " + ", ".join(given.tools)
-    return {"decides": f"{given.deputy} in the place of {given.principal}", "on": tools, "until": until}
+    return {"decides": f"{given.deputy} in the place of {given.principal}", "on": tools, "until": ends}
 
 
 def _may_revoke(visit: Visit, given: Delegation) -> bool:

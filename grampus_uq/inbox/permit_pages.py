@@ -141,7 +141,7 @@ async def _prepare(visit: Visit) -> Response:
         raise ApprovalError(f"This is not a permit: {str(error)[:300]}") from error
     standing = Standing(permit=permit, state=PermitState.fresh(permit), version=0, now_s=visit.now_s)
     facts = await anyio.to_thread.run_sync(permit_facts, standing)
-    told = {"promise": promise_of(permit), "until": until(permit)}
+    told = {"promise": promise_of(permit), "until": until(permit.expires_s)}
     told |= {name: facts[name] for name in ("scope", "score", "missing")}
     return JSONResponse(
         {

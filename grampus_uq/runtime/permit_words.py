@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.permit_conditions import stricter
 from grampus_uq.gate.permits import MOST_OPEN, Permit, PermitState, sentence
 from grampus_uq.records.visible_text import short
@@ -81,6 +80,7 @@ def permit_facts(standing: Standing) -> dict[str, str]:
     What waits is said in steps: drills are not counted, and a number that stays as one arrives would tell it.
     """
     permit, state = standing.permit, standing.state
+    signed = "signed" if permit.signature else "unsigned"
     waiting = sum(ticket.asked and ticket.wrong is None for ticket in state.open)
     anew = " since it began anew" if state.withdrawn else ""
     answers = f"{state.answers}{anew}, of them {state.audits} audits, {state.wrong} wrong ({state.overdue} by delay)"
@@ -89,7 +89,7 @@ def permit_facts(standing: Standing) -> dict[str, str]:
         "scope": permit.scope() + ("" if permit.agent_id is None else f" of agent {permit.agent_id}"),
         "status": stands(standing),
         "promise": sentence(permit, state),
-        "granted": f"by {permit.principal}, {'signed' if permit.signature else 'unsigned'}; until {until(permit)}",
+        "granted": f"by {permit.principal}, {signed}; until {until(permit.expires_s)}",
         "score": f"{permit.stream}, under the profile, model, prompt and tools {state.judge or 'of the first call'}",
         "answers": answers,
         "missing": _missing(standing),
@@ -128,12 +128,12 @@ def _least_missing(target: Target, evidence: str) -> int:
     return count
 
 
-def until(permit: Permit | Grant, form: str = "%Y-%m-%d") -> str:
-    """The day on which a permit ends, in UTC; another `form` says the time, too."""
+def until(end_s: float, form: str = "%Y-%m-%d") -> str:
+    """The day on which a permission ends, in UTC; another `form` says the time, too."""
     try:
-        return time.strftime(form, time.gmtime(permit.expires_s))
+        return time.strftime(form, time.gmtime(end_s))
     except (OverflowError, OSError, ValueError):
-        return f"{permit.expires_s:g} s"
+        return f"{end_s:g} s"
 
 
 def _missing(standing: Standing) -> str:
