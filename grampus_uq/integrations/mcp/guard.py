@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
@@ -43,14 +42,6 @@ _DRAIN_S: Final = 40.0
 """Results that came before the server ended are stored for so long: longer than a store waits for a lock."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """A call of the client's that its server has not heard of."""
-
-    message: Message
-    cancelled: anyio.Event = field(default_factory=anyio.Event)
-
-
 class Guard(Relay):
     """Judges calls. `late_s`: how long the answer to a call that its client gave up is waited for."""
 
@@ -67,7 +58,7 @@ class Guard(Relay):
         super().__init__(to_client, to_server, say)
         self._exchange, self._late_s = exchange, late_s
         self._answers = Answers(exchange.calls, say, prefix=exchange.prefix)
-        self._open: dict[Id, _Open] = {}
+        self._open: dict[Id, anyio.Event] = {}  # calls that the server has not heard of: set once they are given up
         self._given_up: set[Id] = set()
         self._hand_overs = HandOvers()
         self._calls, self._results = ByteBudget(max_bytes), ByteBudget(max_bytes)
@@ -95,8 +86,8 @@ class Guard(Relay):
 
     async def client_left(self) -> None:
         """Give up the requests that nobody can be answered any more; what the server works on goes on."""
-        for one in self._open.values():
-            one.cancelled.set()
+        for cancelled in self._open.values():
+            cancelled.set()
 
     async def aclose(self) -> None:
         """Store what the server still answered, and leave the session in the store."""
@@ -162,12 +153,11 @@ class Guard(Relay):
 
     async def _cancel(self, identity: Any) -> bool:
         """Give up an open call; True where its server has never heard of it."""
-        one = self._open.get(identity) if is_id(identity) else None
-        if one is not None:
-            one.cancelled.set()
-            return True
         if not is_id(identity):
             return False
+        if identity in self._open:
+            self._open[identity].set()
+            return True
         undelivered = self._hand_overs.give_up(identity)
         if undelivered is not None:
             call_id, told = undelivered
@@ -195,31 +185,32 @@ class Guard(Relay):
             full = "Not executed: the calls that are open hold too many bytes already."
         if full is None:
             self._hand_overs.forget(message.id)
-            self._open[message.id] = one = _Open(message)
+            self._open[message.id] = cancelled = anyio.Event()
             self._working += 1
-            await self._start(self._work, self._serve, one)
+            await self._start(self._work, self._serve, message, message.id, cancelled)
         else:
             await self._reply(refusal_line(message, full))
 
-    async def _serve(self, one: _Open) -> None:
+    async def _serve(self, message: Message, identity: Id, cancelled: anyio.Event) -> None:
         """Bring one request to its answer, or to its server."""
-        assert one.message.id is not None  # noqa: S101 (a call without one was refused)
-        outcome = await self._exchange.outcome(one.message, one.cancelled)
-        del self._open[one.message.id]
-        self._calls.give(len(one.message.line))
-        if isinstance(outcome, Passed) and one.cancelled.is_set():
+        outcome = await self._exchange.outcome(message, cancelled)
+        del self._open[identity]
+        self._calls.give(len(message.line))
+        if isinstance(outcome, Passed) and cancelled.is_set():
             await self._exchange.withdraw(outcome.record)
         elif isinstance(outcome, Passed):
-            self._answers.running[one.message.id] = outcome.record
+            self._answers.running[identity] = outcome.record
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server is gone
                 await self._to_server(outcome.line)
-        elif outcome is not None and outcome.call_id is None:
+        elif outcome is None:
+            return
+        elif outcome.call_id is None:
             await self._reply(outcome.line)
-        elif outcome is not None and outcome.call_id is not None and one.cancelled.is_set():
+        elif cancelled.is_set():
             self._exchange.calls.left(outcome.call_id)
-        elif outcome is not None and outcome.call_id is not None:
-            self._hand_overs.begin(one.message.id, outcome.call_id)
-            await self._hand(one.message.id, outcome.call_id, outcome.line)
+        else:
+            self._hand_overs.begin(identity, outcome.call_id)
+            await self._hand(identity, outcome.call_id, outcome.line)
 
     async def _hand(self, identity: Id, call_id: str, line: bytes | Awaitable[bytes]) -> None:
         """Tell a request what became of its call; one that was given up by then, or later, has not been told."""
