@@ -6,6 +6,7 @@ the process died runs again from its start; effects that must not happen twice b
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -302,19 +303,13 @@ class Graph:
             elif checkpoint.state.status is AgentStatus.RUNNING:
                 checkpoint.state.status = AgentStatus.COMPLETED
         except (Exception, anyio.get_cancelled_exc_class()):
-            await self._release(checkpoint)
+            checkpoint.holder = None
+            with anyio.move_on_after(2.0, shield=True), contextlib.suppress(StoreError, SessionConflictError):
+                await checkpoint.save()  # else the lease runs out by itself, or another execution has the checkpoint
             raise
         checkpoint.holder = None
         await checkpoint.save()
         return checkpoint.state.model_copy(deep=True)
-
-    async def _release(self, checkpoint: GraphCheckpoint) -> None:
-        checkpoint.holder = None
-        with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
-            try:
-                await checkpoint.save()
-            except (StoreError, SessionConflictError):
-                return  # the lease runs out by itself, or another execution has the checkpoint
 
     async def _run_ready(self, checkpoint: GraphCheckpoint) -> None:
         while checkpoint.ready:

@@ -147,11 +147,8 @@ class SessionLease:
         self.state._unfinished = unfinished
         if self.state.status is AgentStatus.RUNNING:
             self.state.status = AgentStatus.WAITING_FOR_HUMAN if self.state.pending() else AgentStatus.IDLE
-        with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
-            try:
-                await self.save()
-            except (StoreError, SessionConflictError):
-                return  # the lease runs out by itself, or another worker holds the session already
+        with anyio.move_on_after(2.0, shield=True), contextlib.suppress(StoreError, SessionConflictError):
+            await self.save()  # else the lease runs out by itself, or another worker holds the session already
 
     async def run(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """Await the work while renewing the lease; what is raised is raised as it is, never inside a group of errors.

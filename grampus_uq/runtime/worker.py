@@ -274,9 +274,12 @@ class Worker:
                     await finish(store, taken, again)
             setattr(self.counts, end.how, getattr(self.counts, end.how) + 1)
             self.counts.last_s = time.monotonic() - started
-            self._tell(job, end)
+            try:
+                self.on_job(job, end.how, end.why)
+            except Exception as error:  # noqa: BLE001 (the user's own)
+                _log.error("on_job failed: %s", ascii(_said(error))[:300])
         except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True), anyio.move_on_after(2.0), contextlib.suppress(StoreError):
+            with anyio.move_on_after(2.0, shield=True), contextlib.suppress(StoreError):
                 await finish(store, taken, _untaken(job).now(self.runner.ledger.now_s()))
             raise
         finally:
@@ -284,12 +287,6 @@ class Worker:
             self._busy[job.agent_id] -= 1
             self._shared.ended(self._name)
             self._freed.set()
-
-    def _tell(self, job: Job, end: _End) -> None:
-        try:
-            self.on_job(job, end.how, end.why)
-        except Exception as error:  # noqa: BLE001 (the user's own)
-            _log.error("on_job failed: %s", ascii(_said(error))[:300])
 
     async def _outcome(self, taken: Taken) -> _End:
         """Process a taken job: resume the session if it has work."""
@@ -333,7 +330,7 @@ class Worker:
             return self._failed(job, error)
         finally:
             if place is not None and self._everywhere is not None:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
+                with anyio.move_on_after(2.0, shield=True):
                     await self._everywhere.give(place)
         again = _untaken(job).model_copy(update={"busy": job.busy + 1})
         return _End(how="busy", again=again, due_s=now_s() + _BUSY_S[min(job.busy, 1)])
