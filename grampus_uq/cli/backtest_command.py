@@ -9,7 +9,6 @@ import click
 from grampus_uq.cli.calibration_command import read_statuses
 from grampus_uq.cli.many_runs import caution_of_fits, caution_of_others, n_files_of_fits, workers_option
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
-from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.alarm_figures import Figure
 from grampus_uq.learn.fit.backtest import BacktestRow, backtest
@@ -42,7 +41,10 @@ def command(
         raise ConfigurationError.of("PROFILE", "backtest", "a profile with a detector", profile, "Run grampus-uq fit.")
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
-            judge = _judge_of(artifact.profile)
+            # What computes streams of its own or says what a call is, without detector and release; else as recorded.
+            own = artifact.profile
+            computes = detector.at_calls or (own.calibration, own.trajectory_risk) != (None, None)
+            judge = own.model_copy(update={"detector": None, "release": None}) if computes else None
             data = read_detector_runs(
                 paths,
                 detector.streams,
@@ -98,17 +100,6 @@ def _print(rows: Sequence[BacktestRow]) -> None:
     set_by = deployed.threshold
     promise = f"It never alarms: {set_by.shortage}" if set_by.shortage else set_by.guarantee
     say_beside(f"* deployed, on {deployed.runs} runs, 95 % intervals. {promise}")
-
-
-def _judge_of(profile: Profile) -> Profile | None:
-    """The profile that computes streams of its own or says what a call is, without detector and release.
-
-    None: as recorded.
-    """
-    called = profile.detector is not None and profile.detector.at_calls
-    if profile.calibration is None and profile.trajectory_risk is None and not called:
-        return None
-    return profile.model_copy(update={"detector": None, "release": None})
 
 
 def _interval(figure: Figure, *, unit: float = 1.0, digits: int = 3) -> str:

@@ -42,7 +42,10 @@ async def command(
 
     ledger, resumable = Ledger(store), False
     if agent_id is not None and session_id is not None:
-        resumable = await _resumable(ledger, agent_id, session_id)
+        state, _ = await ledger.known(agent_id, session_id)
+        if state.status in ENDED:
+            raise click.ClickException(f"Session {session_id!r:.80} has ended already ({state.status.value}).")
+        resumable = not state.leased_for_s()
     report = await order_stop(ledger, agent_id, session_id, principal=principal, wait_s=wait_s)
     what = "all sessions" if everything else f"{agent_id}/{session_id}"
     reached, acknowledged = len(report.reached), len(report.acknowledged)
@@ -55,11 +58,3 @@ async def command(
     elif acknowledged < reached:
         left = ", ".join(key for key in report.reached if key not in report.acknowledged)
         raise click.ClickException(f"{reached - acknowledged} sessions did not stop within {wait_s:g} s: {left:.500}")
-
-
-async def _resumable(ledger: Ledger, agent_id: str, session_id: str) -> bool:
-    """Return True for a session that may be resumed and does not run. Raises for one that has ended."""
-    state, _ = await ledger.known(agent_id, session_id)
-    if state.status in ENDED:
-        raise click.ClickException(f"Session {session_id!r:.80} has ended already ({state.status.value}).")
-    return not state.leased_for_s()

@@ -195,7 +195,10 @@ class People:
         login = Login(
             name=person.name, passkey=passkey.id, device=sha256_of(device), since_s=now_s, until_s=now_s + SESSION_S
         )
-        await self._sweep(now_s)
+        for kind, oldest_s in ((_LOGIN, SESSION_S), (_USED, 2 * CHALLENGE_S)):  # some of what is over goes
+            for found in await self._store.scan(kind, after=secrets.token_hex(32), limit=_SWEPT):
+                if now_s - found.written_s > oldest_s:
+                    await try_write(self._store, found.removal())
         try:
             await self._store.write(
                 Put(kind=_USED, key=sha256_of(nonce), body="{}", expected=0),
@@ -222,13 +225,6 @@ class People:
         found = await self._store.get(_LOGIN, sha256_of(cookie))
         if found is not None:
             await self._store.write(found.removal())
-
-    async def _sweep(self, now_s: float) -> None:
-        """Remove some of what is over."""
-        for kind, oldest_s in ((_LOGIN, SESSION_S), (_USED, 2 * CHALLENGE_S)):
-            for found in await self._store.scan(kind, after=secrets.token_hex(32), limit=_SWEPT):
-                if now_s - found.written_s > oldest_s:
-                    await try_write(self._store, found.removal())
 
     # -- what the server alone can make ---------------------------------------------------------------------------
 

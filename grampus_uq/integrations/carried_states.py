@@ -137,7 +137,8 @@ class CarriedStates:
         believed = (not given and not state.get("turn") and not begun) or self.believes(place, state)
         turn = None if not state.get("turn") else _read_turn(state["turn"], believed)
         belief = {**_FIRST, **{name: value for name, value in given.items() if name != "session"}}
-        left_behind = map(str, state.get(FORKED, {}).get(REJECTED, ()))  # beside the seal too: a no can only hold calls
+        forked = state.get(FORKED, {})  # beside the seal: what a fork says can only hold calls
+        left_behind = map(str, forked.get(REJECTED, ()))
         belief |= {
             "turns": int(belief["turns"]),
             "rejected": [*belief["rejected"], *left_behind],
@@ -152,7 +153,7 @@ class CarriedStates:
             snapshot=snapshot,
             model=None,
             advisory=settings.advisory,
-            metadata=_branch(state),
+            metadata={name: str(forked[name])[:_TAG] for name in (BRANCH, ALARMED) if name in forked},
         )
         terms = self._gate.terms(
             session.agent_id,
@@ -279,12 +280,6 @@ def _repeats(state: Mapping[str, Any]) -> list[str]:
     """Digests that a fork wrote beside the seal: they can only make more calls ask."""
     repeats = state.get("repeats", ())
     return [str(digest) for digest in repeats] if repeats != () else []
-
-
-def _branch(state: Mapping[str, Any]) -> dict[str, str]:
-    """What a fork wrote beside the seal of what it left behind: it can only make more calls ask."""
-    forked = state.get(FORKED, {})
-    return {name: str(forked[name])[:_TAG] for name in (BRANCH, ALARMED) if name in forked}
 
 
 def _read_turn(turn: Mapping[str, Any], believed: bool) -> Turn:

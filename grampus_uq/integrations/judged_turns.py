@@ -195,7 +195,12 @@ class TurnJudge:
         What was refused waits on, asked anew where it expired or its precondition failed; early approvals are kept.
         """
         now_s = time.time()
-        decisions, refusals = await self._told_first(carried, *_decisions(answer), now_s)
+        decisions, refusals = _decisions(answer)
+        on = {request.id: record for record in carried.records for request in record.requests}
+        said = [(on[decision.request_id], decision) for decision in decisions if decision.request_id in on]
+        failed = await self.gate.tell_first(said, carried.terms, now_s)  # what permits must know of and could not store
+        decisions = [decision for decision in decisions if decision.request_id not in failed]
+        refusals += failed.values()
         known = {request["id"] for request in requests_of(carried)}
         for decision in decisions:
             if decision.request_id not in known:
@@ -224,15 +229,6 @@ class TurnJudge:
         waiting = {request["id"] for request in requests_of(after_all)}
         turn["arrived"] = [(d.model_dump(mode="json"), at) for d, at in arrived if d.request_id in waiting]
         return after_all, refusals
-
-    async def _told_first(
-        self, carried: Carried, decisions: list[ApprovalDecision], refusals: list[str], now_s: float
-    ) -> tuple[list[ApprovalDecision], list[str]]:
-        """The decisions without those that permits must know of and could not store, and why these are refused."""
-        on = {request.id: record for record in carried.records for request in record.requests}
-        said = [(on[decision.request_id], decision) for decision in decisions if decision.request_id in on]
-        failed = await self.gate.tell_first(said, carried.terms, now_s)
-        return [one for one in decisions if one.request_id not in failed], [*refusals, *failed.values()]
 
     async def _decided(
         self, record: CallRecord, terms: Terms, arrived: Sequence[tuple[ApprovalDecision, float]], now_s: float

@@ -157,7 +157,10 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         if index is None:
             return response
         judge, before, config = self.judge, request.state["messages"], get_config()
-        reviews = self._reviews_of(config) if judge.acts else None
+        reviews = None  # of the answers judged in this run of the model's node, by id
+        if judge.acts:  # LangGraph makes the node's name of the checkpoint's id, which others may copy
+            given = config["configurable"]
+            reviews = self._reviews(str(given.get("thread_id")), given["checkpoint_ns"])
         message: Any = result[index] if reviews is None else _with_ids(result[index], reviews)
         result[index] = message
         begun = any(one.type == "ai" for one in before)
@@ -187,11 +190,6 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             update["jump_to"], structured = "end", None
         response = ModelResponse(result=result, structured_response=structured)
         return ExtendedModelResponse(response, command=Command(update=update))
-
-    def _reviews_of(self, config: Any) -> dict[str, Any]:
-        """The answers judged in this run of the model's node, by id: the request to review each, where it needs one."""
-        given = config["configurable"]  # LangGraph makes the node's name of the checkpoint's id, which others may copy
-        return self._reviews(str(given.get("thread_id")), given["checkpoint_ns"])
 
     # -- the answer -----------------------------------------------------------------------------------------------
 

@@ -170,7 +170,10 @@ class UncertaintyCallback(CustomLogger):
                 shape=asked.get("response_format") or asked.get("text"),
                 response=response,
             )
-            self._start()
+            with self._lock:
+                if self._thread is None or not self._thread.is_alive():  # also in a process that was forked
+                    self._thread = threading.Thread(target=self._judge_all, name="grampus_uq-litellm", daemon=True)
+                    self._thread.start()
             self._waiting.put_nowait(call)
         except queue.Full:
             with self._over:
@@ -198,12 +201,6 @@ class UncertaintyCallback(CustomLogger):
             log.error("an answer could not be judged (%s); further failures are only counted", type(error).__name__)
 
     # -- the thread that judges -----------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # also in a process that was forked
-                self._thread = threading.Thread(target=self._judge_all, name="grampus_uq-litellm", daemon=True)
-                self._thread.start()
 
     def _judge_all(self) -> None:
         with asyncio.Runner() as runner:  # one event loop for all answers: a model client keeps its connections in it

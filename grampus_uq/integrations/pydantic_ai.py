@@ -45,7 +45,6 @@ with MissingDependencyError.unless("pydantic-ai-slim", "pydantic-ai", "watching 
     from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
     from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry
     from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, ToolCallPart
-    from pydantic_ai.run import AgentRunResult
     from pydantic_ai.tools import DeferredToolRequests, ToolDefinition, ToolDenied
     from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 
@@ -429,21 +428,17 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
         result = await agent.run(
             message_history=messages, deferred_tool_results=back_to_gate(messages, within=key), **given
         )
-    if not isinstance(result.output, DeferredToolRequests) or not run.calls.acts:
+    output = result.output
+    if not isinstance(output, DeferredToolRequests) or not run.calls.acts:
         run.children.pop(key, None)
-        return result.output
-    _only_ours(result, key)
-    run.children[key] = json.loads(result.all_messages_json())
-    raise ApprovalRequired(metadata={KEY: [request.model_dump(mode="json") for request in waiting(result)]})
-
-
-def _only_ours(result: AgentRunResult[Any], key: str) -> None:
-    """Raise ConfigurationError where a sub-agent waits for what nobody can answer through its parent."""
-    output, answered = result.output, back_to_gate(result.all_messages(), within=key).approvals
+        return output
+    answered = back_to_gate(result.all_messages(), within=key).approvals
     others = [part.tool_name for part in (*output.calls, *output.approvals) if part.tool_call_id not in answered]
     if others:
         rule = "with tools that this package alone defers: nobody can answer others through the parent"
         raise ConfigurationError.of("agent", "run_sub_agent", rule, others)
+    run.children[key] = json.loads(result.all_messages_json())
+    raise ApprovalRequired(metadata={KEY: [request.model_dump(mode="json") for request in waiting(result)]})
 
 
 def _validator(ctx: RunContext[Any], name: str) -> Any:

@@ -200,7 +200,13 @@ async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> DataE
     """Remove what no session needs; while one cannot be read, decisions stay, and its error is returned."""
     failure = None
     try:
-        await _prune_what_was_asked(store, older_than_s, await _asked(store))
+        asked = await _asked(store)
+        for kind, part in (("decision", 0), (WAKES, 0), (ASKED, -1)):
+            async for document in pages(store, kind):
+                request = document.key.split("/")[part]
+                old = document.age_s >= older_than_s and unquote(request) not in asked
+                if old and not await _asks(store, request):
+                    await try_write(store, document.removal())
     except DataError as error:
         failure = error
     for kind in (DRILL, SOURCE, START):
@@ -209,8 +215,10 @@ async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> DataE
                 await try_write(store, document.removal())
     for kind in (WAKING, TIMER, DEAD):
         async for document in pages(store, kind):
-            if document.age_s >= older_than_s and not await _lives(store, document):
-                await try_write(store, document.removal())
+            if document.age_s >= older_than_s:
+                session = await _session_of(store, document)
+                if session is None or session.label in ENDED:
+                    await try_write(store, document.removal())
     for kind, end in (("grant", "expires_s"), (DELEGATION, "until_s")):
         async for document in pages(store, kind):
             if document.read_s - _number(document.body, document.read_s, kind, end) >= older_than_s:
@@ -231,15 +239,6 @@ async def _prune_permit(store: SessionStore, permit: Document, older_than_s: flo
     if expired:
         gone = [one for one in (permit, state) if one is not None]
         await try_write(store, *(one.removal() for one in gone), Drop(log=f"permit/{permit.key}"))
-
-
-async def _prune_what_was_asked(store: SessionStore, older_than_s: float, asked: set[str]) -> None:
-    for kind, part in (("decision", 0), (WAKES, 0), (ASKED, -1)):
-        async for document in pages(store, kind):
-            request = document.key.split("/")[part]
-            old = document.age_s >= older_than_s and unquote(request) not in asked
-            if old and not await _asks(store, request):
-                await try_write(store, document.removal())
 
 
 async def _forget(store: SessionStore, document: Document, transcript: str | None, audits: bool) -> bool:
@@ -286,12 +285,6 @@ async def _asks(store: SessionStore, request: str) -> bool:
         if unquote(request) in _head(ledger, found).awaited():
             return True
     return False
-
-
-async def _lives(store: SessionStore, job: Document) -> bool:
-    """True while the session of this job may still go on; False for a job that cannot be read."""
-    found = await _session_of(store, job)
-    return found is not None and found.label not in ENDED
 
 
 async def _session_of(store: SessionStore, row: Document) -> Document | None:

@@ -57,7 +57,9 @@ class StopOrders:
         """
         try:
             if since is not None:
-                await self._know(since)
+                async with self._turns()[1]:  # tasks that wait for another's answer share it
+                    if self._known_at < since:
+                        await self._ask()
             elif time.monotonic() - self._asked_at >= _POLL_S:
                 await self._ask()
             number, to_all = self._orders
@@ -84,12 +86,6 @@ class StopOrders:
                         await anyio.sleep(_POLL_S)
                         with contextlib.suppress(StoreError):
                             await self._ask()
-
-    async def _know(self, since: float) -> None:
-        """Know every order given before `since`; tasks that wait for another's answer share it."""
-        async with self._turns()[1]:
-            if self._known_at < since:
-                await self._ask()
 
     async def _ask(self) -> None:
         self._asked_at = asked_at = time.monotonic()

@@ -184,8 +184,9 @@ class CallExchange:
                 return Answered(line=result_line(message, result), call_id=opened.id)
             if became.request is not None and self.elicitation is not None:
                 if told is not None and told.request_id == became.request.id:
-                    told, answer = None, _answer_in(message)
+                    told, answers = None, message.params.get("inputResponses")
                     if self.elicitation.was_shown(became.request):
+                        answer = answers.get(QUESTION) if isinstance(answers, dict) else None
                         await self.elicitation.take(became.request, answer)
                 elif self._shows_form(message, became.request, round_):
                     return Answered(line=result_line(message, self._pending(message, call, became, round_)))
@@ -317,12 +318,6 @@ class CallExchange:
     def _ended(self, record: CallRecord, why: EndOfCall) -> None:
         if self._spans is not None:
             self._spans.ended(record.proposed.id, why)
-
-
-def _answer_in(message: Message) -> Any:
-    """The client's answer to the question of the proxy, in a call that it sends again."""
-    answers = message.params.get("inputResponses")
-    return answers.get(QUESTION) if isinstance(answers, dict) else None
 
 
 async def _first_of(*waits: Callable[[], Awaitable[object]]) -> None:

@@ -170,7 +170,11 @@ class ConnectionSession:
         try:
             await lease.run(work)
         except StoppedError as stopped:
-            await self._end("The session was ordered to stop: no call of it runs any more.", str(stopped))
+            why = "The session was ordered to stop: no call of it runs any more."
+            self._refuse(why)
+            async with self.lock:
+                with contextlib.suppress(SessionConflictError):
+                    await self._over(StopReason.CANCELLED, why, [("stopped", {"why": str(stopped)})])
         except SessionConflictError:
             self._refuse(_LOST)
 
@@ -203,13 +207,6 @@ class ConnectionSession:
         self.refusal = why
         self._say(why)
         self.wake()
-
-    async def _end(self, why: str, detail: str) -> None:
-        self._refuse(why)
-        async with self.lock:
-            with contextlib.suppress(SessionConflictError):
-                notes = [("stopped", {"why": detail})]
-                await self._over(StopReason.CANCELLED, why, notes)
 
     def wake(self) -> None:
         """Tell those that wait on `changed`."""

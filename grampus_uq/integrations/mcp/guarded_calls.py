@@ -207,11 +207,6 @@ class GuardedCalls:
                 turn.lease.state.keep(asked_again(one, turn.terms(), self.gate.approvals, self.ledger.now_s(), why))
         self.session.wake()
 
-    def _sends(self, record: CallRecord) -> None:
-        """Remember a call that is to go to its server: what is saved before that holds it."""
-        if matters(record):
-            self._notes.sends(record.proposed.id, likeness(record.call), self.ledger.now_s())
-
     def _note_call(self, call: ToolCall) -> None:
         state = self.session.current().lease.state
         state.turn.append(CallRecord.new(call, call.id))
@@ -263,8 +258,8 @@ class GuardedCalls:
                 again = asked(record, turn.terms(), self.gate.approvals, doubt, self.ledger.now_s())
                 record = turn.lease.state.keep(self._asked_under(self._notes.told(again), shown))
                 await turn.lease.save()
-            if record.phase is CallPhase.CLEARED:
-                self._sends(record)
+            if record.phase is CallPhase.CLEARED and matters(record):  # what is saved before it is sent holds it
+                self._notes.sends(call.id, likeness(record.call), self.ledger.now_s())
             started = await turn.start([record], announced=False) if record.phase is CallPhase.CLEARED else []
             if not started:
                 record = turn.lease.state.record(record)

@@ -76,9 +76,11 @@ async def serve_stdio(
     limit: int = MAX_MESSAGE_BYTES,
 ) -> int:
     """Run a server behind this process's own input and output: its exit status. Raises ConfigurationError: no start."""
+    # Without the signing keys and the store's address.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRAMPUS_UQ_")}
     try:
         pipe = subprocess.PIPE
-        process = await anyio.open_process(list(command), stdin=pipe, stdout=pipe, stderr=None, env=_environment())
+        process = await anyio.open_process(list(command), stdin=pipe, stdout=pipe, stderr=None, env=environment)
     except (OSError, ValueError) as error:
         rule = "a server's program that can be started"
         raise ConfigurationError.of("COMMAND", "mcp", rule, command[0], str(error)) from error
@@ -99,11 +101,6 @@ async def serve_stdio(
         group.cancel_scope.cancel()
     status = process.returncode or 0
     return 128 - status if status < 0 else status
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a server, without the signing keys and the store's address."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GRAMPUS_UQ_")}
 
 
 async def _from_client(process: Process, relay: Relay, limit: int) -> None:

@@ -64,7 +64,9 @@ async def _present(open_store: Callable[[], Awaitable[SessionStore]]) -> None:
     try:
         for check in _CHECKS:
             await check(stores)
-        await _reopens(stores[0])
+        await stores[0].aclose()
+        found = await stores[0].get("doc", "a")
+        _holds(found is not None and found.version == 2, "a closed store opens again")
     finally:
         for store in stores:
             await store.aclose()
@@ -429,12 +431,6 @@ async def _racing_readers(stores: Sequence[SessionStore]) -> None:
             await anyio.lowlevel.checkpoint()
 
     await _race(stores, work)
-
-
-async def _reopens(store: SessionStore) -> None:
-    await store.aclose()
-    found = await store.get("doc", "a")
-    _holds(found is not None and found.version == 2, "a closed store opens again")
 
 
 _CHECKS = [_documents, _scans, _deletions, _logs, _chains, _all_or_nothing, _clock, _hostile, _racing_counters]
