@@ -250,6 +250,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
             response: ModelResponse = await handler(request_context)
         finally:
             brought, self._unread = self._unread or {}, None
+        if getattr(response, "state", None) == "suspended":  # no answer yet: the provider is at work on it
+            return response
         for tool in (*parameters.function_tools, *parameters.output_tools):
             note_schema(self._schemas, tool.name, tool.parameters_json_schema)
         proposed = [run.proposed(part) for part in response.parts if isinstance(part, ToolCallPart)]

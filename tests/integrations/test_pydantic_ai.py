@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from pydantic_ai import Agent, UserError
+from pydantic_ai.capabilities import BatchModelRequests
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelRequest, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.output import PendingModelResponse
 from pydantic_ai.tools import DeferredToolResults, ToolApproved
 
 from grampus_uq import (
@@ -22,7 +26,7 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, waiting
-from grampus_uq.integrations.pydantic_ai_messages import KEY, proposed_call
+from grampus_uq.integrations.pydantic_ai_messages import KEY, carried_in, proposed_call
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
 from grampus_uq.wire.responses import read_response
@@ -195,6 +199,21 @@ async def test_runs_beside_each_other_do_not_share_a_session(tmp_path: Path) -> 
     named = Desk(tmp_path / "named", DONE, session_id=lambda ctx: "order-7")
     await named.agent.run("Pay.")
     assert {step["session"] for step in named.steps} == {"order-7"}
+
+
+@pytest.mark.anyio
+async def test_a_request_that_the_provider_is_still_at_work_on_is_no_turn_of_the_model(tmp_path: Path) -> None:
+    """A run of batches ends before each answer, and goes on from its history."""
+    model = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart('Done. {"confidence": 0.9}')]))
+    guard = UncertaintyCapability(UncertaintyMonitor())
+    batches = BatchModelRequests(max_requests=1)
+    agent = Agent(model, output_type=[str, PendingModelResponse], capabilities=[batches, guard])
+    result = await agent.run("Go.")
+    assert isinstance(result.output, PendingModelResponse)
+    while isinstance(result.output, PendingModelResponse):
+        await anyio.sleep(0.01)
+        result = await agent.run(message_history=result.all_messages())
+    assert (carried_in(result.all_messages()) or {})["turns"] == 1
 
 
 def test_a_history_without_a_watched_run_is_refused() -> None:

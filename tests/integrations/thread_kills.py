@@ -222,24 +222,28 @@ class Outside:
 def scenario(url: str, folder: Path, number: int, kill: Kill, kind: str, counts: Counter[str]) -> None:
     thread, seen = f"t{number}", Outside(url)
     calm, watched = Bank(url, folder, None), Bank(url, folder, kill)
-    stopped = first_run(watched if kill.phase == "run" else calm, calm, seen, thread, counts)
-    seen.decide(thread, kind)
-    if kill.phase == "resume":
-        stopped += stood_still(forked(lambda: work(watched, thread)), counts)
-    at_rest(calm, seen, thread)
-    for child in stopped:  # another worker has had the thread meanwhile
-        os.kill(child, signal.SIGCONT)
-        time.sleep(0.3)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    stopped = list[int]()
+    try:
+        first_run(watched if kill.phase == "run" else calm, calm, seen, thread, counts, stopped)
+        seen.decide(thread, kind)
+        if kill.phase == "resume":
+            count(forked(lambda: work(watched, thread)), counts, stopped)
+        at_rest(calm, seen, thread)
+        for child in stopped:  # another worker has had the thread meanwhile
+            os.kill(child, signal.SIGCONT)
+        time.sleep(0.3 * bool(stopped))
+    finally:  # one that stands still would keep the pipes open on which this script says why it failed
+        for child in stopped:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
     check(calm, seen, thread, kill, kind, counts)
 
 
-def stood_still(child: int, counts: Counter[str]) -> list[int]:
+def count(child: int, counts: Counter[str], stopped: list[int]) -> None:
     ended = gone(child)
     counts["killed"] += ended == -signal.SIGKILL
     counts["stopped"] += ended == -signal.SIGSTOP
-    return [child] if ended == -signal.SIGSTOP else []
+    stopped += [child] if ended == -signal.SIGSTOP else []
 
 
 def at_rest(calm: Bank, seen: Outside, thread: str) -> str:
@@ -255,14 +259,14 @@ def at_rest(calm: Bank, seen: Outside, thread: str) -> str:
     raise AssertionError(f"{thread} comes to no rest")
 
 
-def first_run(watched: Bank, calm: Bank, seen: Outside, thread: str, counts: Counter[str]) -> list[int]:
-    """Begin the thread, and let it come to where it waits, whoever dies on the way; processes that stand still."""
-    stopped = stood_still(forked(lambda: begin(watched, thread)), counts)
+def first_run(watched: Bank, calm: Bank, seen: Outside, thread: str, counts: Counter[str], stopped: list[int]) -> None:
+    """Begin the thread, and let it come to where it waits, whoever dies, or is `stopped`, on the way."""
+    count(forked(lambda: begin(watched, thread)), counts, stopped)
     for _ in range(3):
         if seen.ask(lambda store: store.get("session", f"payer/{thread}")) is None:  # nobody was told that it runs
             assert gone(forked(lambda: begin(calm, thread))) == 0
         if (stands := at_rest(calm, seen, thread)) == "waits":
-            return stopped
+            return
         assert stands == "set aside", f"{thread} is {stands} before anybody decided"
         assert "begin it anew" in seen.letter(thread), seen.letter(thread)
         counts["begun anew"] += 1
