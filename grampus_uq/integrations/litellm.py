@@ -35,7 +35,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     Verdict,
 )
-from grampus_uq.integrations.model_turn import ModelTurn, say_made_with, standing_in
+from grampus_uq.integrations.model_turn import ModelTurn, hear_users, say_made_with, standing_in
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.wire import read_messages
 
@@ -226,6 +226,7 @@ class UncertaintyCallback(CustomLogger):
         offered = call.tools or ()
         sent = ModelTurn(content=None, requested=call.model, system=call.system, offered=offered, shape=call.shape)
         say_made_with(watched.session, sent, prompt=self._prompt_hash, tools=self._tools_hash)
+        hear_users(watched.session, call.messages)
         others = list(getattr(call.response, "choices", None) or ())[1:]
         said = [(one, f"call-{watched.steps}.{place}") for place, one in enumerate(others, 2)]
         for response, step_id in [*reversed(said), (call.response, f"call-{watched.steps}")]:  # the caller may take any

@@ -10,7 +10,7 @@ from typing import Any
 from grampus_uq import Message, Role, Session, StepUncertainty, TokenUsage, ToolCall, UncertaintyAction
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.recording import prompt_hash, tools_hash
-from grampus_uq.wire import TokenStream, read_messages
+from grampus_uq.wire import TokenStream, read_messages, said_by_users
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,12 @@ def standing_in(messages: Iterable[Any] | str | None) -> str:
     read = itertools.chain.from_iterable(read_messages(message).messages for message in given)
     system = itertools.takewhile(lambda message: message.role is Role.SYSTEM, read)
     return "\n\n".join(message.content or "" for message in system)
+
+
+def hear_users(session: Session, messages: Any) -> None:
+    """Tell the session what users said after the model's last answer, of the messages that the model was sent."""
+    for said in said_by_users(messages) if session.observes else ():
+        session.observe_user(said)
 
 
 def say_made_with(

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from grampus_uq import (
@@ -32,6 +33,7 @@ from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.call_records import waiting_in
 from grampus_uq.integrations.carried_calls import take_up
+from grampus_uq.integrations.model_turn import hear_users
 from grampus_uq.integrations.settings import AdapterSettings, Settings
 
 with MissingDependencyError.unless("openai-agents", "openai-agents", "watching the OpenAI Agents SDK"):
@@ -196,7 +198,8 @@ class UncertaintyGuard:
         run.hear_rejections(items)
         run.free.update(hosted_requests(output, self._reach.allow_ungated))
         turn, written = read_output(output, usage, tools)
-        turn = replace(turn, **{**sent, "requested": sent["requested"] or run.model})
+        heard = partial(hear_users, messages=items)
+        turn = replace(turn, **{**sent, "requested": sent["requested"] or run.model}, heard=heard)
         if not run.calls.session.tools_declared:
             turn = replace(turn, tools=[*self._reach.schemas, *(tool.name for tool in tools if hasattr(tool, "name"))])
         if self.settings.model_client is not None:

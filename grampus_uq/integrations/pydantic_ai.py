@@ -21,6 +21,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack
 
 from grampus_uq import (
@@ -36,7 +37,7 @@ from grampus_uq import (
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.integrations.carried_calls import take_up
 from grampus_uq.integrations.held_calls import Release
-from grampus_uq.integrations.model_turn import ModelTurn
+from grampus_uq.integrations.model_turn import ModelTurn, hear_users
 from grampus_uq.integrations.settings import AdapterSettings, Settings, note_schema
 from grampus_uq.wire import read_messages
 
@@ -264,6 +265,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             prompt=read_messages(request_context.messages).messages if asks else (),
             tools=self._schemas,
             schemas=[tool_schema(tool) for tool in parameters.function_tools] if asks else (),
+            heard=partial(hear_users, messages=request_context.messages),
             requested=name_of(request_context.model, response),
             system=standing_instructions(request_context.messages, parameters),
             offered=[*map(tool_schema, (*parameters.function_tools, *parameters.output_tools)), *map(plain, native)],

@@ -37,6 +37,7 @@ from grampus_uq.signals.action_span import call_in_text
 from grampus_uq.signals.verbalized import elicit_confidence
 from grampus_uq.wire.calls import is_unparsed, read_arguments
 from grampus_uq.wire.lone_surrogates import bounded_text, replace_lone_surrogates
+from grampus_uq.wire.messages import said_by_users
 from grampus_uq.wire.model_call import ask_model
 from grampus_uq.wire.responses import stream_of
 
@@ -142,6 +143,9 @@ class Loop:
         content = bounded_text(response.content)
         state.total_token_usage = (state.total_token_usage or TokenUsage()) + response.token_usage
         prompt, asked = list(state.messages), (self.client, self.agent.model)
+        if self.lease.session is not None:
+            for said in said_by_users(prompt):
+                self.lease.session.observe_user(said)
         assessment, action = await self._observed(response, step_id, calls, prompt, asked)
         state.current_step += 1
         state.propose(content, calls, step_id)

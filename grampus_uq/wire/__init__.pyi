@@ -13,6 +13,7 @@ from .lone_surrogates import replace_lone_surrogates as replace_lone_surrogates
 from .messages import ReadMessages as ReadMessages
 from .messages import observed_text as observed_text
 from .messages import read_messages as read_messages
+from .messages import said_by_users as said_by_users
 from .messages import text_of as text_of
 from .responses import ReadResponse as ReadResponse
 from .responses import read_choices as read_choices

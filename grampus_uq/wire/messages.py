@@ -60,6 +60,21 @@ def text_of(content: Any) -> str:
     return replace_lone_surrogates(_part_text(content))
 
 
+def said_by_users(messages: Any) -> list[str]:
+    """What users said after the last answer of the model, in order; of messages in any form, or a text. Never raises.
+
+    >>> said_by_users([{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Pay Bob."}])
+    ['Pay Bob.']
+    """
+    said: list[str] = []
+    for message in [messages] if not isinstance(messages, list | tuple) else reversed(messages):
+        read = read_messages(message).messages
+        if any(one.role is Role.ASSISTANT for one in read):
+            break
+        said[:0] = [one.content for one in read if one.role is Role.USER and one.content]
+    return said
+
+
 def observed_text(value: Any) -> str:
     """A tool's answer or a user's message as text: text as it is, that of parts, anything else as JSON. Never raises.
 

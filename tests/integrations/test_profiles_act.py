@@ -39,7 +39,7 @@ from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability
 from grampus_uq.recording import FittedFor, ProfileArtifact, RecordingProcessor, read
 from grampus_uq.recording.runs import beginnings, runs
-from grampus_uq.records.events import SessionStarted, StepEvent
+from grampus_uq.records.events import ObservationEvent, SessionStarted, StepEvent
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.stats import FusedReading, LogisticFusion
 from grampus_uq.testing import ScriptedModel, answer
@@ -439,6 +439,17 @@ def test_a_profile_acts_no_more_in_a_run_whose_tools_change_on_the_way(tmp_path:
     fitted_for = recorded(runner, tmp_path / "runs", Made())
     assert acted(runner, tmp_path / "same", fitted_for, Made()) == [True, True]
     assert acted(runner, tmp_path / "live", fitted_for, Made(later=Made(tools=("look_up",)))) == [True, False]
+
+
+@pytest.mark.parametrize("adapter", [pytest.param(run, id=name) for name, run in [*ADAPTERS.items(), ("own", runner)]])
+def test_a_recording_holds_once_and_before_the_answer_what_the_user_said(adapter: Any, tmp_path: Path) -> None:
+    with RecordingProcessor(tmp_path, content="full") as recorder:
+        asyncio.run(adapter(Made(), UncertaintyMonitor(processors=[recorder]), "s"))
+    (run,) = runs(tmp_path)
+    first = next(event for event in run.events if isinstance(event, ObservationEvent | StepEvent))
+    said = [event for event in run.observations if event.kind == "user"]
+    assert [event.text for event in said] == ["Go."]
+    assert first == said[0]
 
 
 def test_a_tools_description_depends_on_no_object_of_the_process() -> None:
