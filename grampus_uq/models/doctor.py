@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -42,6 +43,8 @@ _CALLS = {
     name: ToolCall(id="doctor", name="refund", arguments={"order": "A17", "amount": amount})
     for name, amount in (("right call", 42.5), ("wrong call", 4250.0))
 }
+
+_step = partial(Step, step_id="doctor", kind="llm_call", time_s=0.0)
 
 # A smaller difference between the two answers of the P(True) check is called weak; one pair proves nothing either way.
 _TELLS_APART = 0.1
@@ -142,8 +145,7 @@ async def _signals(
 def _tokens(reply: ModelResponse | None) -> list[SignalCheck]:
     """The two signals that read the log-probabilities of an answer that the agent asked for anyway: no further cost."""
     logprobs = None if reply is None else reply.logprobs
-    step = Step(step_id="doctor", kind="llm_call", time_s=0.0, logprobs=logprobs)
-    return [_check(reading.source, {"answer": reading}) for reading in read_tokens(step, ())[:2]]
+    return [_check(reading.source, {"answer": reading}) for reading in read_tokens(_step(logprobs=logprobs), ())[:2]]
 
 
 async def _call(meter: Meter, limit_s: float, findings: Sequence[ProbeResult]) -> SignalCheck:
@@ -159,8 +161,7 @@ async def _call(meter: Meter, limit_s: float, findings: Sequence[ProbeResult]) -
     reply, cost = await _ask(meter, limit_s, asking(asked), **wanted, temperature=0.0, top_logprobs=5, max_tokens=200)
     calls = () if reply is None else reply.tool_calls if native else _written(reply.content)
     if calls and reply is not None:
-        step = Step(step_id="doctor", kind="llm_call", time_s=0.0, tool_calls=tuple(calls), logprobs=reply.logprobs)
-        reading = call_reading(step)
+        reading = call_reading(_step(tool_calls=tuple(calls), logprobs=reply.logprobs))
     else:
         reason = cost.reason or MissingReason.NOT_PROPOSED
         reading = Reading(source=UncertaintySource.CALL_PROBABILITY, value=None, reason=reason)
@@ -178,13 +179,8 @@ def _written(text: str) -> list[ToolCall]:
 
 async def _p_true(meter: Meter, limit_s: float) -> SignalCheck:
     signal = PTrue()
-    steps = {
-        name: Step(step_id="doctor", kind="llm_call", time_s=0.0, text=text)
-        for name, text in (("right", _RIGHT), ("wrong", _WRONG))
-    }
-    steps |= {
-        name: Step(step_id="doctor", kind="llm_call", time_s=0.0, tool_calls=(call,)) for name, call in _CALLS.items()
-    }
+    steps = {"right": _step(text=_RIGHT), "wrong": _step(text=_WRONG)}
+    steps |= {name: _step(tool_calls=(call,)) for name, call in _CALLS.items()}
     readings = {
         name: await _sense(meter, limit_s, signal, step, _REQUEST if step.tool_calls else _EASY)
         for name, step in steps.items()
@@ -203,8 +199,7 @@ def _alike(right: float | None, wrong: float | None) -> bool:
 
 async def _semantic_entropy(meter: Meter, limit_s: float, varies: bool) -> SignalCheck:
     signal = SemanticEntropy(max_tokens=40)
-    step = Step(step_id="doctor", kind="llm_call", time_s=0.0, text=_RIGHT)
-    reading = await _sense(meter, limit_s, signal, step)
+    reading = await _sense(meter, limit_s, signal, _step(text=_RIGHT))
     weak = "" if varies else "samples are the same text whatever the question, so they always agree"
     return _check(signal.source, {"answer": reading}, weak)
 

@@ -75,12 +75,7 @@ def calibration_to_json(calibrated: CalibratedAttribution) -> dict[str, Any]:
         "version": 1,
         "plan": {"method": plan.method.name, "level": plan.level, "recall": plan.recall, "seed": plan.seed},
         "scorer": {"format": _SCORER_FORMAT, "version": 1, **asdict(scorer.model)},
-        "threshold": {
-            "value": finite(threshold.value),
-            "draw": finite(threshold.draw),
-            "rank": threshold.rank,
-            "n": threshold.n,
-        },
+        "threshold": asdict(threshold) | {"value": finite(threshold.value), "draw": finite(threshold.draw)},
         "positions": asdict(calibrated.positions),
         "calibrated_on": calibrated.calibrated_on,
         "several": calibrated.several,

@@ -169,14 +169,14 @@ def difference_rows(
         if stream.platt is None:
             continue
         named, known = f"{stream.name}, recalibrated", (stream.target, stream.complete)
-        yield from compare(*known, stream.name, stream.raw, named, stream.platt)
-        yield from compare(*known, BASE_RATE, base_rate(stream), named, stream.platt)
+        yield from compare(*known, (stream.name, stream.raw), (named, stream.platt))
+        yield from compare(*known, (BASE_RATE, base_rate(stream)), (named, stream.platt))
         if best is not None and best is not stream and best.platt is not None:
             both = stream.kept & best.kept
             if both.any():
-                mine, its, other = both[stream.kept], both[best.kept], f"{best.name}, recalibrated"
-                known = stream.target[mine], stream.complete[mine]
-                yield from compare(*known, named, stream.platt.select(mine), other, best.platt.select(its))
+                mine, its = both[stream.kept], both[best.kept]
+                known, other = (stream.target[mine], stream.complete[mine]), f"{best.name}, recalibrated"
+                yield from compare(*known, (named, stream.platt.select(mine)), (other, best.platt.select(its)))
 
 
 def _best(streams: list[ScoredStream]) -> ScoredStream | None:
@@ -191,30 +191,26 @@ def _best(streams: list[ScoredStream]) -> ScoredStream | None:
     return max(streams, key=gain, default=None)
 
 
+_Named = tuple[str, ForecastTraces]
+
+
 def _compare(
-    target: FloatArray,
-    complete: BoolArray,
-    first: str,
-    one: ForecastTraces,
-    second: str,
-    other: ForecastTraces,
-    *,
-    rng: np.random.Generator,
-    draws: int,
+    target: FloatArray, complete: BoolArray, one: _Named, other: _Named, *, rng: np.random.Generator, draws: int
 ) -> Iterator[DifferenceRow]:
+    first, both = one[0], (one[1], other[1])
     failed = 1.0 - target[complete]
-    scored = [mean_rows(tps_exact(traces, target)) for traces in (one, other)]
+    scored = [mean_rows(tps_exact(traces, target)) for traces in both]
     metrics: dict[str, tuple[int, list[RowStatistic]]] = {"tps_log": (len(target), scored)}
     if first != BASE_RATE and len(failed):  # a constant has no rank
         ranked: list[RowStatistic] = [
-            partial(auroc_rows, 1.0 - weighted_forecast(traces)[complete], failed) for traces in (one, other)
+            partial(auroc_rows, 1.0 - weighted_forecast(traces)[complete], failed) for traces in both
         ]
         metrics["auroc"] = (len(failed), ranked)
     for metric, (runs, (mine, its)) in metrics.items():
         got = paired_bootstrap(mine, its, runs, rng=rng, draws=draws)
         yield DifferenceRow(
             first=first,
-            second=second,
+            second=other[0],
             metric=metric,
             runs=runs,
             delta=got.estimate,
