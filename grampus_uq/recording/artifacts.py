@@ -15,7 +15,6 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -34,6 +33,7 @@ from pydantic import (
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.whole_file import whole_file
+from grampus_uq.records.latest import Latest
 from grampus_uq.records.strict_json import check_version, json_object, validated
 from grampus_uq.records.values import canonical_json, sha256_of
 from grampus_uq.stats.stored_values import FROZEN
@@ -246,15 +246,17 @@ def tools_hash(tools: Sequence[Mapping[str, Any]]) -> str:
     """
     given = [dict(tool) for tool in tools]
     try:
-        return _hash_of_written(marshal.dumps(given))
+        written = marshal.dumps(given)
     except ValueError:  # values of other types than JSON's own, or none that JSON has
         return _hash_of(given)
+    known = _HASHES.get(written)
+    if known is None:
+        known = _HASHES[written] = _hash_of(given)
+    return known
 
 
-@lru_cache(maxsize=16)
-def _hash_of_written(tools: bytes) -> str:
-    """The hash of the same tools once more: to write their values down exactly takes a tenth of the time."""
-    return _hash_of(marshal.loads(tools))  # noqa: S302 (what `tools_hash` wrote)
+_HASHES: Final[Latest[bytes, str]] = Latest(16)
+"""The hashes of the latest tools, by their values: to write these down exactly takes a tenth of the time."""
 
 
 def _hash_of(tools: Iterable[Mapping[str, Any]]) -> str:
