@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, closing, suppress
 from typing import Any
 
 import pytest
 from agents import Agent, Model, ModelResponse, ModelSettings, MultiProvider, RunConfig, Runner
 from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk, HumanMessage
+from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.runnables import RunnableLambda
+from langgraph.graph import START, MessagesState, StateGraph
 from openai.types.responses import ResponseFailedEvent, ResponseTextDeltaEvent
+from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.models.function import FunctionModel
 
 from grampus_uq import UncertaintyError, UncertaintyMonitor
+from grampus_uq.integrations.langchain import UncertaintyMiddleware
+from grampus_uq.integrations.langgraph import uncertainty_guard
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from grampus_uq.integrations.openai_agents_model import WatchedModel
+from grampus_uq.integrations.pydantic_ai import UncertaintyCapability
 from grampus_uq.testing import ScriptedTurn
 from tests.benchmarks.integrations_openai_agents import Canned
 from tests.integrations.agents_sdk import completed, output
@@ -35,6 +48,7 @@ class Source:
     def __init__(self, end: str, *events: Any) -> None:
         self.end = end
         self.begun = asyncio.Event()
+        self.left = threading.Event()
         self.closed: list[str] = []
         self._events = events
         self._reader: Any = None
@@ -47,6 +61,19 @@ class Source:
         finally:
             self.note()
 
+    def blocking(self) -> Iterator[Any]:
+        """The stream of a model that is asked without awaiting."""
+        self._reader = threading.get_ident()
+        try:
+            yield self._events[0]
+            if self.end == "fails":
+                raise ValueError("the model fails")
+            if self.end == "is left":
+                self.left.wait(10)
+            yield self._events[1]
+        finally:
+            self.note(threading.get_ident())
+
     async def unclosed(self) -> AsyncIterator[Any]:
         """The stream where closing it is nothing that it notes itself."""
         self._reader = asyncio.current_task()
@@ -58,8 +85,9 @@ class Source:
             await asyncio.Event().wait()
         yield self._events[1]
 
-    def note(self) -> None:
-        self.closed.append("by its reader" if asyncio.current_task() is self._reader else "by another task")
+    def note(self, reader: int | None = None) -> None:
+        here = reader or asyncio.current_task()
+        self.closed.append("by its reader" if here == self._reader else "by another task")
 
 
 class Closable:
@@ -108,7 +136,7 @@ def answer(end: str) -> Source:
 async def agents_sdk(end: str, closer: str, guarded: UncertaintyGuard | None) -> tuple[list[str], str]:
     """Who closed the stream of a run of the OpenAI Agents SDK, and what the run raised."""
     source = answer(end)
-    settings = ModelSettings(timeout=0.05) if end == "is late" else ModelSettings()
+    settings = ModelSettings(timeout=0.3) if end == "is late" else ModelSettings()
     agent = Agent[Any](name="a", model=Streaming(source, closer), model_settings=settings)
     if guarded is None:
         result = Runner.run_streamed(agent, "Pay.")
@@ -206,3 +234,121 @@ async def test_a_runner_of_somebody_elses_is_given_the_sdks_own_configuration() 
     finally:
         set_default_agent_runner(before)
     assert result.final_output
+
+
+# -- the other frameworks, of whose streams their adapters take nothing ------------------------------------------------
+
+
+class Chat(BaseChatModel):
+    """LangChain's model of a source."""
+
+    source: Any
+
+    @property
+    def _llm_type(self) -> str:
+        return "streaming"
+
+    def _generate(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    def _stream(self, *_: Any, **__: Any) -> Iterator[Any]:
+        with closing(self.source.blocking()) as chunks:
+            yield from chunks
+
+    async def _astream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        async with aclosing(self.source.generator()) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+def graph(framework: str, end: str, guarded: bool) -> tuple[Source, Any]:
+    """An agent of LangChain, or a graph of LangGraph's."""
+    source = Source(end, *(ChatGenerationChunk(message=AIMessageChunk(content=text)) for text in ("It is ", "done.")))
+    model, monitor = Chat(source=source), UncertaintyMonitor()
+    if framework == "LangChain":
+        middleware: list[Any] = [UncertaintyMiddleware(monitor, advisory=True)] if guarded else []
+        return source, create_agent(model, [], middleware=middleware)
+
+    def agent(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    async def awaited(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", RunnableLambda(agent, awaited))
+    builder.add_edge(START, "agent")
+    if guarded:
+        uncertainty_guard(monitor, advisory=True).attach(builder, tools=[])
+    return source, builder.compile()
+
+
+PROMPT: Any = {"messages": [HumanMessage("Pay.")]}
+
+
+class Nothing(AbstractCapability[Any]):
+    """A capability in the guard's place: pydantic-ai closes otherwise where there is none."""
+
+    async def wrap_model_request(self, ctx: Any, *, request_context: Any, handler: Any) -> Any:
+        return await handler(request_context)
+
+
+def events(framework: str, end: str, guarded: bool) -> tuple[Source, AsyncGenerator[Any, None]]:
+    """A source, and what a run on it streams."""
+    if framework != "pydantic-ai":
+        source, app = graph(framework, end, guarded)
+        return source, app.astream(PROMPT, stream_mode="messages")
+    source = Source(end, "It is ", "done.")
+    capability: Any = UncertaintyCapability(UncertaintyMonitor(), advisory=True) if guarded else Nothing()
+    model = FunctionModel(stream_function=lambda *_: source.generator(), model_name="fake")
+    agent = PydanticAgent(model, capabilities=[capability])
+
+    async def texts() -> AsyncGenerator[Any, None]:
+        async with agent.run_stream("Pay.") as result:
+            async for text in result.stream_text(debounce_by=None):
+                yield text
+
+    return source, texts()
+
+
+async def ended(source: Source, streamed: AsyncGenerator[Any, None]) -> tuple[list[str], str]:
+    """Who closed the source, and what was raised."""
+    late: asyncio.Timeout
+
+    async def read() -> None:
+        nonlocal late
+        async with asyncio.timeout(None) as late, aclosing(streamed):
+            async for _ in streamed:
+                if source.end == "is left":
+                    return
+
+    reading = asyncio.ensure_future(read())
+    if source.end in ("is cancelled", "is late"):
+        await source.begun.wait()
+        if source.end == "is late":
+            late.reschedule(0)
+        else:
+            reading.cancel()
+    (raised,) = await asyncio.gather(reading, return_exceptions=True)
+    return source.closed, repr(raised)
+
+
+@pytest.mark.parametrize("framework", ["LangChain", "LangGraph", "pydantic-ai"])
+@pytest.mark.parametrize("end", [end for end in ENDS if end != "says that it failed"])
+async def test_a_models_stream_is_closed_as_the_framework_does_without_a_guard(end: str, framework: str) -> None:
+    plain, guarded = [await ended(*events(framework, end, guarded)) for guarded in (False, True)]
+    assert guarded == plain
+    assert len(guarded[0]) == 1
+
+
+@pytest.mark.parametrize("framework", ["LangChain", "LangGraph"])
+@pytest.mark.parametrize("end", ["read whole", "fails", "is left"])
+def test_a_models_stream_is_closed_in_a_run_that_awaits_nothing(end: str, framework: str) -> None:
+    for guarded in (False, True):
+        source, app = graph(framework, end, guarded)
+        with suppress(ValueError), closing(app.stream(PROMPT, stream_mode="messages")) as streamed:
+            for _ in streamed:
+                if end == "is left":
+                    source.left.set()
+                    break
+        assert source.closed == ["by its reader"]
