@@ -93,7 +93,10 @@ class WatchedModel(Model):
         own = system_instructions
         system_instructions, input, shown = self._before(system_instructions, input, tools)
         sent = self._sent(own, input, shown, rest, given)
-        response = await self.inner.get_response(system_instructions, input, model_settings, shown, *rest, **given)
+        given |= zip(("output_schema", "handoffs", "tracing"), rest, strict=False)
+        response = await self.inner.get_response(  # by name, as the SDK: a model may take nothing else
+            system_instructions=system_instructions, input=input, model_settings=model_settings, tools=shown, **given
+        )
         await self._observe(response.output, response.usage, system_instructions, input, tools, sent)
         return response
 

@@ -467,6 +467,21 @@ def test_a_handoff_whose_name_the_policy_protects_is_reported_because_its_functi
     assert guard.ungated == {"pay"}
 
 
+class NamedOnly(FakeModel):
+    """Takes what it is asked with by name, which is how the SDK gives it."""
+
+    async def get_response(self, *, system_instructions: Any, input: Any, **given: Any) -> ModelResponse:
+        return await super().get_response(system_instructions, input)
+
+
+@pytest.mark.anyio
+async def test_a_watched_model_is_asked_as_the_sdk_asks_it(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, DONE)
+    for model in (NamedOnly(desk.setup), FakeModel(desk.setup)):
+        result = await desk.guard.run(Agent(name="a", model=model), "Pay.", session_id="s")
+        assert result.final_output == "Done."
+
+
 class ChatModel(OpenAIChatCompletionsModel):
     """Takes a provider's conversation beside a guardrail, which the SDK refuses for models of another kind."""
 

@@ -618,9 +618,9 @@ async def test_equal_agents_stay_equal_and_a_model_is_given_the_users_own_tools(
     seen: list[Any] = []
 
     class Looks(Scripted):
-        async def get_response(self, system_instructions: Any, input: Any, *given: Any, **more: Any) -> ModelResponse:
-            seen.extend(given[1])
-            return await super().get_response(system_instructions, input, *given, **more)
+        async def get_response(self, system_instructions: Any, input: Any, **given: Any) -> ModelResponse:
+            seen.extend(given["tools"])
+            return await super().get_response(system_instructions, input, **given)
 
     bank = Bank()
     own, model = bank.tool(), Looks((0.9, []))
