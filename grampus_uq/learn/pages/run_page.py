@@ -69,7 +69,7 @@ def run_html(run: Run) -> str:
         thresholds="" if thresholds is None else thresholds_in_words(thresholds),
         lowest="" if lowest is None else f"{in_words(lowest[1])} {lowest[2]:.2f} at step {lowest[0]}",
         held=list(_held(run)),
-        chance=min(_chances(run), default=None),
+        chance=min((chance for _, chance in _read(run, "p_success")), default=None),
         drawings=[drawing for drawing in _drawings(run) if drawing.points],
         events=[_shown(event_row(event), event) for event in islice(run.events, _MOST_EVENTS)],
         left_out=max(0, len(run.events) - _MOST_EVENTS),
@@ -127,27 +127,15 @@ def _shown(row: EventRow, event: object) -> dict[str, Any]:
 
 
 def _drawings(run: Run) -> tuple[Drawing, ...]:
-    chance = (_chance(run),) if len(_chances(run)) > 1 else ()  # one value is in the summary
-    return *chance, _confidence(run), _evidence(run)
-
-
-def _chances(run: Run) -> list[float]:
-    return [event.assessment.p_success for event in run.steps if event.assessment.p_success is not None]
-
-
-def _chance(run: Run) -> Drawing:
-    """The chance of success after every step that has one: what a fitted profile holds calls by."""
-    steps = [event for event in run.steps if event.assessment.p_success is not None]
-    values = [min(1.0, max(0.0, value)) for value in _chances(run)]
-    points = list(_points(steps, values, "chance of success", 0.0, 1.0))
-    return Drawing(label="Chance of success", points=points, limits=[], ticks=_SHARES)
+    chances = _points(run, "p_success", "chance of success")  # what a fitted profile holds calls by
+    chance = Drawing(label="Chance of success", points=chances, limits=[], ticks=_SHARES)
+    shown = (chance,) if len(chances) > 1 else ()  # one value is in the summary
+    return *shown, _confidence(run), _evidence(run)
 
 
 def _confidence(run: Run) -> Drawing:
     """The belief after every step, between 0 and 1, against the thresholds that were in force at it."""
-    steps = [event for event in run.steps if event.assessment.believed is not None]
-    values = [min(1.0, max(0.0, event.assessment.believed or 0.0)) for event in steps]
-    points = list(_points(steps, values, "confidence", 0.0, 1.0))
+    points = _points(run, "believed", "confidence")
     at_step = _thresholds_by_step(run)
     limits = []
     for place, level in enumerate(("low", "medium", "high")):
@@ -161,12 +149,12 @@ def _confidence(run: Run) -> Drawing:
 
 def _evidence(run: Run) -> Drawing:
     """The detector's log evidence of failure after every step, against its threshold."""
-    steps = [event for event in run.steps if event.assessment.log_e_value is not None]
-    values = [max(-_MOST_LOG, min(_MOST_LOG, event.assessment.log_e_value or 0.0)) for event in steps]
-    limits = [event.assessment.log_threshold for event in steps]
+    read = _read(run, "log_e_value")
+    limits = [event.assessment.log_threshold for event, _ in read]
     known = [max(-_MOST_LOG, min(_MOST_LOG, limit)) for limit in limits if limit is not None]
+    values = [max(-_MOST_LOG, min(_MOST_LOG, value)) for _, value in read]
     low, high = min([0.0, *values, *known]), max([1.0, *values, *known])
-    points = list(_points(steps, values, "log evidence", low, high))
+    points = _points(run, "log_e_value", "log evidence", low, high)
     line = [(_LEFT, _y(known[-1], low, high)), (_RIGHT, _y(known[-1], low, high))] if known else []
     ticks = [(_y(value, low, high), f"{value:.1f}") for value in dict.fromkeys((low, 0.0, high))]
     return Drawing(
@@ -177,13 +165,19 @@ def _evidence(run: Run) -> Drawing:
     )
 
 
-def _points(
-    steps: Sequence[StepEvent], values: Sequence[float], words: str, low: float, high: float
-) -> Iterator[Point]:
-    for place, (event, value) in enumerate(zip(steps, values, strict=True)):
-        row = event_row(event)
-        share = place / (len(steps) - 1) if len(steps) > 1 else 0.5
-        yield Point(
+def _read(run: Run, name: str) -> list[tuple[StepEvent, float]]:
+    """The steps of which the assessment has this number, with it."""
+    found = ((event, getattr(event.assessment, name)) for event in run.steps)
+    return [(event, value) for event, value in found if value is not None]
+
+
+def _points(run: Run, name: str, words: str, low: float = 0.0, high: float = 1.0) -> list[Point]:
+    """A number after every step that has it, from `low` to `high`."""
+    points, read = [], _read(run, name)
+    for place, (event, given) in enumerate(read):
+        row, value = event_row(event), min(high, max(low, given))
+        share = place / (len(read) - 1) if len(read) > 1 else 0.5
+        point = Point(
             x=round(_LEFT + 8 + (_RIGHT - _LEFT - 16) * share, 1),
             y=_y(value, low, high),
             step=event.assessment.index,
@@ -191,6 +185,8 @@ def _points(
             held=_stops(event),
             call=event.step.kind == "tool_call",
         )
+        points.append(point)
+    return points
 
 
 def _thresholds_by_step(run: Run) -> dict[int, Thresholds | None]:
