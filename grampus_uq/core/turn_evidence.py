@@ -460,7 +460,7 @@ def _matching(calls: tuple[str, ...], call: ToolCall, *, by_name: bool = False) 
 
 
 def _found(turns: Turns, call: ToolCall | None, step_id: str | None) -> list[TurnEvidence] | None:
-    """The turns that may have proposed a call, the surest way first; None where none is known to have."""
+    """The turns that may have proposed a call, in their order; None where none is known to have."""
     step = text_key(step_id) if step_id else None
     of_step = [turn for turn in turns if turn.step == step] if step else []
     listed = [turn for turn in turns if turn.calls or turn.called] if call is not None else []
@@ -472,7 +472,7 @@ def _found(turns: Turns, call: ToolCall | None, step_id: str | None) -> list[Tur
         named = [] if call is None or len(of_step) == 1 else _having(of_step, call, by_name=True)
         return named or [turn for turn in of_step if turn.open] or of_step[-1:]
     named = [] if call is None else _having(listed, call, by_name=True)
-    return [*named, *(turn for turn in turns if turn.more and turn not in named)] if named else None
+    return [turn for turn in turns if turn.more or turn in named] if named else None
 
 
 def _open_at(turns: Turns, call: ToolCall) -> int | None:
@@ -495,7 +495,7 @@ def _having(turns: list[TurnEvidence], call: ToolCall, *, by_name: bool = False)
 
 
 def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
-    """The least of what was read of several turns, part by part; the belief is the session's, which recovers."""
+    """The least of what was read of several turns, part by part; the belief is that after the last, which recovers."""
     at_worst = [turn.at_worst for turn in turns if turn.at_worst is not None]
     chances = [turn.p_success for turn in turns]
     lows = [turn.lowest for turn in turns if turn.lowest is not None]
@@ -506,6 +506,8 @@ def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
         worst_chance=min(at_worst, default=None),
         lowest=min(lows, key=lambda low: low[1], default=None),
         stated=all(turn.stated for turn in turns),
+        belief=turns[-1].belief,
+        worst_belief=turns[-1].worst_belief,
         doubts=_least_doubts([doubt for turn in turns for doubt in turn.doubts]),
         scores=_least_scores([turn.scores for turn in turns]),
         worst_scores=_least_scores([turn.worst_scores or turn.scores for turn in turns]),

@@ -106,6 +106,15 @@ def test_of_two_turns_that_may_have_proposed_a_call_one_with_nothing_else_holds_
     assert judge_call(profile, state, PAY, Effect.IRREVERSIBLE).action.stops
 
 
+def test_of_two_turns_that_may_have_proposed_a_call_the_later_is_not_lifted_either():
+    profile, call = Profile(estimator=UNBIASED), ToolCall(name="pay")
+    state = proposing(profile, read({"p_true": 0.9}))
+    lifted = proposing(profile, read({**SURE, "p_true": 0.65}), state)
+    assert lifted.cumulative >= 0.8
+    assert judge_call(profile, lifted, call, Effect.IRREVERSIBLE).action.stops
+    assert judge_call(profile, proposing(profile, read({"p_true": 0.82}), state), call, Effect.IRREVERSIBLE).allowed
+
+
 def test_a_snapshot_keeps_that_nothing_else_was_read():
     state = state_from_json(state_to_json(proposing(Profile(), read(SURE))))
     assert judge_call(Profile(), state, PAY, Effect.IRREVERSIBLE).rule == "irreversible_override"
