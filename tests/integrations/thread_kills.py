@@ -233,10 +233,15 @@ def scenario(url: str, folder: Path, number: int, kill: Kill, kind: str, counts:
             os.kill(child, signal.SIGCONT)
         time.sleep(0.3 * bool(stopped))
     finally:  # one that stands still would keep the pipes open on which this script says why it failed
-        for child in stopped:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        end(stopped)
     check(calm, seen, thread, kill, kind, counts)
+
+
+def end(stopped: list[int]) -> None:
+    while stopped:
+        child = stopped.pop()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def count(child: int, counts: Counter[str], stopped: list[int]) -> None:
@@ -270,6 +275,7 @@ def first_run(watched: Bank, calm: Bank, seen: Outside, thread: str, counts: Cou
         assert stands == "set aside", f"{thread} is {stands} before anybody decided"
         assert "begin it anew" in seen.letter(thread), seen.letter(thread)
         counts["begun anew"] += 1
+        end(stopped)  # it may stand in the middle of a write to LangGraph's file, which is locked as long
         seen.ask(lambda store: drop(Ledger(store), "payer", thread, principal="ann"))
         assert gone(forked(lambda: begin(calm, thread))) == 0
     raise AssertionError(f"{thread} does not come to wait")
