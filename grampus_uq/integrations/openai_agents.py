@@ -148,13 +148,7 @@ class UncertaintyGuard:
             self._running.reset(token)
 
     def _start(
-        self,
-        session_id: str,
-        agent_id: str,
-        model: str,
-        snapshot: Mapping[str, Any] | None,
-        *,
-        vouched: bool = True,
+        self, session_id: str, agent_id: str, model: str, snapshot: Mapping[str, Any] | None, *, vouched: bool = True
     ) -> WatchedRun:
         agent_id = self.settings.agent_id or agent_id
         calls = take_up(self.settings, self._gate, session_id, agent_id, snapshot, vouched=vouched)
