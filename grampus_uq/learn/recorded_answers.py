@@ -21,7 +21,7 @@ from grampus_uq.monitor.session import judge_of, score_of
 from grampus_uq.recording.copies import distinct_runs
 from grampus_uq.recording.replay import ReplayedStep, replay
 from grampus_uq.recording.runs import Paths, Refused, Run
-from grampus_uq.records.events import CallAsked, DecisionEvent, ProfileChanged
+from grampus_uq.records.events import CallAsked, DecisionEvent, ProfileChanged, SessionStarted
 from grampus_uq.records.vocabulary import UncertaintyAction, UncertaintyLevel
 
 _GRAVE = (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
@@ -126,6 +126,8 @@ def _unfit(run: Run) -> str | None:
         return "no_beginning"
     if run.start.advisory:
         return "advisory"
+    if len({(one.model, one.prompt_hash, one.tools_hash) for one in run.events if isinstance(one, SessionStarted)}) > 1:
+        return "made_with_changed"
     return "profile_changed" if any(isinstance(event, ProfileChanged) for event in run.events) else None
 
 

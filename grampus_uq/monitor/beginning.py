@@ -17,12 +17,30 @@ from grampus_uq.records.events import Event, SessionStarted
 class SessionScope:
     """What a session's answers are made with, and the wiring that serves it.
 
-    `made_with` is None until the first answer says it. Facts on which answers differ are unknown from then on.
+    `made_with` is None until the first answer says it. Facts on which answers differ are unknown from then on, and the
+    run is `mixed`: what no other run is made with.
     """
 
     wiring: Wiring
     made_with: MadeWith | None
     advisory: bool
+    mixed: bool = False
+
+    @classmethod
+    def begun(
+        cls, wiring: Wiring, given: MadeWith | None, snapshot: Mapping[str, Any] | None, n_steps: int, *, advisory: bool
+    ) -> SessionScope:
+        """The facts that are given, and in a resumed session also those that its snapshot holds.
+
+        Where none are given the first answer says them. Earlier releases kept none.
+        """
+        held, mixed = _made_with_in(snapshot or {}), (snapshot or {}).get("mixed") is True
+        scope = cls(wiring=wiring, made_with=held, advisory=advisory, mixed=mixed)
+        if given is not None:
+            scope.take(given)
+        elif held is None and n_steps:
+            scope.made_with = UNKNOWN
+        return scope
 
     def profile_in(self, wiring: Wiring) -> tuple[Profile, dict[str, str]]:
         """The profile for this session out of a wiring, and its status."""
@@ -32,7 +50,9 @@ class SessionScope:
         """Take what the next answer is made with; True where other facts are known after it than before."""
         before = self.made_with
         if now != before or "" in now[1:]:  # most answers of a run are made with the same
-            self.made_with = FittedFor.shared([now if before is None else before, now]).made_with
+            said = FittedFor.shared([now]).made_with
+            self.mixed |= before not in (None, said)
+            self.made_with = said if before is None else FittedFor.shared([before, said]).made_with
         return self.made_with != before
 
 
@@ -68,16 +88,12 @@ def with_scope(started: SessionStarted, made_with: MadeWith | None, status: Mapp
     return replace(started, model=model, prompt_hash=prompt, tools_hash=tools, metadata={**status, **others})
 
 
-def scope_in(snapshot: Mapping[str, Any] | None, n_steps: int, given: MadeWith | None) -> MadeWith | None:
-    """The facts that a snapshot holds, and that are the same in those given for the answers from now on, if they are.
-
-    None for a session without a step, whose first answer says them. Earlier releases kept none.
-    """
+def _made_with_in(snapshot: Mapping[str, Any]) -> MadeWith | None:
+    """The facts that a snapshot holds, if it holds them."""
     try:
-        model, prompt, tools = (snapshot or {})["made_with"]
+        model, prompt, tools = snapshot["made_with"]
         if isinstance(model, str) and all(fact is None or isinstance(fact, str) for fact in (prompt, tools)):
-            held = model, prompt, tools
-            return held if given is None else FittedFor.shared([held, given]).made_with
+            return model, prompt, tools
     except (KeyError, TypeError, ValueError):
         pass
-    return given or (UNKNOWN if n_steps else None)
+    return None

@@ -19,7 +19,7 @@ from grampus_uq.core.propagator import Propagator, UncertaintyPropagator
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.monitor.beginning import Opening, SessionScope, scope_in, with_scope
+from grampus_uq.monitor.beginning import Opening, SessionScope, with_scope
 from grampus_uq.monitor.history import AgentBeliefState
 from grampus_uq.monitor.processing import Processing
 from grampus_uq.monitor.sensing import SensingPlan
@@ -239,9 +239,9 @@ class UncertaintyMonitor:
                 raise ConfigurationError.of(
                     "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
                 )
-        made_with = scope_in(snapshot, state.n_steps, None if model is None else (model, prompt_hash, tools_hash))
+        given = None if model is None else (model, prompt_hash, tools_hash)
         wiring = self._wiring  # once: a reload in another thread swaps all of it
-        scope = SessionScope(wiring=wiring, made_with=made_with, advisory=bool(advisory))
+        scope = SessionScope.begun(wiring, given, snapshot, state.n_steps, advisory=bool(advisory))
         profile, status = scope.profile_in(wiring)
         started = SessionStarted(
             session_id=session_id,
@@ -257,7 +257,9 @@ class UncertaintyMonitor:
             irreversible_tools=tuple(profile.policy.irreversible_tool_names),
             always_ask_tools=tuple(profile.policy.always_ask_tool_names),
         )
-        opening = Opening(self._processing.emit, with_scope(started, made_with, status)) if self.processors else None
+        opening = (
+            Opening(self._processing.emit, with_scope(started, scope.made_with, status)) if self.processors else None
+        )
         session = Session(
             profile=profile,
             emit=opening,

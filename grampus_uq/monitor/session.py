@@ -150,9 +150,16 @@ class Session:
         """The profile that the next step is judged by."""
         return self._profile
 
-    def judge(self, agent_version: str = "", stream: str = "") -> str:
-        """The profile, model, prompt and tools that judge this run, with their owner's name for them: a fingerprint."""
-        return judge_of(self._scope.wiring.fingerprint, *(self._scope.made_with or UNKNOWN), agent_version, stream)
+    def judge(self, agent_version: str = "", stream: str = "") -> str | None:
+        """The profile, model, prompt and tools that judge this run, with their owner's name for them: a fingerprint.
+
+        None where answers of the run were made with different ones.
+        """
+        return (
+            None
+            if self._scope.mixed
+            else judge_of(self._scope.wiring.fingerprint, *(self._scope.made_with or UNKNOWN), agent_version, stream)
+        )
 
     def call_score(self, stream: str, call: ToolCall, step_id: str) -> float | None:
         """The belief about a proposed call, in [0, 1], higher is better; None where nothing was read."""
@@ -646,6 +653,8 @@ class Session:
             values["fallback"] = self._profile.fallback
         if self._scope.made_with is not None:
             values["made_with"] = list(self._scope.made_with)
+        if self._scope.mixed:
+            values["mixed"] = True
         values["thresholds"] = list(self._profile.policy.thresholds)
         values["state"] = write(state)
         values |= {"recent": [], "escalations": []} if history is None else history.to_json()

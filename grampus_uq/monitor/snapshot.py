@@ -19,7 +19,7 @@ COMPACT_VERSION: Final = 2
 STATE_TEXT: Final = "text"
 """The key of the state's JSON text in a compact snapshot, beside the session's id, which holds in the text's place."""
 _OWN_ENTRIES: Final = frozenset(
-    {"v", "profile", "made_with", "state", "recent", "escalations", "structure", "origins", "turns", "unread"}
+    {"v", "profile", "made_with", "mixed", "state", "recent", "escalations", "structure", "origins", "turns", "unread"}
 )
 _STEPS = TypeAdapter(list[StepUncertainty])
 _ESCALATIONS = TypeAdapter(list[dict[str, JsonValue]])

@@ -285,6 +285,9 @@ class StoredPermits:
                 return _Said(standing=now, trouble=f"permit {permit.id[:8]} lets nothing ahead: {now.trouble}")
             if now.state.closed is not None or score is None:
                 return _Said(standing=now)
+            if judge is None:
+                why = "answers of this run were made with different models, prompts or tools: name what varies"
+                return _Said(standing=now, trouble=f"permit {permit.id[:8]} lets nothing ahead: {why}")
             known = await self._ticket(permit, key)
             if known is not None and known.asked and known.wrong is None:
                 return _Said(standing=now)

@@ -238,6 +238,41 @@ async def test_a_permit_is_bound_to_the_version_of_the_tool_that_it_began_with(k
     assert (await stored_permits(store))[0].state.issued == 2
 
 
+@pytest.mark.parametrize("kind", ["calls", "turns"])
+async def test_a_run_whose_prompt_changed_is_asked_about_whatever_other_such_runs_would_have_earned(kind: str) -> None:
+    """In another process too. Of each its prompt is unknown, and one unknown prompt is not another's."""
+    store, permits, monitor = await office()
+    chosen = AdapterSettings(monitor=monitor, permits=permits)
+    gate = chosen.gate(lambda name: None)
+
+    async def run(session: str, number: int, *prompts: str) -> CallRecord:
+        turns = [ModelTurn(content='I look. {"confidence": 0.95}', system=prompt) for prompt in prompts]
+        last = ModelTurn(content=SAYS, calls=(pay(number),), system=prompts[-1])
+        if kind == "turns":
+            judge, state = TurnJudge(monitor, permits=permits, agent_id="clerk"), None
+            for turn in turns:
+                before = judge.states.read(session, session, state, begun=False)
+                state = json.loads(json.dumps(judge.states.write(await judge.judge(before, turn))))
+            elsewhere = TurnJudge(monitor, permits=permits, agent_id="clerk")
+            return (await elsewhere.judge(elsewhere.states.read(session, session, state), last)).records[0]
+        held = take_up(chosen, gate, session, "clerk")
+        for turn in turns:
+            await held.observe(chosen, turn, [])
+        again = take_up(chosen, gate, session, "clerk", json.loads(json.dumps(write_snapshot(held))))
+        await again.observe(chosen, last, [pay(number)])
+        return await again.judge(pay(number))
+
+    host = Host(kind, permits, monitor)
+    first = await run("first", 1, "Be good.", "Be kind.")
+    await host.told(permits, first, "approve")
+    other = await run("other", 2, "Be bad.", "Be quick.")
+    assert other.waiting
+    assert "name what varies" in other.requests[0].reason
+    assert (await stored_permits(store))[0].state.issued == 0
+    await host.told(permits, await run("same", 3, "Be good.", "Be good."), "approve")
+    assert (await run("again", 4, "Be good.")).phase == "cleared"
+
+
 # -- never -------------------------------------------------------------------------------------------------------------
 
 

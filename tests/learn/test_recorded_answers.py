@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,6 +79,14 @@ def let_a_call_ahead(folder: Path) -> None:
     path = min(folder.glob("*.jsonl"))
     answered = next(line for line in path.read_text().splitlines() if '"decision":"approve"' in line)
     path.write_text(path.read_text() + answered.replace('"decision":"approve"', '"decision":"grant"') + "\n")
+
+
+def begin_anew_with_another_prompt(folder: Path) -> None:
+    """Let the first recording say that it went on with another prompt."""
+    path = min(folder.glob("*.jsonl"))
+    lines = path.read_text().splitlines()
+    begun = json.loads(lines[0]) | {"resumed": True, "prompt_hash": "another"}
+    path.write_text("\n".join([*lines, json.dumps(begun)]) + "\n")
 
 
 class Recorded(Office):
@@ -234,6 +243,14 @@ def test_a_call_that_was_asked_about_twice_counts_only_if_it_may_each_time() -> 
         (unknown, "unknown_what_was_in_force"),
     ):
         assert _unfair([one, other]) == _unfair([other, one]) == why
+
+
+async def test_a_run_whose_prompt_changed_on_the_way_is_left_out_whole(tmp_path: Path) -> None:
+    office = Recorded(tmp_path)
+    await office.work(["approve", "approve"])
+    begin_anew_with_another_prompt(tmp_path)
+    found = recorded_answers(tmp_path, permit(), PROFILE)
+    assert (len(found.calls), dict(found.left_out)) == (1, {"made_with_changed": 1})
 
 
 async def test_of_older_runs_one_in_which_a_call_was_let_ahead_is_left_out_whole_whatever_is_stated(
