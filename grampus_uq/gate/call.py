@@ -190,21 +190,17 @@ class CallRecord(BaseModel):
         text = canonical_json([run_id, self.step_id, self.call.id, self.call.canonical()])
         return sha256_of(text)
 
-    def clear_here(self) -> CallRecord:
-        """A copy that this process vouches for: exactly this call at exactly this step may run."""
-        return self._cleared_as({})
+    def clear_here(self, **changes: Any) -> CallRecord:
+        """A copy with these fields that this process vouches for: exactly this call at exactly this step may run."""
+        values = {**self.__dict__, **changes}
+        private = {"_cleared_here": self._identity(values["call"])}
+        return built_model(type(self), values, {*self.__pydantic_fields_set__, *changes}, private)
 
     def change(self, **changes: Any) -> CallRecord:
         """A copy with these fields; it keeps the clearance of this process only while it is cleared or started."""
         values = {**self.__dict__, **changes}
         kept = self._vouched_for if values["phase"] in _VOUCHED else None
         return built_model(type(self), values, {*self.__pydantic_fields_set__, *changes}, {"_cleared_here": kept})
-
-    def _cleared_as(self, changes: dict[str, Any]) -> CallRecord:
-        """A copy with these fields that this process vouches for."""
-        values = {**self.__dict__, **changes}
-        private = {"_cleared_here": self._identity(values["call"])}
-        return built_model(type(self), values, {*self.__pydantic_fields_set__, *changes}, private)
 
 
 _NEW = {name: field.default for name, field in CallRecord.model_fields.items()}
@@ -228,7 +224,7 @@ def doubt_of(judged: StepUncertainty | Verdict | ApprovalRequest) -> Doubt:
 def cleared(record: CallRecord, by: str = "monitor", **changes: Any) -> CallRecord:
     """Clear a call without a human decision; valid in this process only."""
     nobody: dict[str, Any] = {"requests": (), "decisions": (), "grant": None}
-    return record._cleared_as({"phase": _CLEARED, "cleared_by": by, **nobody, **changes})
+    return record.clear_here(**{"phase": _CLEARED, "cleared_by": by, **nobody, **changes})
 
 
 def may_be_granted(record: CallRecord, terms: Terms) -> bool:
