@@ -17,7 +17,7 @@ from grampus_uq.integrations.mcp.guarded_calls import GuardedCalls
 from grampus_uq.integrations.mcp.json_rpc import INVALID_REQUEST, LIST, Id, Message, error_line, id_in, is_id
 from grampus_uq.integrations.mcp.message_lines import TooLong
 from grampus_uq.integrations.mcp.server_messages import read_server_message
-from grampus_uq.integrations.mcp.shown_names import list_line, with_prefix
+from grampus_uq.integrations.mcp.shown_names import with_prefix
 from grampus_uq.records.latest import Latest
 
 _MAX_OPEN: Final = 10_000
@@ -53,17 +53,14 @@ class Answers:
     def expect(self, message: Message) -> None:
         """A request that is not a call goes to the server now."""
         if message.id is not None and message.method is not None:
-            self._expect(message.id, "cursor" not in message.params if message.method == LIST else None)
-
-    def _expect(self, identity: Id, begins_list: bool | None) -> None:
-        self._open[identity] = begins_list
+            self._open[message.id] = "cursor" not in message.params if message.method == LIST else None
 
     def give_up(self, identity: Id, record: CallRecord) -> bool:
         """Wait for the answer to a call no longer; False where it came. Its id stays taken."""
         if self.running.get(identity) is not record:
             return False
         del self.running[identity]
-        self._expect(identity, None)
+        self._open[identity] = None
         return True
 
     def take(self, line: bytes | TooLong) -> Taken | None:
@@ -112,7 +109,8 @@ class Answers:
             result = with_prefix(self._prefix, values["result"])
             try:
                 self._calls.take_list(result, begins=begins_list)
-                line = list_line(values, result) if self._prefix else line
+                if self._prefix:
+                    line = json.dumps({**values, "result": result}, separators=(",", ":")).encode()
             except ValueError as error:
                 self._tell(f"a list of tools is refused: {error}")
                 line = error_line(identity, INVALID_REQUEST, f"the server's list of tools is refused: {error}")

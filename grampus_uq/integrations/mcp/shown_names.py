@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Final
 
 from grampus_uq.integrations.mcp.json_rpc import Message
@@ -51,11 +50,6 @@ def with_prefix(prefix: str, result: Any) -> Any:
 def _named(prefix: str, tool: Any) -> Any:
     name = tool.get("name") if isinstance(tool, dict) else None
     return {**tool, "name": prefix + name} if isinstance(name, str) and name else tool
-
-
-def list_line(values: Mapping[str, Any], result: Any) -> bytes:
-    """The answer of a server with another result."""
-    return json.dumps({**values, "result": result}, separators=(",", ":")).encode()
 
 
 def without_prefix(prefix: str, message: Message) -> Message:
