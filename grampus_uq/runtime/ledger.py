@@ -22,8 +22,8 @@ from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.asked_rows import row_changes
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.run_state import ATTENDED, STATE_VERSION, AgentState, PendingSession, SessionHead
-from grampus_uq.runtime.standing_grants import GRANT, grant_body, standing_grant
-from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
+from grampus_uq.runtime.standing_grants import GRANT, put_grant, standing_grant
+from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed, try_write
 from grampus_uq.runtime.stored_permits import closing_words, closings
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, WAKES, Job, looked_after, read_job, within_parent
@@ -409,7 +409,7 @@ class Ledger:
 
     async def grant(self, grant: Grant) -> None:
         """Store a grant."""
-        await self.store.put(GRANT, grant.id, grant_body(grant, 0), expected=0, label=grant.tool)
+        await self.store.write(put_grant(grant, 0))
 
     async def use_grant(
         self,
@@ -440,12 +440,9 @@ class Ledger:
             found = None if newest is None else standing_grant(newest, policy)
             if newest is None or found is None:
                 return False
-            grant, body = found.grant, grant_body(found.grant, found.uses + 1)
-            try:
-                await self.store.put(GRANT, grant.id, body, expected=found.version, label=grant.tool)
+            if await try_write(self.store, put_grant(found.grant, found.uses + 1, expected=found.version)):
                 return True
-            except SessionConflictError:
-                newest = await self.store.get(GRANT, grant.id)  # used, or revoked, at this moment
+            newest = await self.store.get(GRANT, found.grant.id)  # used, or revoked, at this moment
         return False
 
 

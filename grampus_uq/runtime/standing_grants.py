@@ -40,10 +40,11 @@ class StoredGrant:
         return "is used up" if self.grant.max_uses is not None and self.uses >= self.grant.max_uses else None
 
 
-def grant_body(grant: Grant, uses: int, revoked: str | None = None) -> str:
-    """The text that is stored of a grant."""
+def put_grant(grant: Grant, uses: int, revoked: str | None = None, *, expected: int = 0) -> Put:
+    """The change that stores a grant, new or in place of the `expected` version."""
     left = {"uses": uses} if revoked is None else {"used": uses, "revoked": revoked}
-    return json.dumps({"grant": grant.model_dump(mode="json"), **left})
+    body = json.dumps({"grant": grant.model_dump(mode="json"), **left})
+    return Put(kind=GRANT, key=grant.id, body=body, expected=expected, label=grant.tool)
 
 
 def read_grant(document: Document) -> StoredGrant | None:
@@ -93,8 +94,7 @@ def _end_of(document: Document | None) -> str | None:
 async def revoke_grant(store: SessionStore, grant_id: str, by: str) -> StoredGrant:
     """Take a grant back, for every worker: no call that has not started runs on it. Raises DataError if unknown."""
     while (found := await find_record(store, GRANT, grant_id, read_grant)).revoked is None:
-        body = grant_body(found.grant, found.uses, by)
-        put = Put(kind=GRANT, key=found.grant.id, body=body, expected=found.version, label=found.grant.tool)
+        put = put_grant(found.grant, found.uses, by, expected=found.version)
         await try_write(store, put)  # or it was used, or somebody else revoked it, at this moment
     return found
 

@@ -41,7 +41,7 @@ class StoredDelegation:
 async def delegate(store: SessionStore, delegation: Delegation) -> None:
     """Store a signed delegation; raises ApprovalError where its id is known."""
     try:
-        await store.put(DELEGATION, delegation.id, _body(delegation), expected=0, label=delegation.deputy)
+        await store.write(_put(delegation))
     except SessionConflictError as error:
         raise ApprovalError("This delegation was made already.") from error
 
@@ -49,9 +49,7 @@ async def delegate(store: SessionStore, delegation: Delegation) -> None:
 async def revoke_delegation(store: SessionStore, delegation_id: str, by: str) -> StoredDelegation:
     """End a delegation now; decisions that no runner has taken up yet lapse. Raises DataError for an unknown id."""
     while (found := await find_delegation(store, delegation_id)).revoked is None:
-        given = found.delegation
-        body = _body(given, revoked=by, made_s=found.made_s)
-        put = Put(kind=DELEGATION, key=given.id, body=body, expected=found.version, label=given.deputy)
+        put = _put(found.delegation, revoked=by, made_s=found.made_s, expected=found.version)
         await try_write(store, put)  # or somebody else revoked it at this moment
     return found
 
@@ -95,9 +93,10 @@ def made_and_revoked(body: Mapping[str, Any], written_s: float) -> tuple[float |
     return None if made_s is None else float(made_s), written_s
 
 
-def _body(delegation: Delegation, *, revoked: str | None = None, made_s: float | None = None) -> str:
+def _put(given: Delegation, *, revoked: str | None = None, made_s: float | None = None, expected: int = 0) -> Put:
     more = {} if made_s is None else {"made_s": made_s}
-    return json.dumps({"delegation": delegation.model_dump(mode="json"), "revoked": revoked} | more)
+    body = json.dumps({"delegation": given.model_dump(mode="json"), "revoked": revoked} | more)
+    return Put(kind=DELEGATION, key=given.id, body=body, expected=expected, label=given.deputy)
 
 
 def _read(document: Document) -> StoredDelegation | None:
