@@ -36,7 +36,7 @@ _NOT_MEANT = frozenset({"ctx_wrapper"})
 
 Before = Callable[["str | None", Any, "list[Any]"], "tuple[str | None, Any, list[Any]]"]
 Observe = Callable[[Sequence[Any], Any, "str | None", Any, Sequence[Any], Mapping[str, Any]], Awaitable[None]]
-"""Takes the output and the usage of an answer, the system instructions, the input, the tools, and `_sent`."""
+"""Takes the output and the usage of an answer, the system instructions, the input, the tools, and what was sent."""
 
 
 class WatchedModel(Model):
@@ -90,25 +90,21 @@ class WatchedModel(Model):
         self, system_instructions: str | None, input: Any, model_settings: Any, tools: Any, *rest: Any, **given: Any
     ) -> ModelResponse:
         """Ask the model inside, and observe its answer."""
-        own = system_instructions
-        system_instructions, input, shown = self._before(system_instructions, input, tools)
-        sent = self._sent(own, input, shown, rest, given)
+        told, input, shown, sent = self._asked(system_instructions, input, tools, rest, given)
         given |= zip(("output_schema", "handoffs", "tracing"), rest, strict=False)
         response = await self.inner.get_response(  # by name, as the SDK: a model may take nothing else
-            system_instructions=system_instructions, input=input, model_settings=model_settings, tools=shown, **given
+            system_instructions=told, input=input, model_settings=model_settings, tools=shown, **given
         )
-        await self._observe(response.output, response.usage, system_instructions, input, tools, sent)
+        await self._observe(response.output, response.usage, told, input, tools, sent)
         return response
 
     async def stream_response(
         self, system_instructions: str | None, input: Any, model_settings: Any, tools: Any, *rest: Any, **given: Any
     ) -> AsyncIterator[Any]:
         """Stream from the model inside; the whole answer is observed before its last event is passed on."""
-        own = system_instructions
-        system_instructions, input, shown = self._before(system_instructions, input, tools)
-        sent = self._sent(own, input, shown, rest, given)
+        told, input, shown, sent = self._asked(system_instructions, input, tools, rest, given)
         done: list[Any] = []
-        events = self.inner.stream_response(system_instructions, input, model_settings, shown, *rest, **given)
+        events = self.inner.stream_response(told, input, model_settings, shown, *rest, **given)
         try:
             async for event in events:
                 kind = getattr(event, "type", "")
@@ -117,26 +113,28 @@ class WatchedModel(Model):
                 elif kind in ("response.completed", "response.incomplete"):
                     answer = event.response  # type: ignore[union-attr]  # by type
                     output = answer.output or done  # as the SDK: some services say the items once
-                    await self._observe(output, answer.usage, system_instructions, input, tools, sent)
+                    await self._observe(output, answer.usage, told, input, tools, sent)
                 yield event
         finally:
             with suppress(Exception):  # as the SDK: the answer, or what ended it, counts
                 await _close(events)
 
-    def _sent(
-        self, system: str | None, items: Any, tools: Sequence[Any], rest: Sequence[Any], given: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """What the model is asked with, in the fields of a `ModelTurn`: also a stored prompt of the provider's."""
+    def _asked(
+        self, system: str | None, items: Any, tools: list[Any], rest: Sequence[Any], given: Mapping[str, Any]
+    ) -> tuple[str | None, Any, list[Any], dict[str, Any]]:
+        """What the model is asked with, and that in the fields of a `ModelTurn`: also a provider's stored prompt."""
+        told, items, shown = self._before(system, items, tools)
         shape = given.get("output_schema", rest[0] if rest else None)
         handoffs = given.get("handoffs", rest[1] if len(rest) > 1 else ())
         leading = standing_in(items)
         stored = [] if given.get("prompt") is None else [json.dumps(plain(given["prompt"]), sort_keys=True)]
-        return {
+        sent = {
             "requested": str(getattr(self.inner, "model", None) or ""),
             "system": "\n\n".join([text for text in (system, leading) if text] + stored),
-            "offered": [*map(tool_schema, tools), *map(_handoff_schema, handoffs)],
+            "offered": [*map(tool_schema, shown), *map(_handoff_schema, handoffs)],
             "shape": None if shape is None or shape.is_plain_text() else shape.json_schema(),
         }
+        return told, items, shown, sent
 
 
 async def _close(events: Any) -> None:

@@ -232,22 +232,6 @@ def _watch_runs(watch: AgentWatch) -> None:
             set_default_agent_runner(_WatchedRunner(runner))
 
 
-def _configured(agent: Agent[Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a run; raises SessionError for a run outside of the sessions that its agent may run in."""
-    with _lock:
-        watches = [watch for watch in _watches if watch.has(agent)]
-    outside = None
-    for watch in watches:
-        try:
-            if watch.current() is not None:
-                return watch.configured(given)
-        except SessionError as error:
-            outside = error
-    if outside is not None:
-        raise outside
-    return given
-
-
 class _WatchedRunner(AgentRunner):
     """The SDK's default runner around the one before: `Runner.run` has no other place that all runs pass."""
 
@@ -255,10 +239,23 @@ class _WatchedRunner(AgentRunner):
         self._inner = inner
 
     def _given(self, agent: Agent[Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-        given = _configured(agent, given)
-        if type(self._inner) is AgentRunner or not isinstance(config := given.get("run_config"), _Lent):
-            return given
-        return {**given, "run_config": RunConfig(**config)}  # another runner may take no dictionary
+        """The arguments of a run; raises SessionError for a run outside of the sessions that its agent may run in."""
+        with _lock:
+            watches = [watch for watch in _watches if watch.has(agent)]
+        outside = None
+        for watch in watches:
+            try:
+                if watch.current() is not None:
+                    given = watch.configured(given)
+                    break
+            except SessionError as error:
+                outside = error
+        else:
+            if outside is not None:
+                raise outside
+        if type(self._inner) is not AgentRunner and isinstance(config := given.get("run_config"), _Lent):
+            return {**given, "run_config": RunConfig(**config)}  # another runner may take no dictionary
+        return given
 
     async def run(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
         return await self._inner.run(starting_agent, input, **self._given(starting_agent, given))
