@@ -19,12 +19,16 @@ with MissingDependencyError.unless("langchain-core", "langgraph", "Reading what 
 
 
 class Asked(BaseCallbackHandler):
-    """The calls of chat models in a context; a model that is not called through LangChain leaves nothing here."""
+    """The calls of chat models in a context; a model that is not called through LangChain leaves nothing here.
+
+    `around`: those of a guard around this one, which are its calls, too.
+    """
 
     run_inline = True
     ignore_llm = ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
 
-    def __init__(self) -> None:
+    def __init__(self, around: Asked | None = None) -> None:
+        self._around = around
         self._models = set[str]()
         self._prompts = set[str]()
         self._tools = set[str]()
@@ -32,6 +36,8 @@ class Asked(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[Any]], **given: Any) -> None:
         """Note a call that begins."""
+        if self._around is not None:
+            self._around.on_chat_model_start(serialized, messages, **given)
         self._models.add(str((given.get("metadata") or {}).get("ls_model_name") or ""))
         for prompt in messages:
             self._prompts.add(standing_in([*itertools.takewhile(lambda one: one.type == "system", prompt)]))
@@ -60,7 +66,7 @@ register_configure_hook(_ASKED, inheritable=False)
 @contextmanager
 def asking() -> Iterator[Asked]:
     """Note the calls of chat models inside this block."""
-    asked = Asked()
+    asked = Asked(_ASKED.get())
     token = _ASKED.set(asked)
     try:
         yield asked

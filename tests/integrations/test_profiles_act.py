@@ -369,6 +369,23 @@ def test_nothing_acts_on_a_model_that_is_not_asked_through_the_framework(tmp_pat
     assert acted(own_client, tmp_path / "named", claimed, Made(), prompt_hash="v12") == [True, True]
 
 
+def test_what_a_guarded_agent_within_the_models_node_is_asked_with_counts_too(tmp_path: Path) -> None:
+    async def supervisor(made: Made, monitor: UncertaintyMonitor, session: str) -> None:
+        async def agent(state: Any) -> Any:
+            done = any(message.type == "tool" for message in state["messages"])
+            await Chat(model=made.model).ainvoke([SystemMessage("You route."), *state["messages"]])
+            inner = chain(made, UncertaintyMonitor())
+            found = await inner.ainvoke({"messages": [("user", "Go.")]}, {"configurable": {"thread_id": "inner"}})
+            calls: Any = [] if done else [{"name": "look_up", "args": {"what": "x"}, "id": "c1"}]
+            return {"messages": [AIMessage(found["messages"][-1].content, tool_calls=calls)]}
+
+        await guarded_graph(agent, made, monitor, session)
+
+    fitted_for = recorded(supervisor, tmp_path / "runs", Made())
+    assert acted(supervisor, tmp_path / "same", fitted_for, Made()) == [True, True]
+    assert acted(supervisor, tmp_path / "other", fitted_for, Made(prompt="You keep nothing.")) == [False, False]
+
+
 def test_a_thread_that_another_process_takes_up_keeps_its_profile_while_nothing_changed(tmp_path: Path) -> None:
     """The facts are in the checkpoint; where the agent changed meanwhile, the profile acts no more."""
     fitted_for = recorded(langchain, tmp_path / "runs", Made())
