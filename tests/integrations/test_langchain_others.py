@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 from langchain.tools import ToolRuntime
 from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
 from langchain_core.tools import InjectedToolArg, StructuredTool
@@ -257,3 +257,24 @@ def test_an_edit_changes_nothing_else_in_the_transcript_whatever_middleware_show
     answer = app.get_state(CONFIG).values["messages"][1]
     assert answer.text == turns[0].text
     assert [call["args"] for call in answer.tool_calls] == [{"to": "zoe"}, {"to": "eve"}]
+
+
+@pytest.mark.parametrize(("where", "questions"), [("inside", 1), ("outside", 2)])
+def test_an_approved_call_that_raises_is_tried_again_unasked_only_behind_the_guard(where: str, questions: int) -> None:
+    tried: list[str] = []
+
+    def pay(to: str) -> str:
+        """Pay."""
+        tried.append(to)
+        if len(tried) == 1:
+            raise ConnectionError
+        return "paid"
+
+    others: Any = {where: [ToolRetryMiddleware(max_retries=2, initial_delay=0, jitter=False)]}
+    app = guarded(pay, [says(0.3, {"args": {"to": "bob"}, "id": "1"}), says(0.99)], **others)
+    app.invoke({"messages": [("user", "Pay.")]}, CONFIG)
+    for asked in range(questions):
+        assert len(tried) == asked
+        (request,) = waiting(app.get_state(CONFIG))
+        app.invoke(resume(app.get_state(CONFIG), [request.decide("approve", principal="ann")]), CONFIG)
+    assert (waiting(app.get_state(CONFIG)), tried) == ([], ["bob", "bob"])
