@@ -45,6 +45,7 @@ class Situation:
     `state` is the session's after the step (before it for a call that is only asked about), `turn` the evidence of this
     step of the model, or of the one that proposes the call; `level` and `confidence` are the run's. `proposed` is False
     for a call that no turn listed, or with other arguments; `doubt` is how sure the model was of the call itself.
+    `word_alone`: nothing but the model's own word speaks for it; `unaided`: `confidence` leaves that word out.
     """
 
     profile: Profile
@@ -58,6 +59,8 @@ class Situation:
     effect: Effect | None = None
     proposed: bool = True
     doubt: CallDoubt | None = None
+    word_alone: bool = False
+    unaided: bool = False
 
 
 def level_of(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
@@ -142,9 +145,8 @@ def _ruling(now: Situation) -> _Ruling:
     human answered silences reversible steps, never an irreversible call.
     """
     profile, state = now.profile, now.state
-    if now.irreversible and now.turn.belief is not None and now.turn.belief < now.confidence:
-        level = level_of(profile.policy, now.turn.belief, state.has_reading)
-        now = replace(now, level=level, confidence=now.turn.belief)
+    if now.irreversible:
+        now = _least_believed(now)
     decision = _tier(now) if profile.detector is None and profile.release is None else _fitted(now)
     if now.irreversible:
         decision = _guarded(now, decision)
@@ -158,11 +160,29 @@ def _ruling(now: Situation) -> _Ruling:
     return decision
 
 
+def _least_believed(now: Situation) -> Situation:
+    """An irreversible call by the least that is believed: now or after its turn, with the model's own word or without.
+
+    The word counts where a fit measured it, and where the policy lets calls go ahead without evidence.
+    """
+    profile, state, turn = now.profile, now.state, now.turn
+    least = now.confidence if turn.belief is None else min(now.confidence, turn.belief)
+    if profile.detector is None and profile.release is None and profile.policy.on_missing_evidence.stops:
+        alone = state.unaided
+        beliefs = [least if turn.unaided is None else turn.unaided, least if alone is None else alone.cumulative]
+        now = replace(now, word_alone=turn.word_alone, unaided=min(beliefs) < least)
+        least = min(least, *beliefs)
+        if alone is not None and alone.worst is not None and (state.worst is None or alone.worst < state.worst):
+            now = replace(now, state=replace(state, worst=alone.worst))
+    if least < now.confidence:
+        now = replace(now, level=level_of(profile.policy, least, state.has_reading), confidence=least)
+    return now
+
+
 def _tier(now: Situation) -> _Ruling:
     """Return the tier's ruling, which carries no statistical guarantee."""
     policy, level = now.profile.policy, now.level
-    only_stated = now.irreversible and now.turn.only_stated
-    if only_stated and level is _LOW:
+    if now.word_alone and level is _LOW:
         level = _MEDIUM
     action = policy.decide(level, now.kind, irreversible=now.irreversible)
     if action is _PROCEED:
@@ -171,7 +191,7 @@ def _tier(now: Situation) -> _Ruling:
         return action, "tier", _loudness(now)
     if now.irreversible:
         rule = "irreversible_override" if level is _MEDIUM else "tier"
-        word = "nothing but the model's own word speaks for it, " if only_stated else ""
+        word = "nothing but the model's own word speaks for it, " if now.word_alone else ""
         return action, rule, f"irreversible call: {word}{_numbers(now, policy.low_threshold)}"
     reason = f"{_WORDS[level]}: {_numbers(now, policy.medium_threshold)}"
     if now.state.acknowledged is not None and now.state.acknowledged.severity >= level.severity:
@@ -272,7 +292,7 @@ def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:
         return decision
     level = policy.classify(case.cumulative)
     turn = replace(now.turn, p_success=now.turn.at_worst, belief=now.turn.belief_at_worst)
-    state = replace(now.state, worst=case.worst, alarm=case.alarm, worst_case=None)
+    state = replace(now.state, worst=case.worst, unaided=case.unaided, alarm=case.alarm, worst_case=None)
     would = _ruling(replace(now, state=state, level=level, confidence=case.cumulative, turn=turn, doubt=None))
     if not would[0].stops:
         return decision
@@ -311,9 +331,10 @@ def _numbers(now: Situation, needed: float | None = None) -> str:
     """The belief, what was needed, and the lowest reading of the turn."""
     if not now.state.has_reading:
         return "no reading yet"
+    alone = " without the model's own word" if now.unaided else ""
     if needed is None or now.confidence >= needed:
-        return f"confidence {now.confidence:.2f}{_lowest(now)}"
-    return f"confidence {_apart(now.confidence, ', needs', needed)}{_lowest(now)}"
+        return f"confidence {now.confidence:.2f}{alone}{_lowest(now)}"
+    return f"confidence {_apart(now.confidence, f'{alone}, needs', needed)}{_lowest(now)}"
 
 
 def _lowest(now: Situation) -> str:

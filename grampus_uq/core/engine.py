@@ -16,9 +16,9 @@ from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of
 from grampus_uq.core.estimator import UncertaintyEstimator, fuse_step
 from grampus_uq.core.policy import UncertaintyPolicy
-from grampus_uq.core.propagator import Propagator, propagated_by
+from grampus_uq.core.propagator import propagated_by
 from grampus_uq.core.risk import confidence_of_risk, risk_step
-from grampus_uq.core.state import Profile, SessionState, WorstCase, has_alarmed
+from grampus_uq.core.state import Profile, SessionState, Unaided, WorstCase, has_alarmed
 from grampus_uq.core.tally import Tally, missing_text, tally_of
 from grampus_uq.core.turn_evidence import (
     MAX_CALLS,
@@ -36,7 +36,7 @@ from grampus_uq.core.turn_evidence import (
     text_key,
     with_turn,
 )
-from grampus_uq.core.worst_case import Streams, alarm_at_call, lacks, streams_of, worst_case_step
+from grampus_uq.core.worst_case import Streams, alarm_at_call, lacks, streams_of, unaided_step, worst_case_step
 from grampus_uq.records.building import builder, drafter
 from grampus_uq.records.events import TrajectoryReading
 from grampus_uq.records.values import NO_READING, Reading, Step, StepUncertainty, ToolCall, Verdict, utc
@@ -76,9 +76,10 @@ def advance(
     estimator: UncertaintyEstimator = parts["estimator"]
     detector: Detector | None = parts["detector"]
     calibration: LogisticFusion | None = parts["calibration"]
-    fused, unaided = fusion = fuse_step(estimator, policy, seen.values, seen.semantic)
+    fused, seen.unaided = fusion = fuse_step(estimator, seen.values, seen.semantic)
     propagated, cumulative, memory = propagated_by(parts["propagator"], fused, kind, state.cumulative, state.memory)
-    seen.fused, seen.propagated, seen.unaided = fused, propagated, unaided
+    seen.fused, seen.propagated = fused, propagated
+    unaided = unaided_step(parts["propagator"], state, kind, fusion)
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
     high = level in STOPPING_LEVELS
@@ -103,7 +104,7 @@ def advance(
     worst_case = state.worst_case
     if worst_case is not None or seen.due or risk_due or calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fusion, streams, risk_due=risk_due)
-    turns, turn = _turns_after(parts["propagator"], state, step, readings, seen, worst_case)
+    turns, turn = _turns_after(state, step, readings, seen, unaided, worst_case)
     if is_call:
         turns, doubt = doubt_after(state.turns, turns, turn, step, readings)
     draft = _draft_of(state)
@@ -114,9 +115,8 @@ def advance(
     draft.has_reading = has_reading
     if not is_call:
         draft.turn_read, draft.p_success = turn.read, seen.p_success
-    lower = unaided if unaided is not None and fused is not None and unaided < fused else fused
-    if lower is not None and (state.worst is None or lower < state.worst):
-        draft.worst = lower
+    if fused is not None and (state.worst is None or fused < state.worst):
+        draft.worst = fused
     if not high:
         draft.acknowledged = None  # the belief recovered: the next pause is asked for again
     draft.last_step_id = step.step_id
@@ -126,6 +126,7 @@ def advance(
         draft.monitor_cost_usd += seen.cost_usd
     draft.agent_tokens = state.agent_tokens + step.input_tokens + step.output_tokens
     draft.memory = memory
+    draft.unaided = unaided
     draft.worst_case = worst_case
     draft.turns = turns
     if risk_state is not None:
@@ -203,28 +204,27 @@ def judge_call(
 
 
 def _turns_after(
-    propagator: Propagator,
     state: SessionState,
     step: Step,
     readings: Sequence[Reading],
     seen: Tally,
+    unaided: Unaided | None,
     worst_case: WorstCase | None,
 ) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
     """The turns of the model after a step, and the evidence of its own; for a call, of the turn that proposed it."""
-    lowest, calls, unaided = None if seen.fused is None else seen.lowest(), step.tool_calls, seen.unaided
-    only_stated = unaided is None and lowest is not None and _OF_ITS_TOKENS.isdisjoint(seen.values)
+    lowest, calls = None if seen.fused is None else seen.lowest(), step.tool_calls
+    stated = "verbalized" in seen.values
+    only_stated = stated and lowest is not None and seen.unaided is None
     if step.kind != "tool_call":
-        belief = seen.propagated
-        if unaided is not None and unaided != seen.fused:
-            belief = min(belief, propagated_by(propagator, unaided, step.kind, state.cumulative, state.memory)[0])
         turn = new_turn(
             step=text_key(step.step_id),
             read=lowest is not None,
-            only_stated=only_stated,
             p_success=seen.p_success,
             lowest=lowest,
-            stated="verbalized" in seen.values,
-            belief=belief,
+            stated=stated,
+            only_stated=only_stated if stated else None,
+            belief=seen.propagated,
+            unaided=None if unaided is None else unaided.cumulative,
             scores=seen.scores,
         )
         if calls or seen.unasked or worst_case is not None:
@@ -233,9 +233,12 @@ def _turns_after(
     turns, turn = placed(state.turns, calls[0] if calls else None, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
         lowest = min(turn.lowest or lowest, lowest, key=_value)
-        only_stated = only_stated and (turn.only_stated or not turn.read)
-        # the belief has it already
-        turn = replace(turn, read=True, only_stated=only_stated, lowest=lowest, belief=None, worst_belief=None)
+        alone = only_stated and (turn.word_alone or not turn.read)
+        if only_stated:
+            turn = replace(turn, unaided=turn.belief if turn.unaided is None else turn.unaided)
+        else:
+            turn = replace(turn, unaided=None, worst_belief=None)
+        turn = replace(turn, read=True, only_stated=alone, lowest=lowest, belief=None)  # the belief has it already
     return turns, turn
 
 
@@ -255,7 +258,9 @@ def _told_more(
     if step.tool_calls or seen.unasked:
         draft.doubts = doubts(step, readings, before)
     if worst_case is not None:
-        draft.worst_chance, draft.worst_belief = worst_case.p_success, worst_case.belief
+        alone = worst_case.unaided
+        draft.worst_chance = worst_case.p_success
+        draft.worst_belief = worst_case.cumulative if alone is None else min(worst_case.cumulative, alone.cumulative)
         draft.worst_scores = worst_case.scores
     draft.__class__ = TurnEvidence
     told: TurnEvidence = draft
@@ -268,8 +273,6 @@ _PAUSE = UncertaintyAction.PAUSE_FOR_HUMAN
 _PROPAGATED = UncertaintySource.PROPAGATED
 _TRAJECTORY_RISK = UncertaintySource.TRAJECTORY_RISK
 _UNREADABLE = frozenset({MissingReason.TIMEOUT, MissingReason.SIGNAL_ERROR})
-_OF_ITS_TOKENS = frozenset({UncertaintySource.CALL_PROBABILITY, UncertaintySource.CLAIM_PROBABILITY})
-"""Readings without a weight in the fusion that `policy.call_floor` goes by."""
 _value = operator.itemgetter(1)
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.call_parts import Unit
 from grampus_uq.records.configuration import Configuration
@@ -25,7 +24,7 @@ from grampus_uq.stats.stored_values import FROZEN
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]  # relative: the bound only keeps their sums finite
 
 Fusion = tuple[float | None, float | None]
-"""What the readings of a step are fused to, and the same without a stated confidence that lifts it."""
+"""What the readings of a step are fused to, and the same without the confidence that the model states."""
 
 
 class UncertaintyEstimator(Configuration):
@@ -220,17 +219,10 @@ class UncertaintyEstimator(Configuration):
         return MeteredContext(messages=given, client=client, model=model, budget=budget)
 
 
-def fuse_step(
-    estimator: UncertaintyEstimator, policy: UncertaintyPolicy, values: Mapping[str, float], semantic: float | None
-) -> Fusion:
-    """Fuse a step's readings; the two are equal where the policy lets calls go ahead without evidence.
-
-    Without the stated confidence it is None where nothing else has a weight.
-    """
+def fuse_step(estimator: UncertaintyEstimator, values: Mapping[str, float], semantic: float | None) -> Fusion:
+    """Fuse a step's readings, with and without what the model states; None where nothing has a weight."""
     fused = unaided = estimator.fuse_readings(values) if values else None
-    stated = values.get("verbalized")
-    lifts = stated is not None and fused is not None and stated * (1.0 - estimator.verbalized_calibration_bias) >= fused
-    if lifts and policy.on_missing_evidence.stops:
+    if "verbalized" in values:
         unaided = estimator.fuse_readings({source: value for source, value in values.items() if source != "verbalized"})
     if semantic is None:
         return fused, unaided

@@ -132,18 +132,31 @@ class Profile(Configuration):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unaided:
+    """The belief as it would be had the model stated no confidence; fields as in `SessionState`.
+
+    `worst` is None until something else was read.
+    """
+
+    cumulative: Unit
+    memory: PropagatorMemory | None = None
+    worst: Unit | None = None
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorstCase:
     """The belief with 0 in place of every missing reading that was due; irreversible calls are judged by it too.
 
     `unread` says which ones the latest step of the model lacked, and why; `scores` are the streams that a detector that
-    looks at calls has of that step; `belief` is `cumulative`, where what the model states of itself does not lift it;
-    the others are as in `SessionState`.
+    looks at calls has of that step; the others are as in `SessionState`.
     """
 
     cumulative: Unit
-    belief: Unit | None = None
     memory: PropagatorMemory | None = None
     worst: Unit | None = None
+    unaided: Unaided | None = None
     alarm: AlarmState | None = None
     p_success: Unit | None = None
     unread: str = ""
@@ -160,10 +173,10 @@ class SessionState:
     `turn_read` is False while the latest step of the model had no reading; `turns` are the latest turns of the model
     that may have proposed calls, with what was read of each (empty in states of older versions: nothing then speaks for
     an irreversible call until the model's next turn). `alarmed` is True once a detector's alarm was raised in this run,
-    answered or not, under whatever profile. `worst` is the least fused confidence so far, which what the model states
-    of itself does not lift; `acknowledged` is the gravest level that a human already answered for; both token counts
-    are sums. `p_success` is the calibrated chance after the latest step of the model, None where it had no reading;
-    `let_through` is True for a run that was drawn to go on where a reversible step would have been stopped.
+    answered or not, under whatever profile. `worst` is the least fused confidence so far; `unaided` is None while what
+    the model states made no difference; `acknowledged` is the gravest level that a human already answered for; both
+    token counts are sums. `p_success` is the calibrated chance after the latest step of the model, None where it had no
+    reading; `let_through` is True for a run that was drawn to go on where a reversible step would have been stopped.
     `worst_case` is None until a reading was due and did not come.
     """
 
@@ -176,6 +189,7 @@ class SessionState:
     has_reading: bool = False
     turn_read: bool = False
     worst: Unit | None = None
+    unaided: Unaided | None = None
     acknowledged: UncertaintyLevel | None = None
     last_step_id: str | None = None
     monitor_calls: Count = 0

@@ -25,7 +25,7 @@ class Tally:
     )
     semantic: float | None
     fused: float | None  # set by `advance`, like `propagated` and `unaided`
-    unaided: float | None  # fused without a stated confidence that lifts it
+    unaided: float | None  # fused without what the model states
     propagated: float
     p_success: float | None
     risk: float | None

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.estimator import Fusion, fuse_step, worst_values
-from grampus_uq.core.propagator import propagated_by
-from grampus_uq.core.state import Profile, SessionState, WorstCase
+from grampus_uq.core.propagator import Propagator, propagated_by
+from grampus_uq.core.state import Profile, SessionState, Unaided, WorstCase
 from grampus_uq.core.turn_evidence import TurnEvidence
 from grampus_uq.records.values import Reading
 from grampus_uq.stats.eprocess import Detector
@@ -42,6 +42,17 @@ def lacks(detector: Detector, streams: Streams) -> list[str]:
     return [name for name in detector.always_there if streams.get(name) is None]
 
 
+def unaided_step(propagator: Propagator, known: SessionState | WorstCase, kind: str, fusion: Fusion) -> Unaided | None:
+    """The belief without what the model states, after a step; None while it is the belief itself."""
+    fused, unaided = fusion
+    if known.unaided is None and fused == unaided:
+        return None
+    before = known.unaided or known
+    _, cumulative, memory = propagated_by(propagator, unaided, kind, before.cumulative, before.memory)
+    worst = min((value for value in (before.worst, unaided) if value is not None), default=None)
+    return Unaided(cumulative=cumulative, memory=memory, worst=worst)
+
+
 def worst_case_step(
     profile: Profile,
     state: SessionState,
@@ -62,11 +73,8 @@ def worst_case_step(
     always = profile.always_there if senses else ()
     values, unread = worst_values(readings, always)
     semantic = values.pop("semantic_entropy", None)
-    least, unaided = at_worst = fuse_step(profile.estimator, profile.policy, values, semantic)
+    least, _ = at_worst = fuse_step(profile.estimator, values, semantic)
     propagated, believed, memory = propagated_by(profile.propagator, least, kind, known.cumulative, known.memory)
-    belief = believed
-    if unaided is not None and unaided != least:
-        belief = min(belief, propagated_by(profile.propagator, unaided, kind, known.cumulative, known.memory)[0])
     alarm, chance = known.alarm, known.p_success
     scores: tuple[float | None, ...] = ()
     if senses:
@@ -90,13 +98,13 @@ def worst_case_step(
         unread += ["trajectory_risk: not read"] if risk_due else []
     if state.worst_case is None and (not unread or (at_worst == fusion and not streams)):
         return None
-    worst = min((value for value in (known.worst, least, unaided) if value is not None), default=None)
+    worst = known.worst if least is None else least if known.worst is None else min(known.worst, least)
     unread_text = "; ".join(unread)[:_SHOWN] or (known.unread if isinstance(known, WorstCase) else "")
     return WorstCase(
         cumulative=believed,
-        belief=belief,
         memory=memory,
         worst=worst,
+        unaided=unaided_step(profile.propagator, known, kind, at_worst),
         alarm=alarm,
         p_success=chance,
         unread=unread_text,

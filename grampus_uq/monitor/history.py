@@ -54,6 +54,12 @@ class AgentBeliefState(BaseModel):
         }
 
 
+def unaided_part(state: SessionState) -> dict[str, Any]:
+    """A summary's entry on the belief without what the model states, where that differs; None if it stated all."""
+    alone = state.unaided
+    return {} if alone is None else {"unaided_confidence": None if alone.worst is None else alone.cumulative}
+
+
 class History:
     """No decision depends on it. Its owner guards it by a lock."""
 

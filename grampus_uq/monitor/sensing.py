@@ -272,7 +272,7 @@ class SensingPlan:
         else:
             readings = await self._fast(step, given, fast)
             context = self._context(self.slow, given)  # its clock starts after the fast path
-        if self.slow.source in profile.always_there or profile.estimator.needs_sampling((*instant, *readings)):
+        if self.slow.source in profile.always_there or _needs_sampling(profile, [*instant, *readings]):
             slow = self.slow
             readings += _by_argument(
                 await sense_one(
@@ -327,6 +327,14 @@ class SensingPlan:
         if isinstance(signal, PrefixVerifier | Reader) and signal.client is not None:
             client, model = signal.client, signal.model
         return MeteredContext(messages=given.messages, client=client, model=model, tools=given.tools, budget=budget)
+
+
+def _needs_sampling(profile: Profile, readings: Sequence[Reading]) -> bool:
+    """True when samples are due with what the model states or, where its word releases no call, without it."""
+    heard = [readings]
+    if not profile.fitted and profile.policy.on_missing_evidence.stops:
+        heard.append([reading for reading in readings if reading.source != UncertaintySource.VERBALIZED])
+    return any(map(profile.estimator.needs_sampling, heard))
 
 
 def _by_argument(reading: Reading) -> list[Reading]:

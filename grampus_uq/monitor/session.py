@@ -28,7 +28,7 @@ from grampus_uq.core.turn_evidence import doubt_about, is_proposed, placed
 from grampus_uq.errors import ConfigurationError, SessionConflictError
 from grampus_uq.monitor import arguments
 from grampus_uq.monitor.beginning import Opening, SessionScope
-from grampus_uq.monitor.history import AgentBeliefState, History
+from grampus_uq.monitor.history import AgentBeliefState, History, unaided_part
 from grampus_uq.monitor.read_ahead import ReadAhead
 from grampus_uq.monitor.sensing import StepInput
 from grampus_uq.monitor.snapshot import COMPACT_VERSION, SNAPSHOT_VERSION, STATE_TEXT
@@ -618,6 +618,7 @@ class Session:
             },
             **({} if self._profile.fallback is None else {"profile_does_not_apply": self._profile.fallback}),
             **({} if state.risk is None else {"trajectory_risk": state.risk.latest}),
+            **unaided_part(state),
         }
 
     def snapshot(self, *, latest: int | None = None) -> dict[str, JsonValue]:

@@ -7,12 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from grampus_uq.errors import StoreError, UncertaintyError
+from grampus_uq.errors import DataError, StoreError, UncertaintyError
 from grampus_uq.gate.call import MAX_REJECTED, CallRecord
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
+from grampus_uq.monitor.history import unaided_part
 from grampus_uq.monitor.session import Session
+from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
-from grampus_uq.records.vocabulary import ENDED, AgentStatus, UncertaintyLevel
+from grampus_uq.records.vocabulary import ENDED, AgentStatus, UncertaintyLevel, UncertaintySource
 from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
@@ -28,7 +30,8 @@ class SubAgent:
     """An agent as a tool of another: `runner` runs it, in a child session named after the call.
 
     While the child waits, its requests stand among the parent's, and decisions given to the parent reach it. When it
-    ends, its cumulative confidence becomes a reading `sub_agent` of the parent's belief.
+    ends, its cumulative confidence becomes a reading `sub_agent` of the parent's belief, or a stated confidence where
+    nothing but what its model stated was read.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class SubAgent:
             else:
                 result = await self.runner.resume(self.agent.name, child_id, record.guidance, agent_def=self.agent)
         except UncertaintyError as aborted:
-            self._believe(parent, record, aborted.details, "cumulative_confidence", "overall_level")
+            self._believe(parent, record, aborted.details)
             stopped = f"The sub-agent was stopped: {aborted}"
             outcome = ToolResult(tool_call_id=record.call.id, output=stopped, is_error=True)
         finally:
@@ -114,30 +117,38 @@ class SubAgent:
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         belief = result.metadata.get("uncertainty", {})
         if not result.metadata.get("unvouched"):
-            self._believe(parent, record, belief, "cumulative_confidence", "overall_level")
+            self._believe(parent, record, belief)
         failed = result.status is AgentStatus.FAILED
         return ToolResult(tool_call_id=record.call.id, output=result.output, is_error=failed)
 
     def _finished(self, record: CallRecord, parent: Session | None, child: AgentState) -> ToolResult:
         """The result of a child that ended while its parent was down; stored confidence counts only under a seal."""
-        belief: Any = (child.belief or {}).get("state")
-        if child.vouched and self.runner.gate.believes(child.sealed) and isinstance(belief, dict):
-            self._believe(parent, record, belief, "cumulative", "level")
+        if child.vouched and self.runner.gate.believes(child.sealed):
+            with contextlib.suppress(DataError):
+                state, history = read_snapshot(child.belief or {})
+                self._believe(parent, record, history.belief(state).to_summary() | unaided_part(state))
         failed = child.status is AgentStatus.FAILED
         return ToolResult(tool_call_id=record.call.id, output=child.output, is_error=failed)
 
     @staticmethod
-    def _believe(
-        parent: Session | None, record: CallRecord, belief: Mapping[str, Any], confidence_at: str, level_at: str
-    ) -> None:
-        """Commit the child's confidence to the parent's belief as a step; nothing for a child without readings."""
-        confidence, level = belief.get(confidence_at), belief.get(level_at)
+    def _believe(parent: Session | None, record: CallRecord, belief: Mapping[str, Any]) -> None:
+        """Commit the child's confidence to the parent's belief as a step; nothing for a child without readings.
+
+        What the child's model states of itself lifts it no more than the parent's own; where that is all, it is stated.
+        """
+        confidence = belief.get("cumulative_confidence")
         if parent is None or not isinstance(confidence, int | float) or not 0.0 <= confidence <= 1.0:
             return
-        if confidence == 1.0 and level != UncertaintyLevel.LOW:
+        if confidence == 1.0 and belief.get("overall_level") != UncertaintyLevel.LOW:
             return
+        source, alone = SUB_AGENT, belief.get("unaided_confidence", confidence)
+        if alone is None:  # fused again, it is what the child's model stated, corrected once
+            kept = 1.0 - parent.profile.estimator.verbalized_calibration_bias
+            source, alone = UncertaintySource.VERBALIZED, min(1.0, confidence / kept) if kept else 1.0
+        else:
+            alone = min(confidence, alone)
         step = Step(step_id=f"{record.step_id}/{record.call.id}", kind=SUB_AGENT, time_s=time.time())
-        parent.commit(step, [Reading(source=SUB_AGENT, value=float(confidence))])
+        parent.commit(step, [Reading(source=source, value=float(alone))])
 
     async def answer(self, request: ApprovalRequest, response: Any) -> None:
         """Pass a decision on one of the child's requests down to it; raises ApprovalError when it is refused."""

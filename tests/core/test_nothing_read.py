@@ -64,7 +64,9 @@ def test_every_pause_says_the_value_what_it_needs_and_the_lowest_reading_or_that
                 continue
             shown = re.search(r"confidence (\d\.\d+)", verdict.reason)
             assert shown is not None
-            believed = min(session.state.cumulative, session.state.turns[-1].belief or 0.0)
+            alone, turn = session.state.unaided, session.state.turns[-1]
+            beliefs = [session.state.cumulative, turn.belief, turn.unaided, alone and alone.cumulative]
+            believed = min(belief for belief in beliefs if belief is not None)
             assert float(shown[1]) == pytest.approx(believed, abs=0.0051)
             alone = "nothing but the model's own word" in verdict.reason
             assert alone is (found.keys() == {"verbalized"} and verdict.rule != "missing_evidence")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +86,12 @@ def test_where_the_policy_lets_calls_go_ahead_without_evidence_the_models_word_c
     assert judged(Profile(policy=TRUSTING), read(SURE)).action is Action.PROCEED
 
 
+def test_what_was_stated_under_a_policy_that_trusts_it_counts_under_no_stricter_one():
+    for readings in (SURE, {**SURE, "p_true": 0.6}):
+        state = proposing(Profile(policy=TRUSTING, estimator=UNBIASED), read(readings))
+        assert judge_call(Profile(estimator=UNBIASED), state, PAY, Effect.IRREVERSIBLE).action.stops
+
+
 def test_calls_that_can_be_undone_go_ahead_on_it():
     state = proposing(Profile(), read(SURE))
     assert judge_call(Profile(), state, PAY, Effect.REVERSIBLE).action is Action.PROCEED
@@ -120,24 +128,84 @@ def test_a_snapshot_keeps_that_nothing_else_was_read():
     assert judge_call(Profile(), state, PAY, Effect.IRREVERSIBLE).rule == "irreversible_override"
 
 
+def test_in_a_snapshot_that_does_not_say_what_else_was_read_nothing_was():
+    state = proposing(Profile(estimator=UNBIASED), read({**SURE, "p_true": 1.0}))
+    assert judge_call(Profile(), state, PAY, Effect.IRREVERSIBLE).action is Action.PROCEED
+    older = replace(state, turns=tuple(replace(turn, only_stated=None) for turn in state.turns))
+    assert judge_call(Profile(), older, PAY, Effect.IRREVERSIBLE).rule == "irreversible_override"
+
+
+def turn(*calls, kind="llm_call", **values):
+    return kind, calls, read(values)
+
+
+DOUBTFUL = turn(p_true=0.2)
+UNJUDGED = "llm_call", (), [Reading(source="p_true", value=None, reason="timeout")]
+HEARD = [
+    [DOUBTFUL, turn(**SURE), turn(PAY, p_true=0.9)],  # stated by a turn before
+    [turn(PAY, p_true=1.0), DOUBTFUL, turn(**SURE)],  # after
+    [turn(PAY, p_true=0.6), turn(p_true=1.0), turn(PAY, kind="tool_call", **SURE)],  # as the call is made
+    [turn(PAY, call_probability=0.9, **SURE)],
+    [DOUBTFUL, UNJUDGED, turn(**SURE), turn(PAY, p_true=1.0)],  # at worst
+]
+
+
+@pytest.mark.parametrize("steps", HEARD, ids=["before", "after", "own step", "call probability", "worst case"])
+def test_nothing_is_released_that_waits_without_the_models_word(steps):
+    profile = Profile(estimator=UNBIASED)
+    silent, heard = verdicts(profile, steps, stated=False), verdicts(profile, steps)
+    assert [action.stops for action in silent[-2:]] == [True, True]
+    assert [action.stops for action in silent] == [action.stops for action in heard]
+
+
 CHANCE = st.sampled_from([0.0, 0.3, 0.5, 0.62, 0.75, 0.8, 0.88, 0.9, 0.95, 1.0]) | st.floats(0.0, 1.0)
-OTHERS = st.dictionaries(st.sampled_from(["p_true", "token_probability", "semantic_entropy", "sub_agent"]), CHANCE)
-FAILED = st.sampled_from([[], [Reading(source="p_true", value=None, reason="timeout")]])
+SOURCES = ["verbalized", "p_true", "token_probability", "semantic_entropy", "sub_agent", "call_probability", "own"]
+FAILED = st.sampled_from(["p_true", "token_probability", "semantic_entropy", "verbalized"])
+VALUES = st.fixed_dictionaries({}, optional={"verbalized": CHANCE, "p_true": CHANCE}) | st.dictionaries(
+    st.sampled_from(SOURCES), CHANCE, max_size=4
+)
+READINGS = st.builds(
+    lambda values, failed: [
+        *read(values),
+        *(Reading(source=source, value=None, reason="timeout") for source in failed if source not in values),
+    ],
+    VALUES,
+    st.sets(FAILED, max_size=2) | st.just(set()),
+)
+CALLS = st.sampled_from([(), (PAY,), (PAY,), (PAY, ToolCall(id="2", name="pay")), (ToolCall(name="pay"),)])
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["llm_call", "llm_call", "tool_call", "sub_agent"]), CALLS, READINGS), max_size=7
+)
 PROFILES = st.builds(
     Profile,
     estimator=st.sampled_from([UncertaintyEstimator(), UNBIASED]),
     propagator=st.sampled_from([UncertaintyPropagator(), SaupPropagator()])
     | st.sampled_from(["min", "mean", "last", "product"]).map(lambda how: AuqPropagator(aggregate=how)),
-    policy=st.builds(Policy, worst_so_far_floor=st.none() | CHANCE),
+    policy=st.builds(Policy, worst_so_far_floor=st.none() | CHANCE, low_threshold=st.sampled_from([0.8, 0.65])),
 )
 
 
-@settings(max_examples=examples(1_000))
-@given(profile=PROFILES, before=st.lists(OTHERS, max_size=4), stated=CHANCE, others=OTHERS, failed=FAILED)
-def test_a_call_that_waits_without_the_models_word_waits_with_it(profile, before, stated, others, failed):
-    state = START
-    for values in before:
-        state = proposing(profile, read(values), state)
-    failed = [] if "p_true" in others else failed
-    if judged(profile, [*read(others), *failed], state).action.stops:
-        assert judged(profile, [*read({"verbalized": stated, **others}), *failed], state).action.stops
+def verdicts(profile, steps, *, stated=True):
+    """Each call step's verdict, and after each step those on a call that is asked about with its id and without."""
+    state, found = START, []
+    for number, (kind, calls, readings) in enumerate(steps):
+        readings = [one for one in readings if stated or one.source != "verbalized"]
+        step = Step(
+            step_id=str(number), kind=kind, time_s=0.0, effect=Effect.IRREVERSIBLE,
+            tool_calls=calls if kind != "tool_call" else calls[:1] or (PAY,),
+        )  # fmt: skip
+        state, assessment = advance(profile, state, step, readings)
+        if kind == "tool_call":
+            found.append(assessment.action)
+        if number % 2:
+            state = state_from_json(state_to_json(state))
+        found += [judge_call(profile, state, call, Effect.IRREVERSIBLE).action for call in (PAY, "pay")]
+    return found
+
+
+@settings(max_examples=examples(2_000))
+@given(profile=PROFILES, steps=STEPS)
+def test_a_call_that_waits_where_the_model_states_nothing_waits_whatever_it_states(profile, steps):
+    silent = verdicts(profile, steps, stated=False)
+    for without, heard in zip(silent, verdicts(profile, steps), strict=True):
+        assert heard.stops or not without.stops

@@ -335,6 +335,17 @@ async def test_a_judgement_that_fails_skips_no_sampling_that_a_low_one_has_to_pa
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("without_evidence", "samples"), [("pause_for_human", 2), ("proceed", 0)])
+async def test_what_the_model_states_skips_no_sampling_unless_it_may_release_a_call(without_evidence, samples):
+    model, policy = (
+        talking("0.79"),
+        UncertaintyPolicy(enable_semantic_sampling=True, on_missing_evidence=without_evidence),
+    )
+    await sense(model, text="Confidence: 100%", policy=policy)
+    assert sum(call.options["temperature"] == 0.8 for call in model.calls) == samples
+
+
+@pytest.mark.anyio
 async def test_a_calibration_that_was_fitted_on_every_sample_gets_every_sample():
     readings = {name: FusedReading(mean=0.0, sd=1.0, slope=1.0) for name in ("p_true", "semantic_entropy")}
     profile = Profile(policy=SAMPLING, calibration=LogisticFusion(readings=readings, intercept=0.0))

@@ -25,12 +25,14 @@ from grampus_uq import (
     Seal,
     SubAgent,
     ToolCall,
+    UncertaintyEstimator,
     UncertaintyMonitor,
     UncertaintyPolicy,
     Unwatched,
 )
 from grampus_uq.errors import ApprovalError, SessionError
 from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.ledger import Ledger
@@ -383,3 +385,41 @@ async def test_a_sub_agent_that_has_ended_is_not_rolled_back_behind_its_parents_
     with pytest.raises(SessionError, match="roll its parent back"):
         await rollback(runners[0], request.agent_id, request.session_id, 0)
     assert len(world.sent) == 1
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["before its parent", "while its parent was away"])
+@pytest.mark.parametrize(
+    ("stated", "judged", "field", "each"),
+    [(60, 0.0, "verbalized_confidence", 0.6 * 0.75), (100, 0.62, "fused_confidence", 0.62 * 0.9)],
+)
+async def test_what_a_sub_agents_model_states_speaks_for_its_parents_calls_no_more_than_the_parents_own(
+    stated: int, judged: float, field: str, each: float, alone: bool
+) -> None:
+    world, store, top = World(), MemoryStore(), AgentDefinition(name="boss", model="m")
+    turns: list[ModelResponse | str] = [
+        answer(f"Confidence: {stated}%", tool_calls=[mail("b", "bob")]),
+        f"Done. Confidence: {stated}%",
+    ]
+    monitor = UncertaintyMonitor(estimator=UncertaintyEstimator(enable_p_true=judged > 0.0))
+    child = runner(world, turns, store=store, monitor=monitor, p_true=judged)
+    call = ToolCall(id="d", name="mailer", arguments={"task": "mail bob"})
+    boss = AgentRunner(
+        scripted([answer("I delegate.", tool_calls=[call]), "Done."]),
+        FunctionTools(),
+        uncertainty_monitor=UncertaintyMonitor(estimator=UncertaintyEstimator(enable_p_true=False)),
+        store=store,
+        sub_agents=[SubAgent(child, AGENT)],
+    )
+    result = await boss.run(top, "mail bob", session_id="s")
+    while result.status is AgentStatus.WAITING_FOR_HUMAN:
+        (asked,) = result.pending
+        decision = asked.decide("approve", principal="ann")
+        ends_alone = alone and asked.agent_id == "mailer"
+        if ends_alone:
+            await child.resume("mailer", asked.session_id, decision)
+        result = await boss.resume("boss", "s", None if ends_alone else decision)
+    loaded = await boss.ledger.load("boss", "s")
+    assert loaded is not None
+    (step,) = [one for one in read_snapshot(loaded[0].belief or {})[1].steps if one.step_type == "sub_agent"]
+    believed = 0.55 * each + 0.45 * (0.55 * each + 0.45)
+    assert getattr(step, field) == pytest.approx(believed if judged else believed / 0.75)
