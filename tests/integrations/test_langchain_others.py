@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
+from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware, ToolRetryMiddleware
 from langchain.tools import ToolRuntime
 from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
 from langchain_core.tools import InjectedToolArg, StructuredTool
@@ -278,3 +278,25 @@ def test_an_approved_call_that_raises_is_tried_again_unasked_only_behind_the_gua
         (request,) = waiting(app.get_state(CONFIG))
         app.invoke(resume(app.get_state(CONFIG), [request.decide("approve", principal="ann")]), CONFIG)
     assert (waiting(app.get_state(CONFIG)), tried) == ([], ["bob", "bob"])
+
+
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_a_call_that_a_stock_reviewer_edited_runs_only_as_the_guard_was_asked_about_it(where: str) -> None:
+    """In front of the guard it is asked about; behind it the edited call is another one than was cleared."""
+    paid: list[str] = []
+
+    def pay(to: str) -> str:
+        """Pay."""
+        paid.append(to)
+        return "paid"
+
+    others: Any = {where: [HumanInTheLoopMiddleware(interrupt_on={"pay": True})]}
+    app = guarded(pay, [says(0.99, {"args": {"to": "bob"}, "id": "1"}), says(0.99)], **others)
+    app.invoke({"messages": [("user", "Pay.")]}, CONFIG)
+    edit = {"type": "edit", "edited_action": {"name": "pay", "args": {"to": "eve"}}}
+    app.invoke(Command(resume={"decisions": [edit]}), CONFIG)
+    asked = waiting(app.get_state(CONFIG))
+    assert ([request.call and request.call.arguments for request in asked], paid) == ([{"to": "eve"}][: len(asked)], [])
+    for request in asked:
+        app.invoke(resume(app.get_state(CONFIG), [request.decide("approve", principal="ann")]), CONFIG)
+    assert paid == (["eve"] if where == "outside" else [])
