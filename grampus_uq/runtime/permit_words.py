@@ -80,7 +80,10 @@ def permit_facts(standing: Standing) -> dict[str, str]:
     What waits is said in steps: drills are not counted, and a number that stays as one arrives would tell it.
     """
     permit, state = standing.permit, standing.state
-    signed = "signed" if permit.signature else "unsigned"
+    signed, missing = "signed" if permit.signature else "unsigned", "a new permit"
+    if state.closed is None and not state.spent(permit):
+        least = least_missing(permit.target, state.earned)
+        missing = f"{least} right answers at the least" if least else "nothing"
     waiting = sum(ticket.asked and ticket.wrong is None for ticket in state.open)
     anew = " since it began anew" if state.withdrawn else ""
     answers = f"{state.answers}{anew}, of them {state.audits} audits, {state.wrong} wrong ({state.overdue} by delay)"
@@ -92,7 +95,7 @@ def permit_facts(standing: Standing) -> dict[str, str]:
         "granted": f"by {permit.principal}, {signed}; until {until(permit.expires_s)}",
         "score": f"{permit.stream}, under the profile, model, prompt and tools {state.judge or 'of the first call'}",
         "answers": answers,
-        "missing": _missing(standing),
+        "missing": missing,
         "cleared": f"{state.released} calls{anew}, unasked",
         "open": f"{_in_steps(waiting)} answers; {_in_steps(len(state.open))} calls are not counted yet",
         "corrected": f"{state.corrected} answers turned wrong after they were counted",
@@ -134,10 +137,3 @@ def until(end_s: float, form: str = "%Y-%m-%d") -> str:
         return time.strftime(form, time.gmtime(end_s))
     except (OverflowError, OSError, ValueError):
         return f"{end_s:g} s"
-
-
-def _missing(standing: Standing) -> str:
-    if standing.state.closed is not None or standing.state.spent(standing.permit):
-        return "a new permit"
-    least = least_missing(standing.permit.target, standing.state.earned)
-    return f"{least} right answers at the least" if least else "nothing"

@@ -180,7 +180,10 @@ class CallExchange:
             if isinstance(became, Run):
                 return await self._passed(own, became.record)
             if isinstance(became, Answer):
-                result = _result(became, is_modern(message.params))
+                result = None if became.raw is None else json.loads(became.raw)
+                if not isinstance(result, dict):
+                    modern = is_modern(message.params)
+                    result = text_result(became.text, is_error=became.is_error, modern=modern)
                 return Answered(line=result_line(message, result), call_id=opened.id)
             if became.request is not None and self.elicitation is not None:
                 if told is not None and told.request_id == became.request.id:
@@ -330,14 +333,6 @@ async def _first_of(*waits: Callable[[], Awaitable[object]]) -> None:
 
         for wait in waits:
             group.start_soon(partial(one, wait))
-
-
-def _result(answer: Answer, modern: bool) -> Mapping[str, Any]:
-    if answer.raw is not None:
-        kept = json.loads(answer.raw)
-        if isinstance(kept, dict):
-            return kept
-    return text_result(answer.text, is_error=answer.is_error, modern=modern)
 
 
 def _with_note(result: Any, note: str | None) -> Any:
