@@ -33,6 +33,7 @@ from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.lent_values import MOST_TRADING, lent_values, other_amount, other_recipient, words_of
+from grampus_uq.runtime.run_state import in_pause
 from grampus_uq.runtime.values_in_text import in_place
 from grampus_uq.signals.call_support import names_of
 from grampus_uq.stats.stored_values import FROZEN
@@ -299,7 +300,14 @@ def _shown(
             text = in_place(text, old, new)
         return text
 
-    messages = [_message(message, source.call_id, arguments, reworded) for message in source.messages]
+    was, now = (
+        in_pause(ToolCall(name=source.tool or "", arguments=dict(given))) for given in (source.arguments, arguments)
+    )
+
+    def paused(text: str) -> str:
+        return text.replace(was, now).replace(source.reason, reworded(source.reason)) if was in text else text
+
+    messages = [_message(message, source.call_id, arguments, reworded, paused) for message in source.messages]
     return sealed_card(
         source.model_copy(
             update={
@@ -324,9 +332,15 @@ def _doubt(source: Card, value: JsonValue, messages: Sequence[Message]) -> CallD
 
 
 def _message(
-    message: Message, call_id: str, arguments: Mapping[str, JsonValue], reworded: Callable[[str], str]
+    message: Message,
+    call_id: str,
+    arguments: Mapping[str, JsonValue],
+    reworded: Callable[[str], str],
+    paused: Callable[[str], str],
 ) -> Message:
-    """A message as it would be, had the model proposed the changed call: its own words go with it."""
+    """A message as it would be, had the model proposed the changed call: its own words and the pause's go with it."""
+    if message.role is Role.SYSTEM and message.content:
+        return message.model_copy(update={"content": paused(message.content)})
     if all(call.id != call_id for call in message.tool_calls):
         return message
     ours = {"arguments": dict(arguments)}

@@ -30,7 +30,7 @@ from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.let_ahead import LOOKED
 from grampus_uq.runtime.looks import Asked, LookingAgain, Proposal
-from grampus_uq.runtime.run_state import AgentState, ExecutionResult
+from grampus_uq.runtime.run_state import AgentState, ExecutionResult, in_pause
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.signals.action_span import call_in_text
@@ -271,7 +271,7 @@ class Loop:
     async def _pause(self) -> RunEvent:
         state = self._state
         requests = state.pending()
-        waiting = ", ".join(request.call.canonical()[:500] for request in requests if request.call is not None)
+        waiting = ", ".join(in_pause(request.call) for request in requests if request.call is not None)
         reasons = "; ".join(dict.fromkeys(request.reason for request in requests if request.reason))
         rolled_back = any(request.rule == ROLLBACK for request in requests)
         answer = "Nothing goes on before." if rolled_back else "The answer waits for review."

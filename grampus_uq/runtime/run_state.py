@@ -354,3 +354,8 @@ class PendingSession(BaseModel):
     session_id: str
     waiting_since_s: float
     requests: list[ApprovalRequest]
+
+
+def in_pause(call: ToolCall) -> str:
+    """A call as the runner's line on a pause names it: a drill's line has to name its own."""
+    return call.canonical()[:500]

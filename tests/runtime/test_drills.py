@@ -608,6 +608,9 @@ async def test_calls_that_a_team_approved_become_drills_with_another_calls_recip
     right = {"bob": "eve", "eve": "bob"}[str(drilled.arguments["to"])]
     assert [m.content for m in drilled.messages if m.role is Role.USER] == [f"mail {right}"]
     assert [c.arguments["to"] for m in drilled.messages for c in m.tool_calls] == [drilled.arguments["to"]]
+    (line,) = [m.content or "" for m in drilled.messages if (m.content or "").startswith("Paused for a human")]
+    assert f'"to":"{drilled.arguments["to"]}"' in line
+    assert right not in line
     drill = await stored.find(drilled.id, waiting[0].created_s + 100_000.0)
     assert drill is not None
     done = await stored.answer(drill.answered("reject", principal="ann"), drilled.created_s, waiting=1)
