@@ -75,7 +75,6 @@ async def test_samples_that_hang_past_the_deadline_are_given_up_and_the_others_r
     assert (model.cancelled, model.in_flight) == (1, 0)
 
 
-@pytest.mark.jumping_clocks
 async def test_a_first_pair_that_hangs_leaves_no_time_for_the_rest_and_asks_no_more():
     reading, model = await sample([HANG, HANG, "Paris", "Paris", "Paris"], timeout_s=0.05)
     assert (reading.value, reading.reason) == (None, MissingReason.TOO_FEW_SAMPLES)
