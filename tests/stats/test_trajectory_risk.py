@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.tail_sketch import TailSketch
+from grampus_uq.stats.tail_sketch import TailSketch, tail_update
 from grampus_uq.stats.trajectory_risk import (
     Composite,
     StepComponents,
@@ -266,6 +266,25 @@ def test_a_state_of_other_parameters_is_refused() -> None:
         check_tracer(TracerParameters(composite=Composite.SEPARATE), state)
     with pytest.raises(ConfigurationError, match="running maximum"):
         check_tracer(TracerParameters(), TracerState(running_max=math.nan, tails=state.tails))
+
+
+def test_a_state_that_no_run_can_reach_is_refused() -> None:
+    parameters = TracerParameters(composite=Composite.SEPARATE)
+    state = tracer_update(parameters, tracer_start(parameters), StepComponents(is_agent=True, surprisal=0.5))
+    first, *others = state.tails
+    with pytest.raises(ConfigurationError, match="over the same steps"):
+        check_tracer(parameters, replace(state, tails=(tail_update(first, 0.1), *others)))
+    with pytest.raises(ConfigurationError, match="'worst' parameter"):
+        check_tracer(parameters, replace(state, tails=(replace(first, worst=9.0), *others)))
+
+
+@pytest.mark.parametrize("w", [0.0, 0.5, 1.0])
+def test_the_worst_step_is_exact_so_that_only_the_rest_of_a_score_has_an_error(w: float) -> None:
+    state = tracer_start(TracerParameters(k=0.5), accuracy=0.5)
+    for gap in (0.4, 0.41):
+        state = tracer_update(TracerParameters(k=0.5), state, StepComponents(is_agent=True, agent_gap=gap))
+    assert tracer_error(TracerParameters(k=0.5, w=w), state) == (1.0 - w) * state.tails[0].error
+    assert state.tails[0].error > 0.0
 
 
 # What is refused.
