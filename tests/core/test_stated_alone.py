@@ -24,7 +24,9 @@ from grampus_uq import UncertaintyAction as Action
 from grampus_uq import UncertaintyPolicy as Policy
 from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.core.engine import judge_call
+from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.state import Profile, state_from_json, state_to_json
+from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.sampling import examples
 
 UNBIASED = UncertaintyEstimator(verbalized_calibration_bias=0.0, p_true_calibration_bias=0.0)
@@ -80,6 +82,31 @@ def test_the_models_word_does_not_lift_a_step_above_the_floor_of_the_worst_so_fa
     for _ in range(8):
         state = proposing(profile, sure, state)
     assert judge_call(profile, state, PAY, Effect.IRREVERSIBLE).rule == "worst_so_far"
+
+
+@pytest.mark.parametrize("values", [{"verbalized": 0.3}, {"verbalized": 0.0, "p_true": 1.0}])
+def test_a_low_statement_is_below_that_floor_whatever_else_was_read(values):
+    profile = Profile(estimator=UNBIASED, policy=Policy(worst_so_far_floor=0.7))
+    state = proposing(profile, read(values))
+    for _ in range(8):
+        state = proposing(profile, read({"p_true": 1.0}), state)
+    assert judge_call(profile, state, PAY, Effect.IRREVERSIBLE).rule == "worst_so_far"
+
+
+def test_a_fitted_profile_counts_the_models_word_as_it_measured_it():
+    chance = LogisticFusion(readings={"fused": FusedReading(mean=0.0, sd=1.0, slope=10.0)}, intercept=3.0)
+    release = ReleaseRule(at_least=0.9, guarantee="at most 1 in 20")
+    policy = Policy(worst_so_far_floor=0.5)
+    profile = Profile(estimator=UNBIASED, policy=policy, calibration=chance, release=release)
+    verdict = judged(profile, read({**SURE, "p_true": 0.3}))
+    assert (verdict.action.stops, verdict.rule) == (False, "release")
+
+
+def test_the_reason_says_that_the_confidence_leaves_the_models_word_out():
+    profile = Profile(estimator=UNBIASED)
+    reason = judged(profile, read({**SURE, "p_true": 0.6})).reason
+    assert reason.startswith("irreversible call: confidence 0.78 without the model's own word, needs 0.80; ")
+    assert "word" not in judged(profile, read({"verbalized": 0.5, "p_true": 0.6})).reason
 
 
 def test_where_the_policy_lets_calls_go_ahead_without_evidence_the_models_word_counts():
