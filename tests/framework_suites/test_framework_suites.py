@@ -36,7 +36,7 @@ def test_the_frameworks_own_tests_pass_with_a_guard_in_every_run(framework: str,
 def _holds(framework: str, python: Path, folder: Path, *, sampled: bool) -> None:
     found, known = run_suite(framework, python, folder, sampled=sampled), set(listed(framework))
     assert Counter(found["empty"].of.values())["passed"] > 100, "the framework's tests themselves run here"
-    assert found["guard"].runs >= found["empty"].runs > 20
+    assert found["guard"].runs > 0.9 * found["empty"].runs > 20, "listed ones are left out"
     assert found["guard"].events > found["guard"].runs / 2, "the guard watched them"
     differ = differing(found)
     assert differ <= known, sorted(differ - known)
