@@ -288,6 +288,8 @@ class Scene:
             "another": [same, same],
             "prompt": [{**same, "messages": [asked]}],
             "tools": [{**same, "tools": None}],
+            "functions": [{**same, "tools": None, "functions": [tools[0]["function"]]}],
+            "form": [{**same, "response_format": {"type": "json_object"}}],
             "changing": [same, {**same, "messages": [asked]}],
         }.items():
             callback, seen = self.watch()
