@@ -605,7 +605,10 @@ class Session:
             return self._history.belief(self._state)
 
     def summary(self) -> dict[str, Any]:
-        """The belief's five numbers, what the latest escalation was decided on, and what the monitor itself spent."""
+        """The belief's five numbers, what the latest escalation was decided on, and what the monitor itself spent.
+
+        Where it differs, `unaided_confidence` leaves out what the model stated of itself; None: nothing else was read.
+        """
         belief = self.belief()
         state = self._state
         return belief.to_summary() | {
