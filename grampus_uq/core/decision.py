@@ -83,6 +83,10 @@ def decide(now: Situation) -> Verdict:
     profile, state = now.profile, now.state
     ruling = _ruling(now)
     action, rule, reason = ruling if profile.chain is None else _chained(now, profile.chain, ruling)
+    level = now.level
+    if now.irreversible:
+        judged = _least_believed(now)
+        level = judged.level if judged.unaided or judged.word_alone else level  # a grant goes by it
     wanted, guarantee = None, None if rule == "tier" else _guarantee(now, rule, action)
     explores = state.let_through and may_be_explored(profile.policy, now.kind, now.tool_name, now.effect)
     if profile.advisory or (explores and action.stops):
@@ -91,7 +95,7 @@ def decide(now: Situation) -> Verdict:
             action = _LOG
     return _new_verdict(
         action=action,
-        level=now.level,
+        level=level,
         rule=rule,
         reason=reason,
         guarantee=guarantee,
@@ -176,14 +180,12 @@ def _least_believed(now: Situation) -> Situation:
             now = replace(now, state=replace(state, worst=alone.worst))
     if least < now.confidence:
         now = replace(now, level=level_of(profile.policy, least, state.has_reading), confidence=least)
-    return now
+    return replace(now, level=_MEDIUM) if now.word_alone and now.level is _LOW else now
 
 
 def _tier(now: Situation) -> _Ruling:
     """Return the tier's ruling, which carries no statistical guarantee."""
     policy, level = now.profile.policy, now.level
-    if now.word_alone and level is _LOW:
-        level = _MEDIUM
     action = policy.decide(level, now.kind, irreversible=now.irreversible)
     if action is _PROCEED:
         return action, "tier", ""

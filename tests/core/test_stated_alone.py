@@ -26,6 +26,7 @@ from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.core.engine import judge_call
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.state import Profile, state_from_json, state_to_json
+from grampus_uq.gate.call import doubt_of, of_the_tool
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.sampling import examples
 
@@ -107,6 +108,14 @@ def test_the_reason_says_that_the_confidence_leaves_the_models_word_out():
     reason = judged(profile, read({**SURE, "p_true": 0.6})).reason
     assert reason.startswith("irreversible call: confidence 0.78 without the model's own word, needs 0.80; ")
     assert "word" not in judged(profile, read({"verbalized": 0.5, "p_true": 0.6})).reason
+
+
+def test_the_level_by_which_a_grant_lifts_a_pause_leaves_the_models_word_out():
+    profile = Profile(estimator=UNBIASED)
+    state = proposing(profile, read(SURE), proposing(profile, read({"p_true": 0.2})))
+    verdict = judged(profile, read({"p_true": 0.62}), state)
+    assert (verdict.level, verdict.rule, of_the_tool(doubt_of(verdict))) == ("high", "tier", False)
+    assert judged(profile, read(SURE)).level == "medium"
 
 
 def test_where_the_policy_lets_calls_go_ahead_without_evidence_the_models_word_counts():
