@@ -16,7 +16,7 @@ from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of
 from grampus_uq.core.estimator import UncertaintyEstimator, fuse_step
 from grampus_uq.core.policy import UncertaintyPolicy
-from grampus_uq.core.propagator import propagated_by
+from grampus_uq.core.propagator import Propagator, propagated_by
 from grampus_uq.core.risk import confidence_of_risk, risk_step
 from grampus_uq.core.state import Profile, SessionState, Unaided, WorstCase, has_alarmed
 from grampus_uq.core.tally import Tally, missing_text, tally_of
@@ -76,10 +76,13 @@ def advance(
     estimator: UncertaintyEstimator = parts["estimator"]
     detector: Detector | None = parts["detector"]
     calibration: LogisticFusion | None = parts["calibration"]
-    fused, seen.unaided = fusion = fuse_step(estimator, seen.values, seen.semantic)
-    propagated, cumulative, memory = propagated_by(parts["propagator"], fused, kind, state.cumulative, state.memory)
+    propagator: Propagator = parts["propagator"]
+    fused, seen.unaided = fusion = fuse_step(estimator, propagator, seen.values, seen.semantic)
+    propagated, cumulative, memory = propagated_by(propagator, fused, kind, state.cumulative, state.memory)
     seen.fused, seen.propagated = fused, propagated
-    unaided = unaided_step(parts["propagator"], state, kind, fusion)
+    unaided = state.unaided
+    if unaided is not None or fused != seen.unaided:
+        unaided = unaided_step(propagator, state, kind, fusion)
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
     high = level in STOPPING_LEVELS

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from grampus_uq.core.propagator import Propagator, UncertaintyPropagator
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.call_parts import Unit
 from grampus_uq.records.configuration import Configuration
@@ -219,10 +220,19 @@ class UncertaintyEstimator(Configuration):
         return MeteredContext(messages=given, client=client, model=model, budget=budget)
 
 
-def fuse_step(estimator: UncertaintyEstimator, values: Mapping[str, float], semantic: float | None) -> Fusion:
-    """Fuse a step's readings, with and without what the model states; None where nothing has a weight."""
+def fuse_step(
+    estimator: UncertaintyEstimator, propagator: Propagator, values: Mapping[str, float], semantic: float | None
+) -> Fusion:
+    """Fuse a step's readings, with and without what the model states; None where nothing has a weight.
+
+    Where a statement lowers the fusion the two are equal under the default propagator: its belief is then no more than
+    the belief without the statement would be, at this step and at all that follow.
+    """
     fused = unaided = estimator.fuse_readings(values) if values else None
-    if "verbalized" in values:
+    stated = values.get("verbalized")
+    if stated is None or fused is None:
+        pass
+    elif type(propagator) is not UncertaintyPropagator or fused <= stated * (1 - estimator.verbalized_calibration_bias):
         unaided = estimator.fuse_readings({source: value for source, value in values.items() if source != "verbalized"})
     if semantic is None:
         return fused, unaided

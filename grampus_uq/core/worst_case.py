@@ -73,7 +73,7 @@ def worst_case_step(
     always = profile.always_there if senses else ()
     values, unread = worst_values(readings, always)
     semantic = values.pop("semantic_entropy", None)
-    least, _ = at_worst = fuse_step(profile.estimator, values, semantic)
+    least, _ = at_worst = fuse_step(profile.estimator, profile.propagator, values, semantic)
     propagated, believed, memory = propagated_by(profile.propagator, least, kind, known.cumulative, known.memory)
     alarm, chance = known.alarm, known.p_success
     scores: tuple[float | None, ...] = ()
