@@ -145,7 +145,7 @@ async def _close(events: Any) -> None:
 
 
 async def awaited(result: Any) -> Any:
-    """What came of a call that may have to be awaited."""
+    """The result of a call that may have to be awaited."""
     return await result if isinstance(result, Awaitable) else result
 
 

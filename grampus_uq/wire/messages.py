@@ -61,7 +61,7 @@ def text_of(content: Any) -> str:
 
 
 def said_by_users(messages: Any) -> list[str]:
-    """What users said after the last answer of the model, in order; of messages in any form, or a text. Never raises.
+    """The words of users after the latest answer, in order; of messages in any form, or a text. Never raises.
 
     >>> said_by_users([{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Pay Bob."}])
     ['Pay Bob.']
