@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from grampus_uq.core.state import Profile, SessionState, WorstCase
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
-_LOW, _MEDIUM, *_ = UncertaintyLevel
+_LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
 _PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction
 _GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
 _IRREVERSIBLE = Effect.IRREVERSIBLE
 _WORDS = {level: level.value.upper() for level in UncertaintyLevel}
+_severity = operator.attrgetter("severity")
 
 GRANTABLE = frozenset({"tier", "irreversible_override"})
 """Rules whose pause a grant may lift: they ask because of the tool. All others ask about the run or about one call."""
@@ -176,11 +178,17 @@ def _least_believed(now: Situation) -> Situation:
         beliefs = [least if turn.unaided is None else turn.unaided, least if alone is None else alone.cumulative]
         now = replace(now, word_alone=turn.word_alone, unaided=min(beliefs) < least)
         least = min(least, *beliefs)
-        if alone is not None and alone.worst is not None and (state.worst is None or alone.worst < state.worst):
-            now = replace(now, state=replace(state, worst=alone.worst))
+        if alone is not None:
+            worst = min((value for value in (state.worst, alone.worst) if value is not None), default=None)
+            now = replace(now, state=replace(state, worst=worst))
+    level = now.level
     if least < now.confidence:
-        now = replace(now, level=level_of(profile.policy, least, state.has_reading), confidence=least)
-    return replace(now, level=_MEDIUM) if now.word_alone and now.level is _LOW else now
+        level = level_of(profile.policy, least, state.has_reading)
+        if now.word_alone and level is _CRITICAL:  # what waits for other evidence is aborted by what is believed alone
+            level = max(_HIGH, now.level, key=_severity)
+    if now.word_alone and level is _LOW:
+        level = _MEDIUM
+    return now if level is now.level and least >= now.confidence else replace(now, level=level, confidence=least)
 
 
 def _tier(now: Situation) -> _Ruling:
@@ -310,7 +318,7 @@ def _missing(now: Situation) -> str | None:
     counted = profile.released_by_counts and now.turn.p_success is not None
     if not now.state.has_reading and not counted:
         return "irreversible call: no reading yet"
-    if not now.turn.read and not counted:
+    if not now.turn.read and not now.turn.word_alone and not counted:
         return f"irreversible call: no reading of the turn that proposes it; {_numbers(now)}"
     fitted = profile.release is not None or profile.detector is not None
     if fitted and not counted and now.doubt is not None and now.doubt.part == UNREAD_CALL:

@@ -82,7 +82,7 @@ def advance(
     seen.fused, seen.propagated = fused, propagated
     unaided = state.unaided
     if unaided is not None or fused != seen.unaided:
-        unaided = unaided_step(propagator, state, kind, fusion)
+        unaided = unaided_step(propagator, state, kind, fusion, cumulative)
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
     high = level in STOPPING_LEVELS
@@ -117,7 +117,7 @@ def advance(
     draft.level = level
     draft.has_reading = has_reading
     if not is_call:
-        draft.turn_read, draft.p_success = turn.read, seen.p_success
+        draft.turn_read, draft.p_success = fused is not None, seen.p_success
     if fused is not None and (state.worst is None or fused < state.worst):
         draft.worst = fused
     if not high:
@@ -221,11 +221,10 @@ def _turns_after(
     if step.kind != "tool_call":
         turn = new_turn(
             step=text_key(step.step_id),
-            read=lowest is not None,
+            read=lowest is not None and not only_stated,
             p_success=seen.p_success,
             lowest=lowest,
             stated=stated,
-            only_stated=only_stated if stated else None,
             belief=seen.propagated,
             unaided=None if unaided is None else unaided.cumulative,
             scores=seen.scores,
@@ -236,12 +235,12 @@ def _turns_after(
     turns, turn = placed(state.turns, calls[0] if calls else None, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
         lowest = min(turn.lowest or lowest, lowest, key=_value)
-        alone = only_stated and (turn.word_alone or not turn.read)
+        read = turn.read or not only_stated
         if only_stated:
             turn = replace(turn, unaided=turn.belief if turn.unaided is None else turn.unaided)
         else:
             turn = replace(turn, unaided=None, worst_belief=None)
-        turn = replace(turn, read=True, only_stated=alone, lowest=lowest, belief=None)  # the belief has it already
+        turn = replace(turn, read=read, lowest=lowest, belief=None)  # the belief has it already
     return turns, turn
 
 

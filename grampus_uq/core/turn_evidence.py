@@ -42,17 +42,16 @@ Scores = tuple[Unit | None, ...]
 class TurnEvidence:
     """Readings of one model turn.
 
-    `read`: whether anything was; `p_success`: the calibrated chance after it, `worst_chance`: the same in the worst
-    case, where a reading was due and did not come; `lowest`: its lowest reading, as source and value; `stated`: whether
-    the model stated a confidence, `only_stated`: and nothing else was read (None in states of older versions: they may
-    not have been); `belief`: the propagated confidence after it, `unaided`: the same without what the model states,
-    where that made a difference, `worst_belief`: the less of both in the worst case. `calls` are the keys of the calls
-    it proposed that were not observed yet, `called` of those that were; `more` is True for open calls beyond what is
-    kept. `listed` are the digests of all of them, name and arguments, marked once one is made. `doubts`: how sure the
-    model was of each; one without a call is of those beyond what is kept. `gone`: the least doubts, a tool each, of
-    calls whose turns are kept no more, and behind them those about the latest answers in words; the latest turn holds
-    them. `scores`: the streams of a detector that looks at calls, in its order, and `worst_scores` the same in the
-    worst case.
+    `read`: whether anything was but the model's own word; `p_success`: the calibrated chance after it, `worst_chance`:
+    the same in the worst case, where a reading was due and did not come; `lowest`: its lowest reading, as source and
+    value; `stated`: whether the model stated a confidence; `belief`: the propagated confidence after it, `unaided`: the
+    same without what the model states, where that is less, `worst_belief`: the less of both in the worst case. `calls`
+    are the keys of the calls it proposed that were not observed yet, `called` of those that were; `more` is True for
+    open calls beyond what is kept. `listed` are the digests of all of them, name and arguments, marked once one is
+    made. `doubts`: how sure the model was of each; one without a call is of those beyond what is kept. `gone`: the
+    least doubts, a tool each, of calls whose turns are kept no more, and behind them those about the latest answers in
+    words; the latest turn holds them. `scores`: the streams of a detector that looks at calls, in its order, and
+    `worst_scores` the same in the worst case.
     """
 
     step: str = ""
@@ -61,7 +60,6 @@ class TurnEvidence:
     worst_chance: Unit | None = None
     lowest: tuple[str, Unit] | None = None
     stated: bool = False
-    only_stated: bool | None = None
     belief: Unit | None = None
     unaided: Unit | None = None
     worst_belief: Unit | None = None
@@ -83,8 +81,8 @@ class TurnEvidence:
 
     @property
     def word_alone(self) -> bool:
-        """True unless something beside the model's own word is known to speak for the turn, or it states nothing."""
-        return self.stated if self.only_stated is None else self.only_stated
+        """True where nothing was read but the confidence that the model states: releases before it see none at all."""
+        return not self.read and self.lowest is not None
 
     @property
     def at_worst(self) -> float | None:
@@ -506,13 +504,13 @@ def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
     at_worst = [turn.at_worst for turn in turns if turn.at_worst is not None]
     chances = [turn.p_success for turn in turns]
     lows = [turn.lowest for turn in turns if turn.lowest is not None]
+    silent = any(not turn.read and not turn.word_alone for turn in turns)
     return TurnEvidence(
         read=all(turn.read for turn in turns),
         p_success=None if None in chances else min(c for c in chances if c is not None),
         worst_chance=min(at_worst, default=None),
-        lowest=min(lows, key=lambda low: low[1], default=None),
+        lowest=None if silent else min(lows, key=lambda low: low[1], default=None),
         stated=all(turn.stated for turn in turns),
-        only_stated=any(turn.word_alone for turn in turns),
         belief=turns[-1].belief,
         unaided=turns[-1].unaided,
         worst_belief=turns[-1].worst_belief,

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.estimator import Fusion, fuse_step, worst_values
-from grampus_uq.core.propagator import Propagator, propagated_by
+from grampus_uq.core.propagator import Propagator, UncertaintyPropagator, propagated_by
 from grampus_uq.core.state import Profile, SessionState, Unaided, WorstCase
 from grampus_uq.core.turn_evidence import TurnEvidence
 from grampus_uq.records.values import Reading
@@ -42,15 +42,28 @@ def lacks(detector: Detector, streams: Streams) -> list[str]:
     return [name for name in detector.always_there if streams.get(name) is None]
 
 
-def unaided_step(propagator: Propagator, known: SessionState | WorstCase, kind: str, fusion: Fusion) -> Unaided | None:
-    """The belief without what the model states, after a step; None while it is the belief itself."""
+def unaided_step(
+    propagator: Propagator, known: SessionState | WorstCase, kind: str, fusion: Fusion, believed: float
+) -> Unaided | None:
+    """The belief without what the model states, after a step; None while it is the belief itself (`believed`).
+
+    Under the default propagator also while it is no less: it is not from then on, whatever comes.
+    """
     fused, unaided = fusion
     if known.unaided is None and fused == unaided:
         return None
     before = known.unaided or known
     _, cumulative, memory = propagated_by(propagator, unaided, kind, before.cumulative, before.memory)
-    worst = min((value for value in (before.worst, unaided) if value is not None), default=None)
+    worst = _least(before.worst, unaided)
+    spoken = _least(known.worst, fused)
+    no_worse = worst is None or (spoken is not None and spoken <= worst)
+    if type(propagator) is UncertaintyPropagator and cumulative >= believed and no_worse:
+        return None
     return Unaided(cumulative=cumulative, memory=memory, worst=worst)
+
+
+def _least(*found: float | None) -> float | None:
+    return min((value for value in found if value is not None), default=None)
 
 
 def worst_case_step(
@@ -98,13 +111,13 @@ def worst_case_step(
         unread += ["trajectory_risk: not read"] if risk_due else []
     if state.worst_case is None and (not unread or (at_worst == fusion and not streams)):
         return None
-    worst = known.worst if least is None else least if known.worst is None else min(known.worst, least)
+    worst = _least(known.worst, least)
     unread_text = "; ".join(unread)[:_SHOWN] or (known.unread if isinstance(known, WorstCase) else "")
     return WorstCase(
         cumulative=believed,
         memory=memory,
         worst=worst,
-        unaided=unaided_step(profile.propagator, known, kind, at_worst),
+        unaided=unaided_step(profile.propagator, known, kind, at_worst, believed),
         alarm=alarm,
         p_success=chance,
         unread=unread_text,

@@ -55,9 +55,10 @@ class AgentBeliefState(BaseModel):
 
 
 def unaided_part(state: SessionState) -> dict[str, Any]:
-    """A summary's entry on the belief without what the model states, where that differs; None if it stated all."""
-    alone = state.unaided
-    return {} if alone is None else {"unaided_confidence": None if alone.worst is None else alone.cumulative}
+    """A summary's entry on the belief without what the model states, where that is less; None if it stated all."""
+    if state.has_reading and not any(turn.read for turn in state.turns):
+        return {"unaided_confidence": None}
+    return {} if state.unaided is None else {"unaided_confidence": state.unaided.cumulative}
 
 
 class History:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +17,7 @@ from grampus_uq import (
     Step,
     ToolCall,
     UncertaintyEstimator,
+    UncertaintyLevel,
     UncertaintyPropagator,
     advance,
 )
@@ -25,7 +26,7 @@ from grampus_uq import UncertaintyPolicy as Policy
 from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.core.engine import judge_call
 from grampus_uq.core.release import ReleaseRule
-from grampus_uq.core.state import Profile, state_from_json, state_to_json
+from grampus_uq.core.state import Profile, StateWriter, state_from_json, state_to_json
 from grampus_uq.gate.call import doubt_of, of_the_tool
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.sampling import examples
@@ -164,11 +165,21 @@ def test_a_snapshot_keeps_that_nothing_else_was_read():
     assert judge_call(Profile(), state, PAY, Effect.IRREVERSIBLE).rule == "irreversible_override"
 
 
-def test_in_a_snapshot_that_does_not_say_what_else_was_read_nothing_was():
-    state = proposing(Profile(estimator=UNBIASED), read({**SURE, "p_true": 1.0}))
-    assert judge_call(Profile(), state, PAY, Effect.IRREVERSIBLE).action is Action.PROCEED
-    older = replace(state, turns=tuple(replace(turn, only_stated=None) for turn in state.turns))
-    assert judge_call(Profile(), older, PAY, Effect.IRREVERSIBLE).rule == "irreversible_override"
+def test_a_call_for_which_nothing_else_speaks_is_not_aborted_for_an_earlier_low_statement():
+    state = proposing(Profile(), read({"verbalized": 0.1}))
+    for _ in range(4):
+        state = proposing(Profile(), read({"verbalized": 0.9}), state)
+    verdict = judge_call(Profile(), state, PAY, Effect.IRREVERSIBLE)
+    assert (verdict.action, verdict.level) == (Action.PAUSE_FOR_HUMAN, UncertaintyLevel.HIGH)
+    verdict = judged(Profile(), read({"verbalized": 0.0}), proposing(Profile(), read({"verbalized": 0.0})))
+    assert verdict.action is Action.ABORT
+
+
+def test_the_last_release_reads_the_state_of_a_run_that_a_stated_confidence_did_not_lift():
+    for readings in (SURE, {"verbalized": 0.9, "p_true": 0.95}, {"verbalized": 0.2, "p_true": 0.95}):
+        written = json.loads(StateWriter().write(proposing(Profile(), read(readings))))
+        assert "unaided" not in written
+        assert "unaided" not in written["turns"][0]
 
 
 def turn(*calls, kind="llm_call", **values):

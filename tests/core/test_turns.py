@@ -440,14 +440,15 @@ def test_a_call_that_came_is_open_no_more_and_nothing_else_of_its_turn_changes()
 def test_of_several_turns_the_least_counts_part_by_part():
     first = a_turn("1", p_success=0.5, lowest=("a", 0.75), stated=True, belief=0.25, unaided=0.2, worst_belief=0.1)
     second = a_turn("2", p_success=0.75, worst_chance=0.125, lowest=("b", 0.5), stated=True)
-    both = TurnEvidence(read=True, p_success=0.5, worst_chance=0.125, lowest=("b", 0.5), stated=True, only_stated=True)
+    both = TurnEvidence(read=True, p_success=0.5, worst_chance=0.125, lowest=("b", 0.5), stated=True)
     assert least((first, second)) == both
     later = replace(both, belief=0.25, unaided=0.2, worst_belief=0.1)
     assert least((second, first)) == later, "the belief is that of the later one"
     silent = TurnEvidence()
-    assert least((first, silent)) == TurnEvidence(worst_chance=0.5, lowest=("a", 0.75), only_stated=True)
-    assert least((replace(first, only_stated=False), second)).word_alone
-    assert least((silent,)) == replace(silent, only_stated=False)
+    assert least((first, silent)) == TurnEvidence(worst_chance=0.5), "nothing is read of a turn that was not"
+    assert least((replace(first, read=False), second)).word_alone
+    assert not least((first, second)).word_alone
+    assert least((silent,)) == silent
     assert least((replace(second, stated=False), first)).stated is False
     assert (first.at_worst, second.at_worst, first.belief_at_worst, second.belief_at_worst) == (0.5, 0.125, 0.1, None)
     assert replace(first, worst_belief=None).belief_at_worst == 0.25
