@@ -215,13 +215,21 @@ _TURNS = {"turns"}
 
 def state_to_json(state: SessionState) -> str:
     """The state as one JSON object; `state_from_json` gives back an equal state."""
-    return _STATE.dump_json(state, by_alias=True).decode()
+    return _STATE.dump_json(state, by_alias=True, exclude=_absent(state)).decode()
 
 
 def state_to_values(state: SessionState) -> dict[str, Any]:
     """The same as JSON values, without the detour through text."""
-    values: dict[str, Any] = _STATE.dump_python(state, mode="json", by_alias=True)
+    values: dict[str, Any] = _STATE.dump_python(state, mode="json", by_alias=True, exclude=_absent(state))
     return values
+
+
+def _absent(state: SessionState) -> dict[str, Any]:
+    """What the last release does not know, where it is None: its workers refuse a state that names it."""
+    turns = {place: {"unaided"} for place, turn in enumerate(state.turns) if turn.unaided is None}
+    own: dict[str, Any] = {"unaided": True} if state.unaided is None else {}
+    worst = state.worst_case is not None and state.worst_case.unaided is None
+    return own | ({"turns": turns} if turns else {}) | ({"worst_case": {"unaided"}} if worst else {})
 
 
 class StateWriter:

@@ -26,7 +26,7 @@ from grampus_uq import UncertaintyPolicy as Policy
 from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.core.engine import judge_call
 from grampus_uq.core.release import ReleaseRule
-from grampus_uq.core.state import Profile, StateWriter, state_from_json, state_to_json
+from grampus_uq.core.state import Profile, StateWriter, state_from_json, state_to_json, state_to_values
 from grampus_uq.gate.call import doubt_of, of_the_tool
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.sampling import examples
@@ -177,9 +177,11 @@ def test_a_call_for_which_nothing_else_speaks_is_not_aborted_for_an_earlier_low_
 
 def test_the_last_release_reads_the_state_of_a_run_that_a_stated_confidence_did_not_lift():
     for readings in (SURE, {"verbalized": 0.9, "p_true": 0.95}, {"verbalized": 0.2, "p_true": 0.95}):
-        written = json.loads(StateWriter().write(proposing(Profile(), read(readings))))
-        assert "unaided" not in written
-        assert "unaided" not in written["turns"][0]
+        state = proposing(Profile(), [*read(readings), Reading(source="own", value=None, reason="timeout")])
+        assert state.turns
+        for written in (StateWriter().write(state), state_to_json(state), json.dumps(state_to_values(state))):
+            assert "unaided" not in written
+            assert state_from_json(written) == state
 
 
 def turn(*calls, kind="llm_call", **values):
