@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from grampus_uq.core.state import Profile, SessionState, WorstCase
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
-_LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
+_LOW, _MEDIUM, _HIGH, _ = UncertaintyLevel
 _PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction
 _GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
 _IRREVERSIBLE = Effect.IRREVERSIBLE
@@ -184,11 +184,9 @@ def _least_believed(now: Situation) -> Situation:
     level = now.level
     if least < now.confidence:
         level = level_of(profile.policy, least, state.has_reading)
-        if now.word_alone and level is _CRITICAL:  # what waits for other evidence is aborted by what is believed alone
-            level = max(_HIGH, now.level, key=_severity)
-    if now.word_alone and level is _LOW:
-        level = _MEDIUM
-    return now if level is now.level and least >= now.confidence else replace(now, level=level, confidence=least)
+    if now.word_alone:  # what waits for other evidence is aborted by what is believed alone
+        level = max(_MEDIUM, min(level, max(_HIGH, now.level, key=_severity), key=_severity), key=_severity)
+    return replace(now, level=level, confidence=least)
 
 
 def _tier(now: Situation) -> _Ruling:

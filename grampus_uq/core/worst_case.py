@@ -56,8 +56,7 @@ def unaided_step(
     _, cumulative, memory = propagated_by(propagator, unaided, kind, before.cumulative, before.memory)
     worst = _least(before.worst, unaided)
     spoken = _least(known.worst, fused)
-    no_worse = worst is None or (spoken is not None and spoken <= worst)
-    if type(propagator) is UncertaintyPropagator and cumulative >= believed and no_worse:
+    if type(propagator) is UncertaintyPropagator and cumulative >= believed and _least(spoken, worst) == spoken:
         return None
     return Unaided(cumulative=cumulative, memory=memory, worst=worst)
 

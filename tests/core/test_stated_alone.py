@@ -39,7 +39,7 @@ TRUSTING = Policy(on_missing_evidence="proceed")
 
 
 def read(values):
-    return [Reading(source=source, value=value) for source, value in values.items()]
+    return [Reading(source=source, value=value) for source, value in values.items() if value is not None]
 
 
 def proposing(profile, readings, state=START):
@@ -166,18 +166,65 @@ def test_a_snapshot_keeps_that_nothing_else_was_read():
 
 
 def test_a_call_for_which_nothing_else_speaks_is_not_aborted_for_an_earlier_low_statement():
-    state = proposing(Profile(), read({"verbalized": 0.1}))
-    for _ in range(4):
-        state = proposing(Profile(), read({"verbalized": 0.9}), state)
-    verdict = judge_call(Profile(), state, PAY, Effect.IRREVERSIBLE)
-    assert (verdict.action, verdict.level) == (Action.PAUSE_FOR_HUMAN, UncertaintyLevel.HIGH)
-    verdict = judged(Profile(), read({"verbalized": 0.0}), proposing(Profile(), read({"verbalized": 0.0})))
-    assert verdict.action is Action.ABORT
+    low = proposing(Profile(estimator=UNBIASED), read({"verbalized": 0.0}))
+    low = proposing(Profile(estimator=UNBIASED), read({"verbalized": 0.0}), low)
+    for stated, now in ((0.7, UncertaintyLevel.MEDIUM), (1.0, UncertaintyLevel.LOW)):
+        state = low
+        for _ in range(8):
+            state = proposing(Profile(estimator=UNBIASED), read({"verbalized": stated}), state)
+        verdict = judge_call(Profile(estimator=UNBIASED), state, PAY, Effect.IRREVERSIBLE)
+        assert (state.level, verdict.level, verdict.action) == (now, UncertaintyLevel.HIGH, Action.PAUSE_FOR_HUMAN)
+    assert judge_call(Profile(estimator=UNBIASED), low, PAY, Effect.IRREVERSIBLE).action is Action.ABORT
+
+
+def heard(profile, *turns):
+    state = START
+    for values in turns:
+        state = proposing(profile, read(values), state)
+    return state
+
+
+def test_the_belief_without_the_word_is_kept_while_it_is_less_and_its_lowest_step_counts():
+    profile = Profile(estimator=UNBIASED)
+    lifted = {**SURE, "p_true": 0.7}
+    assert heard(profile, lifted).unaided is not None
+    assert heard(profile, lifted, {"verbalized": 0.0}).unaided is None
+    assert (
+        heard(profile, {"verbalized": 0.0, "p_true": 0.5}, {**SURE, "p_true": 0.9}, {"verbalized": 0.5}).unaided is None
+    )
+    kept = heard(profile, {**SURE, "p_true": 0.3}, {"verbalized": 0.4})
+    assert kept.unaided is not None
+    assert kept.unaided.cumulative > kept.cumulative
+    assert kept.unaided.worst == 0.3 < kept.worst
+
+
+@pytest.mark.parametrize("rule", [SaupPropagator(), *(AuqPropagator(aggregate=how) for how in ("mean", "last"))])
+def test_under_another_propagator_it_is_that_of_a_run_in_which_nothing_is_stated(rule):
+    profile = Profile(estimator=UNBIASED, propagator=rule)
+    turns = [
+        {**SURE, "p_true": 0.3},
+        SURE,
+        {"verbalized": 0.1, "p_true": 0.9},
+        {"p_true": 0.5},
+        {**SURE, "p_true": 0.6},
+    ]
+    for length in range(1, 1 + len(turns)):
+        alone = heard(profile, *turns[:length]).unaided
+        silent = heard(profile, *({**values, "verbalized": None} for values in turns[:length]))
+        assert (alone.cumulative, alone.memory, alone.worst) == (silent.cumulative, silent.memory, silent.worst)
+
+
+def test_in_the_worst_case_the_word_lifts_nothing_either():
+    readings = [*read({**SURE, "p_true": 0.5}), Reading(source="token_probability", value=None, reason="timeout")]
+    case = proposing(Profile(estimator=UNBIASED), readings).worst_case
+    assert case.unaided.cumulative == pytest.approx(0.55 * 0.3 / 0.9 + 0.45)
 
 
 def test_the_last_release_reads_the_state_of_a_run_that_a_stated_confidence_did_not_lift():
     for readings in (SURE, {"verbalized": 0.9, "p_true": 0.95}, {"verbalized": 0.2, "p_true": 0.95}):
-        state = proposing(Profile(), [*read(readings), Reading(source="own", value=None, reason="timeout")])
+        state = proposing(
+            Profile(estimator=UNBIASED), [*read(readings), Reading(source="own", value=None, reason="timeout")]
+        )
         assert state.turns
         for written in (StateWriter().write(state), state_to_json(state), json.dumps(state_to_values(state))):
             assert "unaided" not in written
