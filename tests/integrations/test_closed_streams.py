@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, closing, suppress
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from tests.benchmarks.integrations_openai_agents import Canned
 from tests.integrations.agents_sdk import completed, output
 
 pytestmark = pytest.mark.anyio
+SDK = tuple(map(int, version("openai-agents").split(".")[:2]))
 ENDS = ["read whole", "fails", "says that it failed", "is left", "is cancelled", "is late"]
 
 
@@ -163,6 +165,8 @@ async def agents_sdk(end: str, closer: str, guarded: UncertaintyGuard | None) ->
 @pytest.mark.parametrize("closer", ["generator", "aclose", "close", "close at once"])
 @pytest.mark.parametrize("end", ENDS)
 async def test_the_agents_sdk_closes_a_watched_models_stream_as_any_other(end: str, closer: str) -> None:
+    if end in ("says that it failed", "is late") and SDK < (0, 24):
+        pytest.skip("before 0.24 the SDK itself leaves such a stream open")
     closed, raised = await agents_sdk(end, closer, UncertaintyGuard(UncertaintyMonitor(), advisory=True))
     assert (closed, raised) == await agents_sdk(end, closer, None)
     assert set(closed) == {"by its reader"}
