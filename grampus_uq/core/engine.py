@@ -14,7 +14,7 @@ from typing import Any
 
 from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of
-from grampus_uq.core.estimator import UncertaintyEstimator, fuse_step
+from grampus_uq.core.estimator import Fusion, UncertaintyEstimator, fuse_step
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.propagator import Propagator, propagated_by
 from grampus_uq.core.risk import confidence_of_risk, risk_step
@@ -77,11 +77,15 @@ def advance(
     detector: Detector | None = parts["detector"]
     calibration: LogisticFusion | None = parts["calibration"]
     propagator: Propagator = parts["propagator"]
-    fused, seen.unaided = fusion = fuse_step(estimator, propagator, seen.values, seen.semantic)
+    fusion = _NOTHING_READ
+    if seen.values or seen.semantic is not None:
+        fusion = fuse_step(estimator, propagator, seen.values, seen.semantic)
+    fused, seen.unaided = fusion
     propagated, cumulative, memory = propagated_by(propagator, fused, kind, state.cumulative, state.memory)
     seen.fused, seen.propagated = fused, propagated
     unaided = state.unaided
-    if unaided is not None or fused != seen.unaided:
+    word_alone = seen.unaided is None and memory is None and cumulative <= state.cumulative
+    if unaided is not None or (fused != seen.unaided and not word_alone):  # the usual word alone: it comes to the same
         unaided = unaided_step(propagator, state, kind, fusion, cumulative)
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
@@ -216,15 +220,13 @@ def _turns_after(
 ) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
     """The turns of the model after a step, and the evidence of its own; for a call, of the turn that proposed it."""
     lowest, calls = None if seen.fused is None else seen.lowest(), step.tool_calls
-    stated = "verbalized" in seen.values
-    only_stated = stated and lowest is not None and seen.unaided is None
     if step.kind != "tool_call":
         turn = new_turn(
             step=text_key(step.step_id),
-            read=lowest is not None and not only_stated,
+            read=seen.unaided is not None,
             p_success=seen.p_success,
             lowest=lowest,
-            stated=stated,
+            stated="verbalized" in seen.values,
             belief=seen.propagated,
             unaided=None if unaided is None else unaided.cumulative,
             scores=seen.scores,
@@ -235,8 +237,8 @@ def _turns_after(
     turns, turn = placed(state.turns, calls[0] if calls else None, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
         lowest = min(turn.lowest or lowest, lowest, key=_value)
-        read = turn.read or not only_stated
-        if only_stated:
+        read = turn.read or seen.unaided is not None
+        if seen.unaided is None:
             turn = replace(turn, unaided=turn.belief if turn.unaided is None else turn.unaided)
         else:
             turn = replace(turn, unaided=None, worst_belief=None)
@@ -269,6 +271,7 @@ def _told_more(
     return told
 
 
+_NOTHING_READ: Fusion = (None, None)
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
 _HIGH = UncertaintyLevel.HIGH
 _PAUSE = UncertaintyAction.PAUSE_FOR_HUMAN

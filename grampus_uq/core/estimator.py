@@ -232,6 +232,8 @@ def fuse_step(
     stated = values.get("verbalized")
     if stated is None or fused is None:
         pass
+    elif len(values) == 1:
+        unaided = None
     elif type(propagator) is not UncertaintyPropagator or fused <= stated * (1 - estimator.verbalized_calibration_bias):
         unaided = estimator.fuse_readings({source: value for source, value in values.items() if source != "verbalized"})
     if semantic is None:
