@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from grampus_uq.core.alarm import alarm_pending, guarantee_of
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
-from grampus_uq.core.turn_evidence import TurnEvidence
+from grampus_uq.core.turn_evidence import TurnEvidence, least_of
 from grampus_uq.records.building import builder
 from grampus_uq.records.call_parts import UNREAD_CALL, CallDoubt, doubt_in_words
 from grampus_uq.records.values import Verdict
@@ -179,8 +179,7 @@ def _least_believed(now: Situation) -> Situation:
         now = replace(now, word_alone=turn.word_alone, unaided=min(beliefs) < least)
         least = min(least, *beliefs)
         if alone is not None:
-            worst = min((value for value in (state.worst, alone.worst) if value is not None), default=None)
-            now = replace(now, state=replace(state, worst=worst))
+            now = replace(now, state=replace(state, worst=least_of(state.worst, alone.worst)))
     level = now.level
     if least < now.confidence:
         level = level_of(profile.policy, least, state.has_reading)

@@ -501,14 +501,13 @@ def _having(turns: list[TurnEvidence], call: ToolCall, *, by_name: bool = False)
 
 def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
     """The least of what was read of several turns, part by part; the belief is that after the last, which recovers."""
-    at_worst = [turn.at_worst for turn in turns if turn.at_worst is not None]
     chances = [turn.p_success for turn in turns]
     lows = [turn.lowest for turn in turns if turn.lowest is not None]
     silent = any(not turn.read and not turn.word_alone for turn in turns)
     return TurnEvidence(
         read=all(turn.read for turn in turns),
         p_success=None if None in chances else min(c for c in chances if c is not None),
-        worst_chance=min(at_worst, default=None),
+        worst_chance=least_of(*[turn.at_worst for turn in turns]),
         lowest=None if silent else min(lows, key=lambda low: low[1], default=None),
         stated=all(turn.stated for turn in turns),
         belief=turns[-1].belief,
@@ -518,6 +517,11 @@ def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
         scores=_least_scores([turn.scores for turn in turns]),
         worst_scores=_least_scores([turn.worst_scores or turn.scores for turn in turns]),
     )
+
+
+def least_of(*found: float | None) -> float | None:
+    """The least of the numbers that are there; None without any."""
+    return min((value for value in found if value is not None), default=None)
 
 
 def _least_scores(found: Sequence[Scores]) -> Scores:

@@ -14,7 +14,7 @@ from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.estimator import Fusion, fuse_step, worst_values
 from grampus_uq.core.propagator import Propagator, UncertaintyPropagator, propagated_by
 from grampus_uq.core.state import Profile, SessionState, Unaided, WorstCase
-from grampus_uq.core.turn_evidence import TurnEvidence
+from grampus_uq.core.turn_evidence import TurnEvidence, least_of
 from grampus_uq.records.values import Reading
 from grampus_uq.stats.eprocess import Detector
 
@@ -54,15 +54,11 @@ def unaided_step(
         return None
     before = known.unaided or known
     _, cumulative, memory = propagated_by(propagator, unaided, kind, before.cumulative, before.memory)
-    worst = _least(before.worst, unaided)
-    spoken = _least(known.worst, fused)
-    if type(propagator) is UncertaintyPropagator and cumulative >= believed and _least(spoken, worst) == spoken:
+    worst = least_of(before.worst, unaided)
+    spoken = least_of(known.worst, fused)
+    if type(propagator) is UncertaintyPropagator and cumulative >= believed and least_of(spoken, worst) == spoken:
         return None
     return Unaided(cumulative=cumulative, memory=memory, worst=worst)
-
-
-def _least(*found: float | None) -> float | None:
-    return min((value for value in found if value is not None), default=None)
 
 
 def worst_case_step(
@@ -110,7 +106,7 @@ def worst_case_step(
         unread += ["trajectory_risk: not read"] if risk_due else []
     if state.worst_case is None and (not unread or (at_worst == fusion and not streams)):
         return None
-    worst = _least(known.worst, least)
+    worst = least_of(known.worst, least)
     unread_text = "; ".join(unread)[:_SHOWN] or (known.unread if isinstance(known, WorstCase) else "")
     return WorstCase(
         cumulative=believed,

@@ -155,11 +155,9 @@ class Session:
 
         None where answers of the run were made with different ones.
         """
-        return (
-            None
-            if self._scope.mixed
-            else judge_of(self._scope.wiring.fingerprint, *(self._scope.made_with or UNKNOWN), agent_version, stream)
-        )
+        if self._scope.mixed:
+            return None
+        return judge_of(self._scope.wiring.fingerprint, *(self._scope.made_with or UNKNOWN), agent_version, stream)
 
     def call_score(self, stream: str, call: ToolCall, step_id: str) -> float | None:
         """The belief about a proposed call, in [0, 1], higher is better; None where nothing was read."""
@@ -607,7 +605,7 @@ class Session:
     def summary(self) -> dict[str, Any]:
         """The belief's five numbers, what the latest escalation was decided on, and what the monitor itself spent.
 
-        Where it differs, `unaided_confidence` leaves out what the model stated of itself; None: nothing else was read.
+        Where it is less, `unaided_confidence` leaves out what the model stated of itself; None: nothing else was read.
         """
         belief = self.belief()
         state = self._state
