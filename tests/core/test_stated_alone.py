@@ -214,6 +214,14 @@ def test_under_another_propagator_it_is_that_of_a_run_in_which_nothing_is_stated
         assert (alone.cumulative, alone.memory, alone.worst) == (silent.cumulative, silent.memory, silent.worst)
 
 
+def test_a_low_statement_counts_for_the_floor_beside_the_belief_without_it():
+    profile = Profile(
+        estimator=UNBIASED, propagator=AuqPropagator(aggregate="last"), policy=Policy(worst_so_far_floor=0.5)
+    )
+    state = heard(profile, {"verbalized": 0.2}, {"p_true": 1.0})
+    assert judge_call(profile, state, PAY, Effect.IRREVERSIBLE).rule == "worst_so_far"
+
+
 def test_in_the_worst_case_the_word_lifts_nothing_either():
     readings = [*read({**SURE, "p_true": 0.5}), Reading(source="token_probability", value=None, reason="timeout")]
     case = proposing(Profile(estimator=UNBIASED), readings).worst_case
