@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from grampus_uq import MissingDependencyError
-from grampus_uq.integrations.model_turn import standing_in
+from grampus_uq.wire import leading_system
 
 with MissingDependencyError.unless("langchain-core", "langgraph", "Reading what LangChain's models are asked"):
     from langchain_core.callbacks import BaseCallbackHandler
@@ -40,7 +40,7 @@ class Asked(BaseCallbackHandler):
             self._around.on_chat_model_start(serialized, messages, **given)
         self._models.add(str((given.get("metadata") or {}).get("ls_model_name") or ""))
         for prompt in messages:
-            self._prompts.add(standing_in([*itertools.takewhile(lambda one: one.type == "system", prompt)]))
+            self._prompts.add(leading_system([*itertools.takewhile(lambda one: one.type == "system", prompt)]))
         asked = given.get("invocation_params") or {}
         self._tools.update(map(_written, asked.get("tools") or ()))
         if asked.get("response_format"):

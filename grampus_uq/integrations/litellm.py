@@ -35,9 +35,9 @@ from grampus_uq import (
     UncertaintyMonitor,
     Verdict,
 )
-from grampus_uq.integrations.model_turn import ModelTurn, hear_users, say_made_with, standing_in
+from grampus_uq.integrations.model_turn import ModelTurn, hear_users, say_made_with
 from grampus_uq.records.protocols import ModelClient
-from grampus_uq.wire import read_messages
+from grampus_uq.wire import leading_system, read_messages
 
 with MissingDependencyError.unless("litellm", "test", "watching litellm calls"):  # or a dependency of its own
     from litellm.integrations.custom_logger import CustomLogger
@@ -164,7 +164,7 @@ class UncertaintyCallback(CustomLogger):
                 key=key,
                 session_id=str(named),
                 model=str(given.get("model") or ""),
-                system="\n\n".join(filter(None, [asked.get("instructions"), standing_in(messages)])),
+                system="\n\n".join(filter(None, [asked.get("instructions"), leading_system(messages)])),
                 messages=messages,
                 tools=[*(asked.get("tools") or ()), *(asked.get("functions") or ())] or None,
                 shape=asked.get("response_format") or asked.get("text"),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grampus_uq import Message, Role, Session, StepUncertainty, TokenUsage, ToolCall, UncertaintyAction
+from grampus_uq import Message, Session, StepUncertainty, TokenUsage, ToolCall, UncertaintyAction
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.recording import prompt_hash, tools_hash
-from grampus_uq.wire import TokenStream, read_messages, said_by_users
+from grampus_uq.wire import TokenStream, said_by_users
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +37,6 @@ class ModelTurn:
     offered: Iterable[Mapping[str, Any]] | None = None
     shape: Any = None
     heard: Callable[[Session], None] = lambda session: None
-
-
-def standing_in(messages: Iterable[Any] | str | None) -> str:
-    """The standing instructions of a prompt: its system messages before any other, of any framework."""
-    given = () if isinstance(messages, str) else messages or ()
-    read = itertools.chain.from_iterable(read_messages(message).messages for message in given)
-    system = itertools.takewhile(lambda message: message.role is Role.SYSTEM, read)
-    return "\n\n".join(message.content or "" for message in system)
 
 
 def hear_users(session: Session, messages: Any) -> None:

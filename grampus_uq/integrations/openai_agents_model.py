@@ -12,8 +12,8 @@ from typing import Any
 from agents import Model, ModelProvider, ModelResponse
 
 from grampus_uq import Message, Role, TokenUsage, ToolCall, wire
-from grampus_uq.integrations.model_turn import ModelTurn, standing_in
-from grampus_uq.wire import field, read_call, read_response, text_field
+from grampus_uq.integrations.model_turn import ModelTurn
+from grampus_uq.wire import field, leading_system, read_call, read_response, text_field
 
 _CALLS = frozenset(
     {
@@ -126,7 +126,7 @@ class WatchedModel(Model):
         told, items, shown = self._before(system, items, tools)
         shape = given.get("output_schema", rest[0] if rest else None)
         handoffs = given.get("handoffs", rest[1] if len(rest) > 1 else ())
-        leading = standing_in(items)
+        leading = leading_system(items)
         stored = [] if given.get("prompt") is None else [json.dumps(plain(given["prompt"]), sort_keys=True)]
         sent = {
             "requested": str(getattr(self.inner, "model", None) or ""),

@@ -10,8 +10,7 @@ from typing import Any, Final, TypeGuard
 from pydantic_core import to_jsonable_python
 
 from grampus_uq import DataError, MissingDependencyError, ToolCall
-from grampus_uq.integrations.model_turn import standing_in
-from grampus_uq.wire import read_arguments
+from grampus_uq.wire import leading_system, read_arguments
 
 with MissingDependencyError.unless("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents"):
     from pydantic_ai.messages import (
@@ -150,7 +149,7 @@ def standing_instructions(messages: Sequence[ModelMessage], parameters: Any) -> 
     """The system prompt at the beginning of the history, and the instructions of the request that is about to go."""
     parts = getattr(parameters, "instruction_parts", None)
     latest = getattr(messages[-1], "instructions", None) if parts is None else "\n".join(one.content for one in parts)
-    return "\n\n".join([standing_in(messages), latest or ""])
+    return "\n\n".join([leading_system(messages), latest or ""])
 
 
 def name_of(model: Any, response: ModelResponse) -> str:

@@ -51,6 +51,7 @@ from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 from grampus_uq.wire.lone_surrogates import bounded_text
+from grampus_uq.wire.messages import leading_system
 from grampus_uq.wire.model_call import recorded_model
 
 if TYPE_CHECKING:
@@ -342,7 +343,7 @@ class AgentRunner:
             agent=agent,
             client=self.model_client,
             schemas=self.schemas,
-            made_with=partial(self._made_with, agent),
+            made_with=partial(self._made_with, agent, lease.state),
             endings=self._endings,
             checkpoints=self.ledger if self.checkpoints else None,
             reflection=None if self.monitor is None else self.monitor.get_reflection_message,
@@ -396,19 +397,21 @@ class AgentRunner:
             state.session_id,
             state.agent_id,
             snapshot=state.belief,
-            **self._made_with(agent, self.schemas()),
+            **self._made_with(agent, state, self.schemas()),
             metadata=({BRANCH: str(state.branch)} if state.branch else {})
             | ({ALARMED: "true"} if state.alarmed else {}),
         )
         self.monitor.bind(session)
         return session
 
-    def _made_with(self, agent: AgentDefinition, schemas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _made_with(
+        self, agent: AgentDefinition, state: AgentState, schemas: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
         """What an answer is made with that the model gives with these tools: the facts of `Session.made_with`."""
         model = recorded_model(self.model_client, agent.model)
         return {
             "model": model,
-            "prompt_hash": prompt_hash(agent.system_prompt),
+            "prompt_hash": prompt_hash(leading_system(state.messages)),
             "tools_hash": tools_hash(schemas),
         }
 

@@ -11,6 +11,7 @@ from .logprobs import TokenStream as TokenStream
 from .logprobs import read_logprobs as read_logprobs
 from .lone_surrogates import replace_lone_surrogates as replace_lone_surrogates
 from .messages import ReadMessages as ReadMessages
+from .messages import leading_system as leading_system
 from .messages import observed_text as observed_text
 from .messages import read_messages as read_messages
 from .messages import said_by_users as said_by_users

@@ -6,6 +6,7 @@ role and text), pydantic-ai's requests and responses, Anthropic's blocks, Gemini
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,14 @@ def text_of(content: Any) -> str:
     if isinstance(content, list | tuple):
         return replace_lone_surrogates("".join(part if isinstance(part, str) else _part_text(part) for part in content))
     return replace_lone_surrogates(_part_text(content))
+
+
+def leading_system(messages: Iterable[Any] | str | None) -> str:
+    """The standing instructions of a prompt: its system messages before any other, of any framework."""
+    given = () if isinstance(messages, str) else messages or ()
+    read = itertools.chain.from_iterable(read_messages(message).messages for message in given)
+    system = itertools.takewhile(lambda message: message.role is Role.SYSTEM, read)
+    return "\n\n".join(message.content or "" for message in system)
 
 
 def said_by_users(messages: Any) -> list[str]:

@@ -28,7 +28,9 @@ from grampus_uq import (
     AgentRunner,
     ExecutionResult,
     FunctionTools,
+    Message,
     Profile,
+    Role,
     ToolCall,
     UncertaintyMonitor,
     tool,
@@ -424,7 +426,11 @@ def test_a_model_that_stands_in_for_one_that_failed_is_another(tmp_path: Path) -
 
 
 async def runner(
-    made: Made, monitor: UncertaintyMonitor, session: str, store: MemoryStore | None = None
+    made: Made,
+    monitor: UncertaintyMonitor,
+    session: str,
+    store: MemoryStore | None = None,
+    before: Sequence[Message] = (),
 ) -> ExecutionResult:
     turns = []
 
@@ -449,7 +455,15 @@ async def runner(
 
     agent = AgentDefinition(name="clerk", model=made.model, system_prompt=made.prompt or "")
     one = AgentRunner(ScriptedModel(reply), Tools(), uncertainty_monitor=monitor, store=store or MemoryStore())
-    return await one.run(agent, "Go.", session_id=session)
+    return await one.run(agent, "Go.", session_id=session, messages=before)
+
+
+def test_system_messages_before_the_users_are_part_of_the_runners_prompt(tmp_path: Path) -> None:
+    told = functools.partial(runner, before=[Message(role=Role.SYSTEM, content="Pay nobody.")])
+    for prompt in ("You keep the books.", None):
+        fitted_for = recorded(told, tmp_path / f"runs {prompt}", Made(prompt=prompt))
+        assert acted(told, tmp_path / f"same {prompt}", fitted_for, Made(prompt=prompt)) == [True, True]
+        assert acted(runner, tmp_path / f"live {prompt}", fitted_for, Made(prompt=prompt)) == [False, False]
 
 
 def test_a_profile_acts_no_more_in_a_run_whose_tools_change_on_the_way(tmp_path: Path) -> None:
