@@ -244,8 +244,8 @@ def _detector(
         why = "No run with an outcome of its own."
         return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs without intervention")
     available = {**runs.streams, **({} if fitted is None else {"p_success": fitted.values})}
-    own = most_read(runs, ("call_probability", "fused")) if _at_calls(runs, options) else None
-    untaught = (own or "fused",)
+    first = ("call_probability",) if _at_calls(runs, options) else ()
+    untaught = (most_read(runs, (*first, "fused")) or most_read(runs, runs.streams) or "fused",)
     streams = options.streams or (("p_success",) if fitted is not None else untaught)
     unknown = [name for name in streams if name not in available]
     if unknown and options.streams is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -22,6 +23,7 @@ from grampus_uq.stats.reliability import trajectory_ece
 LEAST_OF_EACH = 10
 """Successes, and failures, to learn on, below which a calibration would be noise."""
 
+STATED: Final = UncertaintySource.VERBALIZED
 MOST_STEPS = 50_000
 _LEAST_SLOPE = 1e-3  # enough to rank by, and next to nothing of a probability
 
@@ -91,10 +93,9 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
 def most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
     """The call's own probability where no moment lacks it, else `fused`, else the reading that is there most often; no
     count, whose direction the outcomes teach, and no trajectory risk, whose parameters may have been fitted on these
-    runs."""
-    may = sorted(
-        n for n in names if n in runs.streams and n not in ("propagated", "trajectory_risk") and not is_count(n)
-    )
+    runs. Where something else was read, nothing that hears what the model states of itself."""
+    never = {"propagated", "trajectory_risk", *(("fused", STATED) if _lowering(runs, runs.streams) else ())}
+    may = sorted(n for n in names if n in runs.streams and n not in never and not is_count(n))
     moments = runs.moments
     read = {name: int((~np.isnan(runs.streams[name][moments])).sum()) for name in may}
     first = UncertaintySource.CALL_PROBABILITY
@@ -102,6 +103,17 @@ def most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
         return first
     name = "fused" if read.get("fused") else max(may, key=lambda one: read[one], default="")
     return name if read.get(name) else None
+
+
+def _lowering(runs: LabelledRuns, names: Iterable[str]) -> tuple[str, ...]:
+    """What the model states of itself, where it is read beside others: it may then lower a chance and never lift one.
+
+    Whoever can make the model state more would else release its calls.
+    """
+    others = [name for name in names if name not in (*DERIVED, STATED) and not is_count(name)]
+    read = [~np.isnan(runs.streams[name][runs.moments]) for name in others if name in runs.streams]
+    beside = STATED in runs.streams and bool(read) and 2 * np.any(read, axis=0).sum() >= len(read[0]) > 0
+    return (STATED,) if beside else ()
 
 
 def _rising(fusion: LogisticFusion, name: str) -> LogisticFusion:
@@ -163,6 +175,10 @@ def fit_p_success(
     why = f"On {len(names)} streams of {int(learn.sum())} runs"
     why += f", {asked} of them at the turn that proposes an irreversible call" if asked else ""
     why += ", and it says no more than the success rate does." if useless else "."
+    if _lowering(runs, names):
+        why += f" {STATED} may lower it, and lifts nothing."
+    elif STATED in names:
+        why += " It takes the model's word: whoever can make the model state more raises it."
     parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
     return FittedPSuccess(fusion=fusion, values=values, taught=~held_out), parts
 
@@ -222,7 +238,9 @@ def _stream_part(runs: LabelledRuns, held_out: BoolArray, learn: BoolArray, name
 def _fit(runs: LabelledRuns, learn: BoolArray, names: list[str]) -> FittedSuccess:
     streams = {name: runs.at_moments(name, learn) for name in names}
     ids = [name for name, chosen in zip(runs.ids, learn, strict=True) if chosen]
-    return fit_success(streams, runs.success[learn], ids, run_weights=runs.weights[learn])
+    return fit_success(
+        streams, runs.success[learn], ids, run_weights=runs.weights[learn], lowering=_lowering(runs, names)
+    )
 
 
 def _figures(runs: LabelledRuns, held_out: BoolArray, values: FloatArray) -> dict[str, JsonValue]:

@@ -96,8 +96,32 @@ def test_no_run_teaches_what_it_sets_a_threshold_for(folder: Path, fitted: Profi
     assert not learned & set(fitted.detector.report.threshold_ids)
     names = [name for name in read.streams if name not in ("fused", "propagated")]
     learned = read.taught_by(~held)
-    alone = fit_fusion({name: read.at_moments(name, learned) for name in names}, read.success[learned])
+    streams = {name: read.at_moments(name, learned) for name in names}
+    alone = fit_fusion(streams, read.success[learned], lowering=["verbalized"])
     assert alone == fitted.artifact.profile.calibration
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_no_statement_lifts_a_chance_that_other_readings_give(fitted: ProfileFit, drawn: float, stated: float) -> None:
+    chance = fitted.artifact.profile.calibration
+    assert chance({"token_probability": drawn, "verbalized": stated}) <= chance({"token_probability": drawn})
+    assert chance({"verbalized": stated}) is None
+    assert "verbalized may lower it, and lifts nothing." in part(fitted, "p_success").why
+
+
+def test_a_call_for_which_nothing_but_the_models_word_speaks_waits_under_a_profile_that_heard_more(
+    fitted: ProfileFit,
+) -> None:
+    profile = fitted.artifact.profile.model_copy(update={"advisory": False, "detector": None})
+    at_least = profile.release.at_least
+    assert profile.calibration({"token_probability": 0.99, "verbalized": 0.99}) >= at_least
+    call = ToolCall(name="send_mail")
+    heard = {"token_probability": 0.99, "verbalized": 0.99, "noise": 0.5}
+    for readings, released in ((heard, True), ({"verbalized": 0.99}, False)):
+        session = UncertaintyMonitor(profile=profile).session("x", "a")
+        known = [Reading(source=source, value=value) for source, value in readings.items()]
+        session.commit(Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(call,)), known)
+        assert session.would_allow(call, effect="irreversible").allowed is released
 
 
 def test_trials_of_one_task_stay_in_one_part(tmp_path: Path) -> None:
