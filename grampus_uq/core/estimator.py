@@ -13,7 +13,7 @@ from grampus_uq.records.call_parts import Unit
 from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, Reading, Step
-from grampus_uq.records.vocabulary import NOT_DUE, MissingReason, Role
+from grampus_uq.records.vocabulary import NOT_DUE, Role
 from grampus_uq.signals.admissions import hedged_confidence
 from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
 from grampus_uq.signals.equivalence import Equivalence, LexicalEquivalence
@@ -176,10 +176,8 @@ class UncertaintyEstimator(Configuration):
 
     def extract_verbalized(self, text: str) -> float:
         """The stated confidence in [0, 1]; 0.5 when the text states none (or an invalid one), lower when it hedges."""
-        value, reason = parse_confidence(text)
-        if value is not None:
-            return value
-        return hedged_confidence(text)[0] if reason is MissingReason.NOT_STATED else 0.5
+        value, _ = parse_confidence(text)
+        return hedged_confidence(text)[0] if value is None else value
 
     async def p_true(
         self, original_messages: Sequence[Message], response_text: str, model_client: ModelClient, model_id: str
@@ -215,9 +213,8 @@ class UncertaintyEstimator(Configuration):
         )
 
     def _context(self, messages: Sequence[Message], client: ModelClient, model: str) -> MeteredContext:
-        budget = Budget(max_calls=max(2, self.max_samples))
         given = [m if isinstance(m, Message) else Message(role=Role.USER, content=str(m)) for m in messages]
-        return MeteredContext(messages=given, client=client, model=model, budget=budget)
+        return MeteredContext(messages=given, client=client, model=model, budget=Budget(max_calls=self.max_samples))
 
 
 def fuse_step(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from grampus_uq import Profile, Reading, SessionState, Step, UncertaintyAction, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.core.engine import advance
+from grampus_uq.core.engine import advance, judge_call
 from grampus_uq.core.state import answer_alarm, change_profile, rearm_alarm, state_from_json, state_to_json
 from grampus_uq.learn.fit.detector import fit_budget, fit_detector
 from grampus_uq.recording import decode, encode
@@ -186,7 +186,8 @@ def test_an_old_state_whose_alarm_was_answered_asks_for_its_irreversible_calls_t
     del written["turns"], written["rang"]
     state = state_from_json(json.dumps(written))
     _, call = advance(profile, state, step(30, "tool_call", Effect.IRREVERSIBLE), [])
-    assert (call.action, call.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector")
+    said = judge_call(profile, state, "pay", Effect.IRREVERSIBLE)
+    assert (call.action, call.rule) == (said.action, said.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector")
     moved = change_profile(Profile(), state)
     assert moved.alarmed
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grampus_uq import Message, ModelError, Role, UncertaintyEstimator
+from grampus_uq import Message, MissingReason, ModelError, Reading, Role, UncertaintyEstimator
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.vocabulary import NOT_DUE
 from grampus_uq.testing import ScriptedModel, answer, top_logprobs
 
 unit = st.floats(0.0, 1.0)
-weight = st.floats(0.0, 1e6)
+weight = st.floats(0.0, 1e6) | st.sampled_from([0.0, 1.0])
 MESSAGES = (Message(role=Role.USER, content="What is the capital of France?"),)
 names = st.sampled_from(["verbalized", "p_true", "token_probability", "token_entropy", "mine", "other"])
 
@@ -39,8 +40,8 @@ def test_the_fusion_is_the_weighted_mean_of_the_corrected_values(verbalized, p_t
     )
     mean = (w_v * verbalized * (1 - b_v) + w_p * p_true * (1 - b_p)) / (w_v + w_p)
     fused = estimator.fuse(verbalized, p_true, p_true_ran=True)
+    assert fused == pytest.approx(mean, abs=1e-9)
     if w_p and w_v:
-        assert fused == pytest.approx(mean, abs=1e-9)
         assert estimator.fuse_readings({"verbalized": verbalized, "p_true": p_true}) == fused
     assert estimator.fuse(verbalized, p_true, p_true_ran=False) == verbalized * (1 - b_v)
 
@@ -79,6 +80,25 @@ def test_pessimism_takes_the_smaller_and_whatever_is_there(fast, semantic):
 @given(unit)
 def test_the_slow_path_is_triggered_within_its_zone_both_ends_included(fused):
     assert UncertaintyEstimator().should_sample(fused) is (0.50 <= fused <= 0.72)
+
+
+@given(
+    st.dictionaries(names, unit | st.sampled_from([0.5, 0.72]) | st.sampled_from(MissingReason)),
+    st.none() | st.floats(0.0, 0.72),
+)
+@example({"mine": 0.72}, None)
+def test_the_slow_path_is_due_where_nothing_is_known_and_up_to_the_end_of_its_zone(found, low):
+    given_low = {} if low is None else {"semantic_trigger_low": low}
+    estimator = UncertaintyEstimator(extra_weights={"mine": 1.0}, **given_low)
+    known = {source: one for source, one in found.items() if isinstance(one, float)}
+    lacking = {source: 0.0 for source, one in found.items() if one in set(MissingReason) - NOT_DUE}
+    readings = [
+        Reading(source=source, value=known.get(source), reason=None if source in known else one)
+        for source, one in found.items()
+    ]
+    fused, least = estimator.fuse_readings(known), estimator.fuse_readings(known | lacking)
+    due = fused is None or (least <= 0.72 if low is None else low <= fused <= 0.72)
+    assert estimator.needs_sampling(readings) is due
 
 
 # -- switches --
@@ -146,8 +166,9 @@ def test_extracting_gives_one_half_when_none_is_stated(text, value):
     assert UncertaintyEstimator().extract_verbalized(text) == value
 
 
-def test_extracting_never_rises_above_one_half_for_hedging():
-    assert 0.0 < UncertaintyEstimator().extract_verbalized("I'm not sure, maybe Paris.") < 0.5
+@pytest.mark.parametrize("beside", ["", ' {"confidence": 95}', ' {"confidence": NaN}'])
+def test_extracting_never_rises_above_one_half_for_hedging_nor_for_a_number_that_is_none(beside):
+    assert 0.0 < UncertaintyEstimator().extract_verbalized(f"I'm not sure, maybe Paris.{beside}") < 0.5
 
 
 @pytest.mark.anyio
@@ -156,7 +177,12 @@ async def test_p_true_is_the_mass_or_the_number():
     mass = ScriptedModel(answer("True", logprobs=[top_logprobs({"True": 0.6, "False": 0.2})]))
     assert await estimator.p_true(MESSAGES, "Paris", mass, "m") == pytest.approx(0.75)
     assert await estimator.p_true(MESSAGES, "Paris", ScriptedModel('{"p_true": 0.3}'), "m") == 0.3
-    assert await estimator.p_true(["Where?"], "Paris", ScriptedModel("0.4"), "m") == 0.4
+    asked = ScriptedModel("0.4")
+    for messages in (MESSAGES, [MESSAGES[0].content]):
+        assert await estimator.p_true(messages, "Paris", asked, "m") == 0.4
+    first, second = asked.calls
+    assert first == second
+    assert (first.model, first.messages[0]) == ("m", MESSAGES[0])
 
 
 @pytest.mark.anyio
