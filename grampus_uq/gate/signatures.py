@@ -186,8 +186,8 @@ class _Ed25519Key:
             raw = bytes.fromhex(text.strip().lower().removeprefix(_KIND))
             self._key = _ed25519().Ed25519PublicKey.from_public_bytes(raw)
         except ValueError as error:
-            rule = f'"{_KIND}" and 64 hexadecimal digits'
-            raise ConfigurationError.of("keys", "PublicKeys", rule, text, "grampus-uq approvals keygen") from error
+            rule, got = f'"{_KIND}" and 64 hexadecimal digits', f"a text of {len(text)} characters"  # a private key?
+            raise ConfigurationError.of("keys", "PublicKeys", rule, got, "grampus-uq approvals keygen") from error
 
     @property
     def material(self) -> bytes:

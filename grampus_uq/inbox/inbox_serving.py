@@ -26,12 +26,4 @@ async def serve_inbox(app: FrontDoor, at: socket.socket) -> None:
 
 def inbox_server(app: FrontDoor) -> HttpServer:
     """The server, not begun yet."""
-    return HttpServer(
-        app,
-        app.end,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=5,
-        h11_max_incomplete_event_size=_MAX_HEADERS,
-    )
+    return HttpServer(app, app.end, h11_max_incomplete_event_size=_MAX_HEADERS)

@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 class Notices:
     """Notifies one webhook of new requests, not of those before the start. Raises ConfigurationError."""
 
-    url: str
+    url: str = field(repr=False)  # of many chat tools its path is a secret
     link: str
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
     first_wait_s: float = 1.0
     patience_s: float = 10.0
     _arrivals: Arrivals = field(default_factory=Arrivals)

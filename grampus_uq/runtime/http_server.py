@@ -16,13 +16,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _SHUTDOWN_S: Final = 2  # streams that clients of the proxy hold open never end by themselves
 _HEADERS_S: Final = 10.0
+_UNREAD_S: Final = 600.0
 _MAX_CONNECTIONS: Final = 1_000
 
 
 class TimedConnection(H11Protocol):
-    """Closes a connection whose request is not complete within seconds of its beginning."""
+    """Closes a connection whose request is not complete within seconds, or that takes nothing of its answer."""
 
     _overdue: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         # asyncio does this only where the listening socket names its protocol; else each answer waits 40 ms for an ACK.
@@ -38,9 +40,19 @@ class TimedConnection(H11Protocol):
             self._overdue = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._overdue is not None:
-            self._overdue.cancel()
+        for timer in (self._overdue, self._unread):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._unread = self.loop.call_later(_UNREAD_S, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
 
     def _hurry(self) -> None:
         if self._overdue is None and self.conn.their_state is h11.IDLE:
@@ -60,6 +72,9 @@ class HttpServer(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
             limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=_SHUTDOWN_S,
             **more,

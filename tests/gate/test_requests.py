@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -471,6 +472,14 @@ def test_a_file_of_public_keys_that_is_none_is_refused(tmp_path: Path, content: 
     (tmp_path / "keys.json").write_text(content)
     with pytest.raises(ConfigurationError):
         PublicKeys.from_file(tmp_path / "keys.json")
+
+
+def test_a_private_key_among_the_public_ones_is_refused_and_not_shown() -> None:
+    private = "".join(EVE.pem().decode().splitlines()[1:-1])
+    for text in (private, f"ed25519:{private}", EVE.pem().decode()):
+        with pytest.raises(ConfigurationError, match=rf"Got 'a text of {len(text.strip())} characters'") as refused:
+            PublicKeys({"eve": text})
+        assert private[20:30] not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_file_of_keys_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:

@@ -157,6 +157,11 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         Notices(url=url, link="x")
 
 
+def test_neither_the_address_nor_the_secret_is_in_the_repr() -> None:
+    assert "Notices(link='x'" in (shown := repr(Notices(url="https://u:hunter2@h/hunter2", link="x", secret="hunter2")))
+    assert "hunter2" not in shown
+
+
 @pytest.mark.parametrize(("head", "times"), [(b"", 5), (b"\r\n", 1)], ids=["its head", "its body"])
 async def test_a_webhook_that_never_comes_to_an_end_holds_no_later_notice(head: bytes, times: int) -> None:
     """Each byte of an answer comes in time, and the answer never ends: its status is what counts."""

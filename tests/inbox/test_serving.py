@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ def hasty(served: tuple[int, Any], monkeypatch: pytest.MonkeyPatch) -> int:
 
 def patience(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_HEADERS_S", seconds)
+    monkeypatch.setattr(http_server, "_UNREAD_S", seconds, raising=False)
     monkeypatch.setattr(front_door, "_BODY_S", seconds)
 
 
@@ -162,6 +163,20 @@ def test_who_sends_a_byte_now_and_then_is_let_go(hasty: int) -> None:
                 return
             time.sleep(0.05)
     pytest.fail("a request that takes a minute was waited for")
+
+
+def test_who_reads_nothing_of_an_answer_is_let_go(served: tuple[int, Any], hasty: int) -> None:
+    asks = f"GET /static/inbox.js HTTP/1.1\r\n{HOST}\r\n".replace("PORT", str(hasty)).encode()
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        one.connect(("127.0.0.1", hasty))
+        one.settimeout(0.1)
+        with suppress(TimeoutError):
+            one.sendall(asks * 1_000)  # more than buffers hold of the answers
+        until_s = time.monotonic() + 60
+        while any(kept.client == one.getsockname() for kept in served[1].server_state.connections):
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
 
 
 def closed(one: socket.socket) -> bool:

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from grampus_uq.integrations.mcp.call_spans import CallSpans
+from tests.proxy.ended_spans import CountingTracer
 from tests.telemetry.receivers import otlp_grpc
 
 SERVER = str(Path(__file__).with_name("small_server.py"))
@@ -51,6 +55,13 @@ def _calls(folder: Path, endpoint: str) -> None:
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["id"] == number
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("code", "kind"), [(-32602, "-32602"), (SECRET, "other"), (True, "other"), (9**99, "other")])
+def test_the_error_type_of_a_refused_call_is_a_code_and_never_a_servers_text(code: Any, kind: str) -> None:
+    spans = CallSpans(tracer := CountingTracer(), "s", "pipe")
+    spans.answered(tracer.start_span("x"), {"error": {"code": code, "message": SECRET}})  # type: ignore[arg-type]
+    assert tracer.ended() == [kind]
 
 
 def test_a_call_is_a_span_below_the_clients_with_what_the_monitor_made_of_it_below(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ async def decide(tmp_path: Path) -> None:
         ({"host": "evil.example"}, b"{}", 421),
         ({"origin": "http://evil.example"}, b"{}", 403),
         ({"origin": "null"}, b"{}", 403),
+        ({"origin": "http://["}, b"{}", 403),
         ({"content-type": "text/plain"}, b"{}", 415),
         ({"content-encoding": "gzip"}, b"{}", 415),
         ({"content-type": "application/json; charset=utf-7"}, b'{"jsonrpc":"2.0","id":1,"method":"ping"}', 415),

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import traceback
 import uuid
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -225,11 +226,20 @@ async def test_a_broken_sqlite_file_is_a_store_error_that_names_the_file(tmp_pat
         await SQLiteStore(path).get("session", "a")
 
 
-async def test_an_unreachable_server_is_a_store_error_without_the_password() -> None:
-    for url in ("postgresql://me:hunter2@127.0.0.1:1/x", "redis://:hunter2@127.0.0.1:1/0"):
-        with pytest.raises(StoreError) as caught:
-            await open_store(url).get("session", "a")
-        assert "hunter2" not in str(caught.value)
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *("me:hunter2@127.0.0.1:1/0", "me:hunter2%@127.0.0.1:1/0", "me:a@hunter2@127.0.0.1:1/0", "me:hunter2@[::/0"),
+        *("me:hunter2\uff0f@127.0.0.1:1/0", "me:hunter2\ud800@127.0.0.1:1/0", "127.0.0.1:1/0?password=hunter2&x=1"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["postgresql://", "redis://", "postgresql:", " postgresql://"])
+async def test_whatever_is_wrong_with_a_server_or_its_address_no_traceback_holds_the_password(
+    scheme: str, rest: str
+) -> None:
+    with pytest.raises((StoreError, ConfigurationError)) as caught:
+        await open_store(scheme + rest).get("session", "a")
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_a_conflict_in_one_sqlite_handle_leaves_it_usable(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from grampus_uq.integrations.mcp.json_rpc import CALL, PROTOCOL_VERSION, Message, meta_in
+from grampus_uq.telemetry.metric_labels import OTHER
 from grampus_uq.telemetry.span_content import plain_name
 from grampus_uq.telemetry.spans import resolve_tracer
 from grampus_uq.telemetry.trace_context import context_of
@@ -67,7 +68,8 @@ class CallSpans:
         """The call got this answer, a JSON-RPC response."""
         error, result = values.get("error"), values.get("result")
         if error is not None:
-            _end(span, str(error.get("code"))[:20] if isinstance(error, Mapping) else "other")
+            code = error.get("code") if isinstance(error, Mapping) else None
+            _end(span, str(code) if type(code) is int and abs(code) < 10**9 else OTHER)
         elif isinstance(result, Mapping) and result.get("isError") is True:
             _end(span, "tool_error")
         else:

@@ -8,7 +8,6 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Final
-from urllib.parse import urlsplit
 
 from grampus_uq.integrations.mcp.json_rpc import CALL, Message, UnclearError
 from grampus_uq.integrations.mcp.parameter_headers import PARAMETER, header_text
@@ -80,7 +79,7 @@ def origin_problem(headers: Mapping[str, str], hosts: frozenset[str]) -> tuple[i
     host, origin = headers.get("host", ""), headers.get("origin")
     if host not in hosts:
         return 421, f"this proxy does not serve the host {host!r:.80}"
-    if origin is not None and urlsplit(origin).netloc not in hosts:
+    if origin is not None and origin.partition("://")[2] not in hosts:
         return 403, f"pages of {origin!r:.80} may not use this proxy"
     return None
 

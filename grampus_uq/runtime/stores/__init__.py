@@ -29,7 +29,7 @@ def open_store(url: str, *, create: bool = True) -> SessionStore:
     """
     if not isinstance(url, str):
         raise ConfigurationError.of("url", "open_store", "text", url, "Pass str(path).")
-    scheme = urlsplit(url).scheme
+    scheme = urlsplit(url.partition("//")[0]).scheme  # what is behind it is the store's own to refuse
     if scheme == "" or len(scheme) == 1:  # a bare path; one letter: a Windows drive
         scheme = "sqlite"
     if scheme in _BUILT_IN:

@@ -179,6 +179,7 @@ class PostgresStore(SQLStore):
         with self._lock:
             try:
                 if self._connection is None or self._connection.closed:
+                    self._connection = None
                     self._connection = self._open(psycopg)
                 return work(self._connection)
             except (psycopg.Error, UnicodeError) as failure:
@@ -187,9 +188,10 @@ class PostgresStore(SQLStore):
                     raise SessionConflictError(f"{error.diag.message_primary}: another writer was first.") from failure
                 if getattr(error, "sqlstate", None) in _DAMAGED:
                     raise DamagedLogError("a log cannot go on: its last entry cannot be read") from failure
+                told = None if self._connection is None else failure  # on connecting, libpq quotes the address
                 self._let_go()
                 cause = next((f" ({cause})" for cause in _CAUSES if cause in str(error)), "")
-                raise StoreError(f"The PostgreSQL store failed: {type(error).__name__}{cause}") from failure
+                raise StoreError(f"The PostgreSQL store failed: {type(error).__name__}{cause}") from told
 
     def _open(self, psycopg: Any) -> Any:
         db = psycopg.connect(self._url, autocommit=True, connect_timeout=self._connect_timeout_s, **_GONE_AFTER)

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from grampus_uq.errors import (
     ConfigurationError,
@@ -164,7 +164,7 @@ class RedisStore(ThreadedStore):
 
     def __init__(self, url: str, *, namespace: str = "grampus", timeout_s: float = 5.0, create: bool = True) -> None:
         super().__init__(create=create)
-        options = dict(parse_qsl(urlsplit(url).query))
+        options = dict(parse_qsl(url.partition("#")[0].partition("?")[2]))
         self._namespace = options.pop("namespace", namespace)
         self._url = url.partition("?")[0] + (f"?{urlencode(options)}" if options else "")
         self._timeout_s = timeout_s
@@ -308,10 +308,11 @@ class RedisStore(ThreadedStore):
 
     def _client(self, redis: Any) -> Any:
         try:
-            return redis.Redis.from_url(
-                self._url, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s
-            )
-        except ValueError:  # its words may hold a part of a password
+            limits = {"socket_timeout": self._timeout_s, "socket_connect_timeout": self._timeout_s}
+            client = redis.Redis.from_url(self._url, **limits)
+            client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)  # what it takes
+            return client
+        except (TypeError, ValueError):  # the words may hold a part of a password
             rule, way_out = "redis://USER:PASSWORD@HOST:PORT/NUMBER", "Percent-encode / and @ in a password."
             raise ConfigurationError.of("url", "RedisStore", rule, "another form", way_out) from None
 
