@@ -38,7 +38,7 @@ async def export(store: SessionStore, as_json: bool, output: str) -> None:
     entries are missing.
     """
     entries, line = -1, ""  # the first line is no entry
-    with whole_file(output) as part, part.open("x", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+    with whole_file(output) as part, part.open("w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
         async for line in evidence(store):
             file.write(f"{line}\n")
             entries += 1

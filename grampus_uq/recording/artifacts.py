@@ -272,7 +272,7 @@ def save(artifact: ProfileArtifact, path: str | os.PathLike[str]) -> str:
     content = _content(artifact)
     fingerprint = _digest(content)
     document = {"format": _FORMAT, "v": VERSION, "fingerprint": fingerprint, **content}
-    with whole_file(path) as draft, draft.open("x", encoding="utf-8") as stream:
+    with whole_file(path, mode=0o666) as draft, draft.open("w", encoding="utf-8") as stream:
         json.dump(document, stream, indent=1, ensure_ascii=False, allow_nan=False)
         stream.write("\n")
         stream.flush()

@@ -47,7 +47,7 @@ def pack(
     source that is packed already, or a folder that holds packed parts: they would be counted twice.
     """
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True, mode=0o700)
     there = next(recording_files(target), None)
     if there is not None:
         raise DataError("already exists; choose an empty folder.", path=os.fspath(there))

@@ -10,11 +10,16 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a draft beside the file, which takes its place at the end of the block; after an error nothing is left."""
+def whole_file(path: str | os.PathLike[str], *, mode: int = 0o600) -> Iterator[Path]:
+    """Give an empty draft beside the file, which takes its place, and keeps its mode, at the end of the block.
+
+    After an error nothing is left. `mode` is that of a new file: what was recorded is its owner's alone.
+    """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    mode = target.stat().st_mode & 0o777 if target.exists() else mode
     try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield draft
         draft.replace(target)
     finally:

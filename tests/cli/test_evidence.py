@@ -231,6 +231,7 @@ def cli(*arguments: str) -> Result:
 def test_the_commands_export_and_verify(desk: Desk, tmp_path: Path) -> None:
     file, folder = tmp_path / "e.jsonl", Path(desk.url.removeprefix("sqlite:///")).parent
     out = json.loads(cli("export", "--store", desk.url, "-o", str(file), "--json").output)
+    assert file.stat().st_mode & 0o777 == 0o600, "the calls in it are their owner's"
     asked = ("--keys", str(folder / "keys.json"), "--digest", out["digest"])
     good = cli("verify", str(file), *asked)
     assert good.exit_code == 0, good.output

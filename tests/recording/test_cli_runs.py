@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ def test_list_gives_a_line_a_run_and_filters(tmp_path: Path, run: Any) -> None:
     assert [item["session_id"] for item in json.loads(run("list", tmp_path, "--json").out)] == ["s1", "s2", "s3"]
     assert [item["session_id"] for item in json.loads(run("list", tmp_path, "--json", "--unlabelled").out)] == ["s3"]
     assert json.loads(run("list", tmp_path, "--json", "--paused").out) == []
+
+
+def test_what_is_made_of_recordings_is_its_owners_alone_unless_it_takes_the_place_of_another_file(
+    tmp_path: Path, run: Any
+) -> None:
+    record(tmp_path / "runs", "s1")
+    (shared := tmp_path / "shared.html").touch(0o640)
+    for output in (tmp_path / "own.html", shared):
+        assert run("show", tmp_path / "runs", "s1", "-o", output).status == 0
+    assert run("pack", tmp_path / "runs", "-o", tmp_path / "packed").status == 0
+    assert run("table", tmp_path / "runs", "-o", tmp_path / "own.csv").status == 0
+    found = [shared, *tmp_path.glob("own.*"), *tmp_path.glob("packed*"), *tmp_path.glob("packed/*")]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in found}
+    own = {"own.html": 0o600, "own.csv": 0o600, "packed": 0o700, "part-00000.parquet": 0o600}
+    assert modes == own | {"shared.html": 0o640}
 
 
 def test_show_gives_every_event_in_order_and_text_only_when_asked(tmp_path: Path, run: Any) -> None:
