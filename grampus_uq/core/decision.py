@@ -87,8 +87,7 @@ def decide(now: Situation) -> Verdict:
     action, rule, reason = ruling if profile.chain is None else _chained(now, profile.chain, ruling)
     level = now.level
     if now.irreversible:
-        judged = _least_believed(now)
-        level = judged.level if judged.unaided or judged.word_alone else level  # a grant goes by it
+        level = _least_believed(now).level  # a grant goes by it
     wanted, guarantee = None, None if rule == "tier" else _guarantee(now, rule, action)
     explores = state.let_through and may_be_explored(profile.policy, now.kind, now.tool_name, now.effect)
     if profile.advisory or (explores and action.stops):

@@ -117,6 +117,10 @@ def test_the_level_by_which_a_grant_lifts_a_pause_leaves_the_models_word_out():
     verdict = judged(profile, read({"p_true": 0.62}), state)
     assert (verdict.level, verdict.rule, of_the_tool(doubt_of(verdict))) == ("high", "tier", False)
     assert judged(profile, read(SURE)).level == "medium"
+    state = proposing(profile, read({"p_true": 0.2}))
+    state = advance(profile, state, Step(step_id="l", kind="llm_call", time_s=0.0), read({**SURE, "own": 0.9}))[0]
+    assert state.level == "low"
+    assert judge_call(profile, state, PAY, Effect.IRREVERSIBLE).level == "high", "the turn's own belief is no less"
 
 
 def test_where_the_policy_lets_calls_go_ahead_without_evidence_the_models_word_counts():
@@ -258,8 +262,8 @@ HEARD = [
 def test_nothing_is_released_that_waits_without_the_models_word(steps):
     profile = Profile(estimator=UNBIASED)
     silent, heard = verdicts(profile, steps, stated=False), verdicts(profile, steps)
-    assert [action.stops for action in silent[-2:]] == [True, True]
-    assert [action.stops for action in silent] == [action.stops for action in heard]
+    assert [action.stops for action, _ in silent[-2:]] == [True, True]
+    assert [action.stops for action, _ in silent] == [action.stops for action, _ in heard]
 
 
 CHANCE = st.sampled_from([0.0, 0.3, 0.5, 0.62, 0.75, 0.8, 0.88, 0.9, 0.95, 1.0]) | st.floats(0.0, 1.0)
@@ -290,7 +294,7 @@ PROFILES = st.builds(
 
 
 def verdicts(profile, steps, *, stated=True):
-    """Each call step's verdict, and after each step those on a call that is asked about with its id and without."""
+    """Each call step's action and reason, and after each step those on a call asked about with its id and without."""
     state, found = START, []
     for number, (kind, calls, readings) in enumerate(steps):
         readings = [one for one in readings if stated or one.source != "verbalized"]
@@ -300,10 +304,11 @@ def verdicts(profile, steps, *, stated=True):
         )  # fmt: skip
         state, assessment = advance(profile, state, step, readings)
         if kind == "tool_call":
-            found.append(assessment.action)
+            found.append((assessment.action, doubt_of(assessment)))
         if number % 2:
             state = state_from_json(state_to_json(state))
-        found += [judge_call(profile, state, call, Effect.IRREVERSIBLE).action for call in (PAY, "pay")]
+        asked = [judge_call(profile, state, call, Effect.IRREVERSIBLE) for call in (PAY, "pay")]
+        found += [(verdict.action, doubt_of(verdict)) for verdict in asked]
     return found
 
 
@@ -311,5 +316,7 @@ def verdicts(profile, steps, *, stated=True):
 @given(profile=PROFILES, steps=STEPS)
 def test_a_call_that_waits_where_the_model_states_nothing_waits_whatever_it_states(profile, steps):
     silent = verdicts(profile, steps, stated=False)
-    for without, heard in zip(silent, verdicts(profile, steps), strict=True):
+    for (without, why), (heard, reason) in zip(silent, verdicts(profile, steps), strict=True):
         assert heard.stops or not without.stops
+        alone = "nothing but the model's own word" in reason.reason
+        assert alone or not without.stops or of_the_tool(why) or not of_the_tool(reason), "no grant lifts more"
