@@ -34,6 +34,7 @@ from grampus_uq.core.turn_evidence import (
     placed,
     proposed,
     text_key,
+    were_read,
     with_turn,
 )
 from grampus_uq.core.worst_case import Streams, alarm_at_call, lacks, streams_of, unaided_step, worst_case_step
@@ -136,6 +137,8 @@ def advance(
     draft.unaided = unaided
     draft.worst_case = worst_case
     draft.turns = turns
+    if not were_read(turns) and (seen.unaided is not None or were_read(state.turns)):
+        draft.read_before = True
     if risk_state is not None:
         draft.risk = risk_state
     if detector is not None:

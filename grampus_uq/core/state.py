@@ -31,7 +31,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.propagator import Propagator, PropagatorMemory, UncertaintyPropagator
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.risk import RiskField, TrajectoryRiskSettings
-from grampus_uq.core.turn_evidence import TurnEvidence, without_chances
+from grampus_uq.core.turn_evidence import TurnEvidence, were_read, without_chances
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.call_parts import Unit
 from grampus_uq.records.configuration import Configuration
@@ -178,7 +178,8 @@ class SessionState:
     the model states made no difference; `acknowledged` is the gravest level that a human already answered for; both
     token counts are sums. `p_success` is the calibrated chance after the latest step of the model, None where it had no
     reading; `let_through` is True for a run that was drawn to go on where a reversible step would have been stopped.
-    `worst_case` is None until a reading was due and did not come.
+    `worst_case` is None until a reading was due and did not come. `read_before` is True once something but the model's
+    own word was read that no turn of `turns` shows.
     """
 
     session_id: str
@@ -205,6 +206,12 @@ class SessionState:
     worst_case: WorstCase | None = None
     turns: tuple[TurnEvidence, ...] = ()
     alarmed: Annotated[bool, Field(alias="rang")] = False  # the stored name
+    read_before: bool = False
+
+    @property
+    def only_stated(self) -> bool:
+        """True where nothing was read but the confidence that the model states."""
+        return self.has_reading and not self.read_before and not were_read(self.turns)
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
@@ -226,9 +233,9 @@ def state_to_values(state: SessionState) -> dict[str, Any]:
 
 
 def _absent(state: SessionState) -> dict[str, Any]:
-    """What the last release does not know, where it is None: its workers refuse a state that names it."""
+    """What the last release does not know, where it is not there: its workers refuse a state that names it."""
     turns = {place: {"unaided"} for place, turn in enumerate(state.turns) if turn.unaided is None}
-    own: dict[str, Any] = {"unaided": True} if state.unaided is None else {}
+    own: dict[str, Any] = {name: True for name in ("unaided", "read_before") if not getattr(state, name)}
     worst = state.worst_case is not None and state.worst_case.unaided is None
     return own | ({"turns": turns} if turns else {}) | ({"worst_case": {"unaided"}} if worst else {})
 
@@ -294,13 +301,16 @@ def has_alarmed(profile: Profile, state: SessionState) -> bool:
 def change_profile(profile: Profile, state: SessionState) -> SessionState:
     """A run goes on under another profile, from its next step on.
 
-    What is believed stays. The detector begins anew, and its alarms in this run carry no guarantee; the chance of
-    success is unknown until the next step of the model, so an irreversible call does what missing evidence does.
+    What is believed stays; what was only stated is no first step of another propagator. The detector begins anew, and
+    its alarms in this run carry no guarantee; the chance of success is unknown until the next step of the model, so an
+    irreversible call does what missing evidence does.
     """
     alarm = None if profile.detector is None else midway(profile.detector, state.session_id)
     worst_case = state.worst_case and replace(state.worst_case, alarm=alarm, p_success=None)
     alarmed = state.alarmed or (state.alarm is not None and state.alarm.answered)
     turns = without_chances(state.turns)
+    if state.only_stated and type(profile.propagator) is not UncertaintyPropagator:
+        state = replace(state, unaided=Unaided(cumulative=1.0))
     return replace(state, alarm=alarm, p_success=None, worst_case=worst_case, turns=turns, alarmed=alarmed)
 
 

@@ -384,6 +384,11 @@ def with_turn(turns: Turns, turn: TurnEvidence) -> Turns:
     return (*turns[:settled], *turns[settled + 1 :], turn)
 
 
+def were_read(turns: Turns) -> bool:
+    """True where anything but the model's own word was read of a turn."""
+    return any(turn.read for turn in reversed(turns))
+
+
 def _both(first: TurnEvidence, second: TurnEvidence) -> TurnEvidence:
     """Two turns as one that no call is found by, and that may have proposed any."""
     return replace(least((first, second)), more=True, listed=(*first.listed, *second.listed)[-MAX_CALLS:])

@@ -56,7 +56,7 @@ class AgentBeliefState(BaseModel):
 
 def unaided_part(state: SessionState) -> dict[str, Any]:
     """A summary's entry on the belief without what the model states, where that is less; None if it stated all."""
-    if state.has_reading and not any(turn.read for turn in state.turns):
+    if state.only_stated:
         return {"unaided_confidence": None}
     return {} if state.unaided is None else {"unaided_confidence": state.unaided.cumulative}
 

@@ -26,8 +26,16 @@ from grampus_uq import UncertaintyPolicy as Policy
 from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.core.engine import judge_call
 from grampus_uq.core.release import ReleaseRule
-from grampus_uq.core.state import Profile, StateWriter, state_from_json, state_to_json, state_to_values
+from grampus_uq.core.state import (
+    Profile,
+    StateWriter,
+    change_profile,
+    state_from_json,
+    state_to_json,
+    state_to_values,
+)
 from grampus_uq.gate.call import doubt_of, of_the_tool
+from grampus_uq.monitor.history import unaided_part
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.sampling import examples
 
@@ -320,3 +328,32 @@ def test_a_call_that_waits_where_the_model_states_nothing_waits_whatever_it_stat
         assert heard.stops or not without.stops
         alone = "nothing but the model's own word" in reason.reason
         assert alone or not without.stops or of_the_tool(why) or not of_the_tool(reason), "no grant lifts more"
+
+
+def believed(profile, steps, *, stated):
+    """What a run tells its parent: the confidence, and the same without what was stated (None: all was)."""
+    state = START
+    for number, (kind, calls, readings) in enumerate(steps):
+        readings = [one for one in readings if stated or one.source != "verbalized"]
+        step = Step(step_id=str(number), kind=kind, time_s=0.0, tool_calls=calls if kind != "tool_call" else (PAY,))
+        state, _ = advance(profile, state_from_json(state_to_json(state)), step, readings)
+    return state.has_reading, state.cumulative, unaided_part(state).get("unaided_confidence", state.cumulative)
+
+
+@settings(max_examples=examples(300))
+@given(profile=PROFILES, steps=STEPS, more=st.integers(0, 20))
+def test_a_run_says_that_all_was_stated_exactly_where_nothing_else_was_read_however_long_ago(profile, steps, more):
+    """A parent takes what was stated for nothing: a doubt of 16 turns ago was forgotten with it."""
+    steps = [*steps, *[turn(**SURE)] * more, turn(PAY, **SURE)]
+    read_otherwise, confidence, _ = believed(profile, steps, stated=False)
+    _, heard, alone = believed(profile, steps, stated=True)
+    assert (alone is not None) is read_otherwise
+    assert alone is None or min(heard, alone) <= confidence
+
+
+@pytest.mark.parametrize("rule", [SaupPropagator(), AuqPropagator(aggregate="mean")])
+def test_what_was_only_stated_is_no_step_of_a_propagator_that_the_run_is_handed_to(rule):
+    other, step = Profile(estimator=UNBIASED, propagator=rule), Step(step_id="0", kind="llm_call", time_s=0.0)
+    for stated in (None, 0.95):
+        state, _ = advance(Profile(estimator=UNBIASED), START, step, read({"verbalized": stated}))
+        assert judged(other, read({"p_true": 0.75}), change_profile(other, state)).action.stops
