@@ -28,8 +28,11 @@ from grampus_uq import (
 )
 from grampus_uq.core.engine import judge_call
 from grampus_uq.core.policy import UncertaintyPolicy as Policy
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import acknowledge, state_to_json, state_to_values
 from grampus_uq.core.turn_evidence import TurnEvidence
+from grampus_uq.records.events import TrajectoryReading
+from grampus_uq.stats.trajectory_risk import StepComponents
 
 Action, Level, Source = UncertaintyAction, UncertaintyLevel, UncertaintySource
 START = SessionState(session_id="s")
@@ -371,6 +374,32 @@ def test_sources_name_what_the_belief_came_from():
         Source.TOKEN_ENTROPY,
         Source.PROPAGATED,
     )
+
+
+OPEN = StepComponents(is_agent=True, surprisal=2.0)
+
+
+@pytest.mark.parametrize(
+    ("sensed", "risk", "lacks"),
+    [
+        (None, None, ["trajectory_risk: not_sensed"]),
+        (TrajectoryReading(), None, ["trajectory_risk: nothing_to_judge"]),
+        (TrajectoryReading(pending=OPEN), 2.0, []),
+        (TrajectoryReading(pending=OPEN, no_surprisal="no_logprobs"), 2.0, ["surprisal: no_logprobs"]),
+        (TrajectoryReading(reason="timeout"), None, ["trajectory_risk: timeout"]),
+    ],
+)
+def test_the_record_says_the_risk_of_the_trajectory_or_why_there_is_none_and_then_what_the_readings_lack(
+    sensed, risk, lacks
+):
+    step, missing = (
+        Step(step_id="m", kind="llm_call", time_s=0.0),
+        [Reading(source="mine", value=None, reason="timeout")],
+    )
+    told = advance(Profile(trajectory_risk=TrajectoryRiskSettings()), START, step, missing, sensed)[1]
+    assert told.trajectory_risk == risk
+    assert told.sources == (Source.PROPAGATED, Source.TRAJECTORY_RISK)[: 1 if risk is None else 2]
+    assert told.missing_reason == "; ".join([*lacks, "mine: timeout", "no reading on this step"])
 
 
 def test_every_action_but_proceeding_has_a_reason():
