@@ -17,6 +17,7 @@ from grampus_uq.cli.printing import as_json_option
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
+from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.columns import TASK
 from grampus_uq.learn.fit.detector import fit_budget
@@ -73,7 +74,10 @@ from grampus_uq.records.vocabulary import UncertaintySource
     help="Runs per day, for the forecast of pauses.  [default: as recorded]",
 )
 @click.option(
-    "--stream", "streams", multiple=True, help="Streams that the detector reads.  [default: p_success, else fused]"
+    "--stream",
+    "streams",
+    multiple=True,
+    help="Streams that the detector reads.  [default: p_success, else fused or unaided]",
 )
 @click.option(
     "--detector-at",
@@ -135,7 +139,6 @@ def command(
     for name, value in (others | {"--base": base, "--labels": labels}).items():
         if value is not None:
             raise ConfigurationError.of(name, "fit", "left out with --budget, which fits a detector alone", value)
-    streams = streams or ("fused",)
     policy = UncertaintyPolicy(irreversible_tool_names=list(irreversible))
     policy = guarding_as_recorded(policy, paths)
     without_labels = partial(_fit_budget, paths, streams, budget, policy, options=options, workers=workers)
@@ -173,7 +176,7 @@ def _fit_budget(
     profile = Profile(policy=policy, trajectory_risk=risk)
     data = read_detector_runs(
         paths,
-        streams,
+        streams or ("fused", UNAIDED, UncertaintySource.VERBALIZED),
         labelled=False,
         profile=profile,
         task_key=options.task_key,
@@ -182,10 +185,11 @@ def _fit_budget(
         on_refused=on_refused,
         workers=workers,
     )
+    data = data if streams else data.by_what_was_stated()
     fit = fit_budget(data, rng=np.random.default_rng(options.seed), share=budget)
     threshold, number = fit.detector.threshold, len(fit.report.threshold_ids)
     artifact = ProfileArtifact(
-        profile=sensing_as_recorded(profile, streams, data.sensed).model_copy(update={"detector": fit.detector}),
+        profile=sensing_as_recorded(profile, data.streams, data.sensed).model_copy(update={"detector": fit.detector}),
         fitted_for=FittedFor.shared((one.model, one.prompt_hash, one.tools_hash) for one in beginnings(list(paths))),
         guarantees=(threshold.guarantee,),
         provenance=Provenance(
@@ -200,7 +204,7 @@ def _fit_budget(
         status="not fitted" if threshold.shortage else "fitted",
         why=threshold.shortage or fit.report.reason,
         promise="" if threshold.shortage else threshold.guarantee,
-        figures={"statistic": fit.report.member, "streams": list(streams)},
+        figures={"statistic": fit.report.member, "streams": list(data.streams)},
     )
     return ProfileFit(
         artifact=artifact,

@@ -99,7 +99,7 @@ def advance(
         risk_due = seen.no_risk in _UNREADABLE
     streams: Streams = {}
     if calibration is not None or detector is not None:
-        streams = streams_of(seen.values, seen.semantic, fused, propagated, confidence_of_risk(seen.risk))
+        streams = streams_of(seen.values, seen.semantic, fusion, propagated, confidence_of_risk(seen.risk))
         if calibration is not None:
             seen.p_success = calibration(streams)
         if detector is not None and not is_call:

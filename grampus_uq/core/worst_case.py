@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.estimator import Fusion, fuse_step, worst_values
@@ -20,18 +21,27 @@ from grampus_uq.stats.eprocess import Detector
 
 Streams = dict[str, float | None]
 
+UNAIDED: Final = "unaided"
+"""A stream: the fused confidence, or less where it would be less without what the model states; None without more."""
 _SHOWN = 200
+
+
+def unaided_of(fusion: Fusion) -> float | None:
+    """The value of `UNAIDED`."""
+    fused, unaided = fusion
+    return unaided if fused is None or unaided is None or unaided < fused else fused
 
 
 def streams_of(
     values: dict[str, float],
     semantic: float | None,
-    fused: float | None,
+    fusion: Fusion,
     propagated: float,
     risk_confidence: float | None,
 ) -> Streams:
     """The streams for detector and calibration, by name: in [0, 1], higher is better, the risk as 1/(1 + risk)."""
-    streams: Streams = {**values, "semantic_entropy": semantic, "fused": fused}
+    fused = fusion[0]
+    streams: Streams = {**values, "semantic_entropy": semantic, "fused": fused, UNAIDED: unaided_of(fusion)}
     streams["propagated"] = None if fused is None else propagated
     streams["trajectory_risk"] = risk_confidence
     return streams
@@ -81,13 +91,13 @@ def worst_case_step(
     always = profile.always_there if senses else ()
     values, unread = worst_values(readings, always)
     semantic = values.pop("semantic_entropy", None)
-    least, _ = at_worst = fuse_step(profile.estimator, profile.propagator, values, semantic)
+    least = (at_worst := fuse_step(profile.estimator, profile.propagator, values, semantic))[0]
     propagated, believed, memory = propagated_by(profile.propagator, least, kind, known.cumulative, known.memory)
     alarm, chance = known.alarm, known.p_success
     scores: tuple[float | None, ...] = ()
     if senses:
         risk = 0.0 if risk_due else streams["trajectory_risk"]
-        found = streams_of(values, semantic, least, propagated, risk)
+        found = streams_of(values, semantic, at_worst, propagated, risk)
         if profile.calibration is not None:
             for name in profile.calibration.without_gaps:
                 if found.get(name) is None:

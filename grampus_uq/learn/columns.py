@@ -27,9 +27,12 @@ import numpy.typing as npt
 
 from grampus_uq.core.decision import is_irreversible
 from grampus_uq.core.engine import advance
+from grampus_uq.core.estimator import fuse_step
 from grampus_uq.core.risk import confidence_of_risk
 from grampus_uq.core.state import Profile, SessionState
+from grampus_uq.core.tally import tally_of
 from grampus_uq.core.turn_evidence import Turns, placed, text_key
+from grampus_uq.core.worst_case import UNAIDED, unaided_of
 from grampus_uq.errors import DataError
 from grampus_uq.learn.eligibility import NO_OUTCOME, SUPERSEDED, Eligibility, eligibility
 from grampus_uq.learn.guarded import guarding_also
@@ -40,7 +43,7 @@ from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Outcome, StepUncertainty
 from grampus_uq.stats.arrays import FloatArray
 
-DERIVED: Final = ("fused", "propagated", "p_success", "trajectory_risk")
+DERIVED: Final = ("fused", UNAIDED, "propagated", "p_success", "trajectory_risk")
 """Streams that the engine computes; every other stream is a reading under the name of its source."""
 
 TASK: Final = "task_id"
@@ -211,7 +214,7 @@ def recorded_rows(
         if is_model_step(event):
             places[text_key(step.step_id)] = len(rows)
             proposed |= any(policy.is_irreversible(call.name) for call in step.tool_calls)
-            row = _step_streams(event, assessment)
+            row = _step_streams(event, assessment, profile)
             rows.append(row if streams is None else {name: row[name] for name in streams if name in row})
             continue
         reported = True
@@ -221,19 +224,27 @@ def recorded_rows(
     return RunRows(rows=rows, calls=tuple(calls), unreported=proposed and not reported)
 
 
-def _step_streams(event: StepEvent, assessment: StepUncertainty) -> dict[str, float]:
+def _step_streams(event: StepEvent, assessment: StepUncertainty, profile: Profile | None) -> dict[str, float]:
     """The streams of one step, those without a value left out, as the engine gives them to a calibration or a detector.
 
     All are in [0, 1], higher is better; the trajectory risk as 1/(1 + risk). A reading that bears the name of a derived
-    stream never takes its place. `fused` and `propagated` exist only where the step was read.
+    stream never takes its place. `fused` and `propagated` exist only where the step was read, `unaided` where it was
+    judged by a profile too.
     """
     streams = {str(r.source): r.value for r in event.readings if r.value is not None and r.source not in DERIVED}
     if assessment.was_read:
         streams |= {"fused": assessment.fused_confidence, "propagated": assessment.propagated_confidence}
+        if profile is not None and (unaided := _unaided(event, profile)) is not None:
+            streams[UNAIDED] = unaided
     if assessment.p_success is not None:
         streams["p_success"] = assessment.p_success
     risk = confidence_of_risk(assessment.trajectory_risk)
     return streams if risk is None else {**streams, "trajectory_risk": risk}
+
+
+def _unaided(event: StepEvent, profile: Profile) -> float | None:
+    seen = tally_of(event.readings)
+    return unaided_of(fuse_step(profile.estimator, profile.propagator, seen.values, seen.semantic))
 
 
 def at_rows(values: FloatArray, lengths: npt.NDArray[np.int64], rows: Sequence[Sequence[int]]) -> FloatArray:

@@ -8,11 +8,12 @@ from functools import lru_cache, reduce
 from operator import or_
 
 from grampus_uq.core.state import Profile
+from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.recording.runs import Run
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.registry import BUILT_IN, switches_of
 
-_FUSED = frozenset({"fused", "propagated"})
+_FUSED = frozenset({"fused", UNAIDED, "propagated"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ def sensed_in(run: Run) -> Sensed:
 def sensing_as_recorded(profile: Profile, used: Collection[str], seen: Iterable[Sensed]) -> Profile:
     """The profile with the signals that its fitted parts read, as they were on in the recordings.
 
-    `used`: the streams of these parts. `fused` and `propagated` are made of all readings: where they are used, a signal
-    that the recordings lack is off.
+    `used`: the streams of these parts. `fused`, `unaided` and `propagated` are made of all readings: where they are
+    used, a signal that the recordings lack is off.
     """
     found = reduce(or_, seen, Sensed())
     switches = switches_of(used)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from grampus_uq.core.state import Profile
+from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.records.values import Reading, StepUncertainty
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class ExpectedStreams:
             if assessment.trajectory_risk is not None:
                 self._missing.discard("trajectory_risk")
             if assessment.was_read:
-                self._missing.discard("fused")
+                self._missing -= {"fused", UNAIDED}
             self._steps += 1
             if self._steps < _ENOUGH or not self._missing:
                 return

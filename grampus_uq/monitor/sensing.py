@@ -16,6 +16,7 @@ import anyio
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile, SessionState
+from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models.own_threads import OwnThreads
 from grampus_uq.monitor.read_ahead import ReadAhead, read_beside
@@ -62,7 +63,7 @@ def _is_long(step: Step) -> bool:
 _P_TRUE, _CALL = UncertaintySource.P_TRUE, UncertaintySource.CALL_PROBABILITY
 _CLAIM: Final = UncertaintySource.CLAIM_PROBABILITY
 _P_TRUE_NOT_NEEDED: Final = Reading(source=_P_TRUE, value=None, reason=MissingReason.NOT_NEEDED)
-_WITH_P_TRUE: Final = frozenset({"p_true", "fused", "propagated", "p_success", "semantic_entropy"})
+_WITH_P_TRUE: Final = frozenset({"p_true", "fused", UNAIDED, "propagated", "p_success", "semantic_entropy"})
 """The streams that P(True) may be a part of; samples are drawn where the fusion, with it, asks for them."""
 
 

@@ -104,16 +104,24 @@ def step_of(profile: Profile, found: dict[str, Any], state: SessionState = START
 
 
 def test_streams_have_their_names_and_an_unread_step_has_neither_fused_nor_propagated_confidence():
-    assert streams_of({"mine": 0.1}, 0.2, 0.3, 0.4, 0.5) == {
+    assert streams_of({"mine": 0.1}, 0.2, (0.3, 0.25), 0.4, 0.5) == {
         "mine": 0.1,
         "semantic_entropy": 0.2,
         "fused": 0.3,
+        "unaided": 0.25,
         "propagated": 0.4,
         "trajectory_risk": 0.5,
     }
-    assert streams_of({}, None, None, 0.4, None) == dict.fromkeys(
-        ("semantic_entropy", "fused", "propagated", "trajectory_risk")
+    assert streams_of({}, None, (None, None), 0.4, None) == dict.fromkeys(
+        ("semantic_entropy", "fused", "unaided", "propagated", "trajectory_risk")
     )
+
+
+@given(st.none() | st.floats(0.0, 1.0), st.none() | st.floats(0.0, 1.0))
+def test_the_unaided_confidence_is_no_more_than_the_fused_one_and_there_where_more_than_the_word_was_read(fused, alone):
+    streams = streams_of({}, None, (fused, alone), 0.4, None)
+    assert (streams["unaided"] is None) is (alone is None)
+    assert alone is None or streams["unaided"] == min(alone, 1.0 if fused is None else fused)
 
 
 def test_a_detector_lacks_what_it_always_had_and_has_not_now():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from grampus_uq.core.state import Profile
+from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import DataError
 from grampus_uq.learn.columns import RunRow, RunRows, is_model_step, read_columns, recorded_rows
 from grampus_uq.learn.eligibility import NO_OUTCOME, SELECTED, SUPERSEDED, Eligibility
@@ -74,7 +75,7 @@ def read_recordings(
     uses = [_use(run) for run in columns.runs]
     scored = [run for run, (use, _) in zip(columns.runs, uses, strict=True) if use != "left out"]
     lengths = np.array([run.length for run in scored], dtype=np.int64)
-    names = sorted(columns.streams.keys() - set(FEATURES))
+    names = sorted(columns.streams.keys() - {*FEATURES, UNAIDED})
     return ForecastRuns(
         ids=distinct_ids([run.session_id for run in scored]),
         outcomes=np.array(

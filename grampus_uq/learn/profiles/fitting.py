@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from grampus_uq.core.state import Profile
+from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.columns import looks_at_calls
 from grampus_uq.learn.eligibility import NO_STEP, eligibility, traffic_weight
@@ -245,7 +246,7 @@ def _detector(
         return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs without intervention")
     available = {**runs.streams, **({} if fitted is None else {"p_success": fitted.values})}
     first = ("call_probability",) if _at_calls(runs, options) else ()
-    untaught = (most_read(runs, (*first, "fused")) or most_read(runs, runs.streams) or "fused",)
+    untaught = (most_read(runs, (*first, "fused", UNAIDED)) or "fused",)
     streams = options.streams or (("p_success",) if fitted is not None else untaught)
     unknown = [name for name in streams if name not in available]
     if unknown and options.streams is None:

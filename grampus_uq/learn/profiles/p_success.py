@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
+from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.fit_calibration import FittedSuccess, apply_exactly, apply_fusion, fit_fusion, fit_success
 from grampus_uq.learn.profiles.labelled import DERIVED, LabelledRuns
@@ -91,17 +92,19 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
 
 
 def most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
-    """The call's own probability where no moment lacks it, else `fused`, else the reading that is there most often; no
-    count, whose direction the outcomes teach, and no trajectory risk, whose parameters may have been fitted on these
-    runs. Where something else was read, nothing that hears what the model states of itself."""
-    never = {"propagated", "trajectory_risk", *(("fused", STATED) if _lowering(runs, runs.streams) else ())}
+    """The call's own probability where no moment lacks it, else `fused`, or `unaided` where the model states more than
+    its word; else the reading that is there most often, but no count, whose direction the outcomes teach, and no
+    trajectory risk, whose parameters may have been fitted on these runs."""
+    lowering = _lowering(runs, runs.streams)
+    main = UNAIDED if lowering else "fused"
+    never = {"fused", UNAIDED, "propagated", "trajectory_risk", *lowering} - {main}
     may = sorted(n for n in names if n in runs.streams and n not in never and not is_count(n))
     moments = runs.moments
     read = {name: int((~np.isnan(runs.streams[name][moments])).sum()) for name in may}
     first = UncertaintySource.CALL_PROBABILITY
     if 0 < read.get(first, 0) == int(moments.sum()):
         return first
-    name = "fused" if read.get("fused") else max(may, key=lambda one: read[one], default="")
+    name = main if read.get(main) else max(may, key=lambda one: read[one], default="")
     return name if read.get(name) else None
 
 

@@ -302,3 +302,34 @@ def test_recordings_with_nothing_but_the_models_word_are_fitted_on_it_and_say_so
     fit = fit_profile(recorded(tmp_path, 120), base=BASE, options=FitOptions(wrong_releases=0.2))
     assert fit.artifact.profile.calibration.readings["verbalized"].lifts
     assert "It takes the model's word" in part(fit, "p_success").why
+
+
+@pytest.mark.parametrize("options", [["--budget", "0.45"], ["--assurance", "0", "--false-alarms", "0.3"]])
+@pytest.mark.parametrize("beside", [True, False])
+def test_no_statement_silences_an_alarm_where_other_readings_were_recorded(
+    tmp_path: Path, options: list[str], beside: bool
+) -> None:
+    """With few labels and without any: the word is heard as a doubt, and as evidence where there was nothing else."""
+    folder, output = tmp_path / "runs", tmp_path / "profile.json"
+    rng = np.random.default_rng(1)
+    step = Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(CALL,))
+
+    def readings(stated: float | None, p_true: float) -> list[Reading]:
+        given = {"verbalized": stated, "p_true": p_true if beside else None}
+        return [Reading(source=source, value=value) for source, value in given.items() if value is not None]
+
+    with RecordingProcessor(folder) as recorder:
+        watch = UncertaintyMonitor(processors=[recorder], advisory=True, policy=POLICY)
+        for number in range(40):
+            session, good = watch.session(f"r{number}", **FITTING), 0.3 + 0.4 * (rng.random() > 0.3)
+            session.commit(step, readings(good + 0.05 * rng.random(), good + 0.05 * rng.random()))
+            session.commit(Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(CALL,)), ())
+            session.finish(Outcome(success=good > 0.5))
+    fitted = CliRunner().invoke(_group, ["fit", str(folder), *options, "--irreversible", "send", "-o", str(output)])
+    assert fitted.exit_code == 0, fitted.output
+    monitor, released = UncertaintyMonitor(profile=load(output)), {}
+    for stated in (None, 0.2, 0.97) if beside else (0.2, 0.97):
+        session = monitor.session(f"s{stated}", **FITTING)
+        session.commit(step, readings(stated, 0.62))
+        released[stated] = session.would_allow(CALL, effect=Effect.IRREVERSIBLE).allowed
+    assert released == ({None: False, 0.2: False, 0.97: False} if beside else {0.2: False, 0.97: True})

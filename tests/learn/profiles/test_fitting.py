@@ -20,7 +20,7 @@ from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.fit_calibration import fit_fusion
 from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.profiles import FitOptions, ProfileFit, counterfactual, fit_profile, rates
-from grampus_uq.learn.profiles.labelled import labelled_runs
+from grampus_uq.learn.profiles.labelled import DERIVED, labelled_runs
 from grampus_uq.learn.profiles.p_success import MOST_STEPS, _enough
 from grampus_uq.recording import RecordingProcessor, runs
 from grampus_uq.recording.artifacts import FittedFor, load, save
@@ -94,7 +94,7 @@ def test_no_run_teaches_what_it_sets_a_threshold_for(folder: Path, fitted: Profi
     assert set(fitted.detector.report.threshold_ids) <= {i for i, h in zip(read.ids, held, strict=True) if h}
     learned = {i for i, h in zip(read.ids, held, strict=True) if not h}
     assert not learned & set(fitted.detector.report.threshold_ids)
-    names = [name for name in read.streams if name not in ("fused", "propagated")]
+    names = [name for name in read.streams if name not in DERIVED]
     learned = read.taught_by(~held)
     streams = {name: read.at_moments(name, learned) for name in names}
     alone = fit_fusion(streams, read.success[learned], lowering=["verbalized"])
