@@ -13,7 +13,7 @@ from grampus_uq.cli.demo.mail_plan import MODEL, SENSING, clerk_policy
 from grampus_uq.cli.demo.mails import Mail, draw_mails
 from grampus_uq.core.state import Profile
 from grampus_uq.inbox.inbox_app import inbox_app
-from grampus_uq.inbox.inbox_serving import listening, serve_inbox
+from grampus_uq.inbox.inbox_serving import serve_inbox
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import People
 from grampus_uq.inbox.people import Role as PersonRole
@@ -21,6 +21,7 @@ from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message, ModelResponse
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
+from grampus_uq.runtime.http_server import listening
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores import open_store

@@ -56,10 +56,11 @@ def command(
         raise click.UsageError("Missing option '--store' (env var: 'GRAMPUS_UQ_STORE').")
     from grampus_uq.inbox.arrivals import Arrivals
     from grampus_uq.inbox.inbox_app import inbox_app
-    from grampus_uq.inbox.inbox_serving import listening, serve_inbox
+    from grampus_uq.inbox.inbox_serving import serve_inbox
     from grampus_uq.inbox.label_pages import labels_section
     from grampus_uq.inbox.notices import Notices
     from grampus_uq.inbox.reviewer_pages import SECTIONS
+    from grampus_uq.runtime.http_server import listening
 
     settings = InboxSettings(origin=origin or f"http://localhost:{port}")
     sentences = {} if path is None else read_sentences(path)

@@ -201,7 +201,7 @@ def _event_cells(event: Event, text: bool) -> list[Any]:
 @click.option(
     "--stop-reason",
     type=click.Choice([reason.value for reason in StopReason]),
-    help="How the run ended, if not recorded.",
+    help="How the run ended; with --from, the runs of which neither recording nor table says it.",
 )
 @click.option("--note", help="A note, kept as written.")
 @click.option("--right-look", "right_looks", multiple=True, metavar="TIER", help="Tier whose other call was right.")
@@ -221,17 +221,19 @@ def label_(
     who = by if by is not None else getpass.getuser()
     given: list[OutcomeEvent] = []
     missing: list[str] = []
+    stop = StopReason(stop_reason) if stop_reason else None
     with naming_refused() as refuse:
         if table is not None:
             if session_id is not None:
                 raise click.UsageError("Give either SESSION and its outcome, or --from, not both.")
-            if stop_reason is not None or note is not None or right_looks:
-                raise click.UsageError("With --from, stop reasons, notes and right looks are columns of the table.")
+            if note is not None or right_looks:
+                raise click.UsageError("With --from, `note` and `right_looks` are columns of the table.")
             with progress("Labelling") as advance:
                 missing = label_all(
                     folder,
                     list(read_labels(table)),
                     by=who,
+                    ended=stop,
                     on_labelled=given.append,
                     on_run=lambda _: advance(1),
                     on_refused=refuse,
@@ -243,7 +245,6 @@ def label_(
                 success = parse_success(outcome)
             except ValueError as error:
                 raise click.BadParameter(str(error), param_hint="outcome") from error
-            stop = StopReason(stop_reason) if stop_reason else None
             known = Label(session_id=session_id, success=success, stop_reason=stop, note=note, right_looks=right_looks)
             given.append(label(folder, known, by=who, on_refused=refuse))
         if as_json:

@@ -14,11 +14,6 @@ with MissingDependencyError.unless("uvicorn", "inbox", "The inbox"):
 _MAX_HEADERS: Final = 16_384
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket at this address; raises OSError where it is taken, or not of this machine."""
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-
-
 async def serve_inbox(app: FrontDoor, at: socket.socket) -> None:
     """Serve until a signal ends it."""
     await inbox_server(app).serve(sockets=[at])

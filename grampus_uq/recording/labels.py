@@ -77,13 +77,15 @@ def label_all(
     *,
     by: str,
     time_s: float | None = None,
+    ended: StopReason | None = None,
     on_labelled: Callable[[OutcomeEvent], None] | None = None,
     on_run: Callable[[Run], None] | None = None,
     on_refused: Refused | None = None,
 ) -> list[str]:
     """Append many labels in one pass over the recordings; return the session ids of labels whose run was not found.
 
-    Raises as `label` does; what was appended before stays. `on_refused` as in `runs`.
+    `ended` is the stop reason of runs of which neither recording nor label says one. Raises as `label` does; what was
+    appended before stays. `on_refused` as in `runs`.
     """
     wanted = {known.session_id: known for known in labels}
     when = time.time() if time_s is None else time_s
@@ -92,7 +94,7 @@ def label_all(
             on_run(run)
         known = None if run.superseded else wanted.pop(run.session_id, None)
         if known is not None:
-            event = _append(run, known, by, when)
+            event = _append(run, known, by, when, ended)
             if on_labelled is not None:
                 on_labelled(event)
     return list(wanted)
@@ -148,14 +150,14 @@ def _label_of(row: dict[str, str | None], path: str, line: int) -> Label:
     )
 
 
-def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
+def _append(run: Run, known: Label, by: str, time_s: float, ended: StopReason | None = None) -> OutcomeEvent:
     if not by.strip():
         raise ConfigurationError.of("by", "label", "the name of the person or program that labels", by)
-    stop_reason = known.stop_reason or (run.outcome.stop_reason if run.outcome is not None else None)
+    stop_reason = known.stop_reason or (run.outcome.stop_reason if run.outcome is not None else ended)
     if stop_reason is None:
         reason = (
             f"the end of {run.session_id!r:.100} was never recorded, and only you can know how it ended: label it with "
-            "--stop-reason clean (in a table, the column stop_reason) where it ended by itself. "
+            "--stop-reason clean (or, in a table, the column stop_reason) where it ended by itself. "
             "`session.finish(Outcome(success=None))` records an end."
         )
         raise DataError(reason, path=run.path, line=run.line, field="stop_reason")

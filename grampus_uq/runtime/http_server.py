@@ -20,6 +20,15 @@ _UNREAD_S: Final = 600.0
 _MAX_CONNECTIONS: Final = 1_000
 
 
+def listening(host: str, port: int) -> socket.socket:
+    """A socket at this address; raises OSError, with the way out, where it is taken or not of this machine."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        way_out = "stop what serves there, or give another address"
+        raise OSError(error.errno, f"{error.strerror}; {way_out}") from None
+
+
 class TimedConnection(H11Protocol):
     """Closes a connection whose request is not complete within seconds, or that takes nothing of its answer."""
 

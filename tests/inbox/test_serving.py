@@ -19,10 +19,11 @@ import pytest
 from grampus_uq.cli import main
 from grampus_uq.inbox import front_door
 from grampus_uq.inbox.inbox_app import inbox_app
-from grampus_uq.inbox.inbox_serving import inbox_server, listening
+from grampus_uq.inbox.inbox_serving import inbox_server
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import People
 from grampus_uq.runtime import http_server
+from grampus_uq.runtime.http_server import listening
 from grampus_uq.runtime.stores import open_store
 from tests.benchmarks.inbox import RealBrowser
 
@@ -212,14 +213,21 @@ def test_a_second_request_on_a_connection_has_its_own_time(port: int, served: An
         assert closed(one)
 
 
-def test_an_address_that_is_taken_is_said_in_a_line(port: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["inbox", "mcp"])
+def test_an_address_that_is_taken_is_said_in_a_line(program: str, port: int, tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/s.db"
     anyio.run(open_store(store).now)
-    arguments = ["inbox", "--store", store, "--port", str(port)]
+    (tmp_path / "guard.toml").write_text('[servers.notes]\nurl = "http://127.0.0.1:1/mcp"\n')
+    given = {
+        "inbox": ["--port", str(port)],
+        "mcp": ["--config", f"{tmp_path}/guard.toml", "--http", f"127.0.0.1:{port}"],
+    }
+    arguments = [program, "--store", store, *given[program]]
     done = subprocess.run([sys.executable, "-m", "grampus_uq.cli", *arguments], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "Address already in use" in done.stderr
+    assert done.stderr.endswith("; stop what serves there, or give another address.\n")
 
 
 @pytest.mark.anyio

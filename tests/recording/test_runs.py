@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from grampus_uq.cli import runs_command
 from grampus_uq.errors import ConfigurationError, DataError, MissingDependencyError
 from grampus_uq.importers import ImportedRun
 from grampus_uq.importers import events as imported_events
@@ -212,6 +214,17 @@ def test_a_run_without_a_recorded_end_needs_a_stop_reason(tmp_path: Path) -> Non
         label(tmp_path, Label(session_id="s1", success=True), by="ana")
     assert caught.value.field == "stop_reason"
     assert "--stop-reason clean" in str(caught.value)
+
+
+def test_a_stop_reason_for_all_labels_is_that_of_runs_whose_end_nothing_else_says(tmp_path: Path) -> None:
+    for name, end in (("open", []), ("stopped", [outcome(None, stop=StopReason.MONITOR_STOP)]), ("said", [])):
+        events = [dataclasses.replace(event, session_id=name) for event in (started(), *end)]
+        (tmp_path / f"{name}.jsonl").write_bytes(written(*events))
+    (tmp_path / "labels.csv").write_text("session_id,success,stop_reason\nopen,yes,\nstopped,no,\nsaid,no,tool_error\n")
+    arguments = ["label", f"{tmp_path}", "--from", f"{tmp_path}/labels.csv", "--stop-reason", "clean"]
+    assert CliRunner().invoke(runs_command.command, arguments).exit_code == 0
+    ends = {run.session_id: run.outcome and run.outcome.stop_reason for run in runs(tmp_path)}
+    assert ends == {"open": "clean", "stopped": "monitor_stop", "said": "tool_error"}
 
 
 def test_labels_refuse_an_unknown_session_a_nameless_labeller_and_a_file_of_several_sessions(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from grampus_uq.integrations.mcp.proxy_config import ProxySettings
 from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 
 with MissingDependencyError.unless("mcp", "mcp", "serving MCP over HTTP"):
-    from grampus_uq.runtime.http_server import HttpServer
+    from grampus_uq.runtime.http_server import HttpServer, listening
 
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
@@ -43,13 +43,15 @@ async def serve_http(settings: ProxySettings, parts: ProxyParts, address: str, s
         )
         for name, server in settings.servers.items()
     }
-    async with anyio.create_task_group() as group:
-        app, release = http_app(upstreams, group, bounds=Bounds(hosts=hosts, limit=settings.max_message_bytes), say=say)
-        say(f"serving {', '.join(f'http://{host}:{port}/{name}' for name in upstreams)}")
-        try:
-            await HttpServer(app, app.state.end, host=host.strip("[]"), port=port).serve()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await release()
-                await parts.aclose()
-            group.cancel_scope.cancel()
+    with listening(host.strip("[]"), port) as at:
+        async with anyio.create_task_group() as group:
+            bounds = Bounds(hosts=hosts, limit=settings.max_message_bytes)
+            app, release = http_app(upstreams, group, bounds=bounds, say=say)
+            say(f"serving {', '.join(f'http://{host}:{port}/{name}' for name in upstreams)}")
+            try:
+                await HttpServer(app, app.state.end).serve(sockets=[at])
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await release()
+                    await parts.aclose()
+                group.cancel_scope.cancel()
