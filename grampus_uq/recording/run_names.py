@@ -71,7 +71,7 @@ def with_later_parts(path: Path) -> Iterator[Path]:
     if not path.name.endswith(SUFFIX):
         return
     base, number = _split_name(path.name)
-    while (path := path.with_name(_part_name(base, number := number + 1))).exists():
+    while (path := path.with_name(_part_name(base, number := number + 1))).is_file():
         yield path
 
 

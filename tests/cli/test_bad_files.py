@@ -175,7 +175,8 @@ def test_any_number_of_workers_leaves_out_and_names_the_same(workers: int, folde
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", events("a", [{"verbalized": 0.5}], True))
-    os.mkfifo(tmp_path / "b.jsonl")
+    for name in ("a+0001.jsonl", "b.jsonl"):
+        os.mkfifo(tmp_path / name)
     done = called("runs", "list", str(tmp_path), "--json")
     assert [run["session_id"] for run in json.loads(done.stdout)] == ["a"]
 
