@@ -24,6 +24,7 @@ from grampus_uq.telemetry.outbox import Outbox
 from grampus_uq.telemetry.spans import SpanEmitter
 
 _TIMEOUT_S: Final = 10.0
+_MOST_READ: Final = 1_000_000
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -87,7 +88,14 @@ class Poster:
         if self._client is None or self._process != os.getpid():  # a connection of the parent process is not ours
             self._client = httpx.Client(timeout=_TIMEOUT_S, headers=self._headers, follow_redirects=False)
             self._process = os.getpid()
-        return self._client.post(self.url, json=body)
+        with self._client.stream("POST", self.url, json=body) as answer:
+            read, until_s = bytearray(), time.monotonic() + _TIMEOUT_S
+            for part in answer.iter_bytes():  # httpx's own limit begins anew with each byte
+                read += part
+                if len(read) > _MOST_READ or time.monotonic() > until_s:
+                    break
+        kept = {name: answer.headers[name] for name in ("retry-after",) if name in answer.headers}
+        return httpx.Response(answer.status_code, headers=kept, content=bytes(read))
 
     def stop(self) -> None:
         """End any wait between two attempts: the attempt under way is the last one."""
@@ -277,6 +285,6 @@ def _refused(response: Any) -> int:
         return 0
     try:
         errors = response.json().get("errors")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return 0
     return len(errors) if isinstance(errors, list) else 0

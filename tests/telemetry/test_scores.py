@@ -7,6 +7,8 @@ import json
 import logging
 import threading
 import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import anyio
 import pytest
@@ -204,3 +206,29 @@ def test_what_cannot_work_is_refused_before_the_first_step(monkeypatch):
         with pytest.raises(ConfigurationError, match="endpoint") as refused:
             PhoenixAnnotations(kept.emitter, endpoint=url)
         assert "planted" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("part", "wait_s"), [(b"x" * 1_000_000, 0.0), (b"x", 0.05)], ids=["floods", "drips"])
+def test_an_answer_that_never_ends_is_read_no_further_than_it_is_needed(monkeypatch, part, wait_s):
+    monkeypatch.setattr("grampus_uq.telemetry.scores._TIMEOUT_S", 0.5)
+    parts = []
+
+    class Endless(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while len(parts) < 200:
+                    self.wfile.write(part)
+                    parts.append(part)
+                    time.sleep(wait_s)
+
+        def log_message(self, *_):
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Endless) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert Poster(f"http://127.0.0.1:{server.server_port}/x", owner="P").post({}).is_success
+        thread.join()
+    assert 0 < len(parts) < 200
