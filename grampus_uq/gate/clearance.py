@@ -18,6 +18,7 @@ from grampus_uq.records.vocabulary import Effect
 HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
 """Effects that may run with an unvouched belief. An unclassified tool may well be irreversible."""
 
+_BY_HUMANS = tuple(f"{kind} of " for kind in (ApprovalKind.APPROVE, ApprovalKind.EDIT))  # kept of a sub-agent's call
 Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
 """Why a call that a human or a grant cleared must not run now, or None where it may; may be awaited."""
 
@@ -34,18 +35,27 @@ async def refusal_of(precondition: Precondition | None, call: ToolCall) -> str |
 
 
 def check_clearance(
-    record: CallRecord, call: ToolCall, terms: Terms, approvals: ApprovalPolicy, *, effect: Effect, now_s: float
+    record: CallRecord,
+    call: ToolCall,
+    terms: Terms,
+    approvals: ApprovalPolicy,
+    *,
+    effect: Effect,
+    now_s: float,
+    always_ask: bool = False,
 ) -> None:
     """Raise ApprovalError unless exactly this call, which is about to run, was cleared and has not run yet.
 
-    `terms` and `effect` are as they are now, none of it read from the record; every signature is checked once more, and
-    `now_s` is by the clock that grants are measured with.
+    `terms`, `effect` and `always_ask` (whether only a human may let it run) are as they are now, none of it read from
+    the record; every signature is checked once more, and `now_s` is by the clock that grants are measured with.
     """
     if record.phase is not CallPhase.CLEARED:
         raise ApprovalError(f"the call is {record.phase.value}, not cleared")
     if record.decisions:
         _check_decisions(record, call, terms, approvals, now_s)
         return
+    if always_ask and not (record.cleared_by or "").startswith(_BY_HUMANS):
+        raise ApprovalError("the policy always asks about this tool")
     if not terms.vouched and effect not in HARMLESS:
         raise ApprovalError("the belief that let it through came from outside without a seal that holds")
     if record.grant is not None:

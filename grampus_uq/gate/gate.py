@@ -373,6 +373,7 @@ class Gate:
             self.approvals,
             effect=Effect.READ if any_effect else effect,
             now_s=self._clock(),
+            always_ask=not any_effect and _asks_always(policy, call),
         )
         by = authority(record)
         if effect is record.effect and by == record.cleared_by:
@@ -384,7 +385,8 @@ class Gate:
         try:  # to work out the effect takes as long as all the rest
             counts = record.effect is not Effect.IRREVERSIBLE or not terms.vouched
             effect = self.effect(call, None, policy) if counts else Effect.READ
-            check_clearance(record, call, terms, self.approvals, effect=effect, now_s=self._clock())
+            always, now_s = _asks_always(policy, call), self._clock()
+            check_clearance(record, call, terms, self.approvals, effect=effect, now_s=now_s, always_ask=always)
         except (ApprovalError, TypeError, ValueError, RecursionError):  # the last three: arguments that are not JSON
             return False
         return True
@@ -500,6 +502,10 @@ class Gate:
         return self.starts.hand_on(record, self.void(record, terms, why), terms.run_id)
 
 
+def _asks_always(policy: UncertaintyPolicy | None, call: ToolCall) -> bool:
+    return policy is not None and policy.asks_always(call.name)
+
+
 def _untold(record: CallRecord, decision: ApprovalDecision, why: str) -> str:
     """Why a decision is refused that permits could not learn of."""
     permits = f"the permits on {record.proposed.name!r:.80}"
@@ -526,8 +532,7 @@ async def _asked_by_monitor(
 ) -> tuple[Doubt | None, UncertaintyAction]:
     """Why the monitor, or without one the policy, wants a human to decide on a new call, and the monitor's action."""
     if session is None:
-        always = unwatched is not None and unwatched.asks_always(record.proposed.name)
-        return ALWAYS_ASK if always else None, UncertaintyAction.PROCEED
+        return ALWAYS_ASK if _asks_always(unwatched, record.proposed) else None, UncertaintyAction.PROCEED
     call = record.proposed
     if "arguments" not in call.__pydantic_fields_set__:  # it would run without any: as given, compared with the turn's
         call = call.model_copy(update={"arguments": call.arguments})

@@ -349,8 +349,11 @@ class StoredPermits:
     # -- states ---------------------------------------------------------------------------------------------------
 
     async def _looked(self, permit: Permit) -> Standing:
-        """The standing, with what a human closed written into the state, unless the permit's log is damaged."""
-        for attempt in range(_TRIES):
+        """The standing, with what a human closed written into the state, unless the permit's log is damaged.
+
+        It waits for nothing but the store, so that it may be part of one turn of it.
+        """
+        for _ in range(_TRIES):
             now = await self._standing(permit)
             if now.closing is None:
                 return now
@@ -359,7 +362,6 @@ class StoredPermits:
                     return replace(now, version=now.version + 1, closing=None)
             except DamagedLogError:
                 return replace(now, closing=None)
-            await _pause(attempt)
         raise _busy(permit.id)
 
     async def _standing(self, permit: Permit) -> Standing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -251,6 +252,23 @@ def test_the_monitors_clearance_of_a_call_does_not_count_once_its_tool_is_graver
         return await gate.start(record, PAY, TERMS, None, None, lambda _: None)
 
     assert anyio.run(start).phase is (CallPhase.STARTED if runs_now else CallPhase.WAITING)
+
+
+@pytest.mark.parametrize("by", ["monitor", "permit abc", "grant", "approve"])
+def test_only_a_human_lets_a_call_run_of_which_the_policy_always_asks_by_now(by: str) -> None:
+    """A later release may say so of a call that was let through before it, and has not run."""
+    gate, policy = Gate(approvals=SIGNED, clock=lambda: NOW), UncertaintyPolicy(always_ask_tool_names=["pay"])
+    grant = ANN.sign(Grant(tool="pay", principal="ann", expires_s=NOW + 1))
+    other = {"grant": granted(waiting(), grant), "approve": approved()}
+    record = other.get(by) or cleared(CallRecord.new(PAY, "llm_1"), by, effect=Effect.IRREVERSIBLE)
+    assert gate.allows(record, PAY, TERMS, None)
+    assert gate.allows(record, PAY, TERMS, policy) is (by == "approve")
+    after = anyio.run(partial(gate.start, record, PAY, TERMS, None, policy, lambda _: None))
+    assert after.phase is (CallPhase.STARTED if by == "approve" else CallPhase.WAITING)
+    assert gate.check(record, PAY, TERMS, None, policy, any_effect=True), "a sub-agent's own calls are judged"
+    began = record.change(phase=CallPhase.STARTED, child_session="c")
+    goes_on = recovered(began, TERMS, SIGNED, Effect.IRREVERSIBLE, NOW)
+    assert gate.allows(goes_on, PAY, TERMS, policy) is (by == "approve")
 
 
 @pytest.mark.parametrize("odd", [object(), float("nan"), {1}])
