@@ -688,8 +688,9 @@ def judge_of(
 def score_of(state: SessionState, stream: str, call: ToolCall, step_id: str) -> float | None:
     """A state's belief about a proposed call, in [0, 1], higher is better; None where nothing was read.
 
-    "confidence": the run's, or that of the turn that proposes the call where it is less; "p_success": the calibrated
-    chance of that turn; "call_probability": that of the call itself.
+    "confidence": the least of the run's and that of the turn that proposes the call, and where more was read than what
+    the model states, of the same without it; "p_success": the calibrated chance of that turn; "call_probability": that
+    of the call itself.
     """
     turn = placed(state.turns, call, step_id)[1]
     if stream == "p_success":
@@ -697,8 +698,10 @@ def score_of(state: SessionState, stream: str, call: ToolCall, step_id: str) -> 
     if stream == "call_probability":
         doubt = doubt_about(state.turns, turn, call)
         return None if doubt is None else doubt.probability
-    beliefs = [state.cumulative, *(b for b in (turn.belief_at_worst,) if b is not None)]
-    return min(beliefs) if state.has_reading else None
+    beliefs, alone = [state.cumulative, turn.belief_at_worst], state.unaided
+    if alone is not None and not state.only_stated:
+        beliefs += [alone.cumulative, turn.unaided]
+    return min(b for b in beliefs if b is not None) if state.has_reading else None
 
 
 @functools.lru_cache(maxsize=256)

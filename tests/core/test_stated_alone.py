@@ -36,6 +36,7 @@ from grampus_uq.core.state import (
 )
 from grampus_uq.gate.call import doubt_of, of_the_tool
 from grampus_uq.monitor.history import unaided_part
+from grampus_uq.monitor.session import score_of
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.sampling import examples
 
@@ -330,13 +331,27 @@ def test_a_call_that_waits_where_the_model_states_nothing_waits_whatever_it_stat
         assert alone or not without.stops or of_the_tool(why) or not of_the_tool(reason), "no grant lifts more"
 
 
-def believed(profile, steps, *, stated):
-    """What a run tells its parent: the confidence, and the same without what was stated (None: all was)."""
+@settings(max_examples=examples(1_000))
+@given(profile=PROFILES, steps=STEPS)
+def test_no_statement_lifts_the_score_that_a_permit_goes_by_above_what_was_read_beside_it(profile, steps):
+    """Where nothing else was read it is the word, and says so."""
+    heard, silent = (state_after(profile, steps, stated=stated) for stated in (True, False))
+    if silent.has_reading:
+        assert score_of(heard, "confidence", PAY, "") <= score_of(silent, "confidence", PAY, "")
+
+
+def state_after(profile, steps, *, stated):
     state = START
     for number, (kind, calls, readings) in enumerate(steps):
         readings = [one for one in readings if stated or one.source != "verbalized"]
         step = Step(step_id=str(number), kind=kind, time_s=0.0, tool_calls=calls if kind != "tool_call" else (PAY,))
         state, _ = advance(profile, state_from_json(state_to_json(state)), step, readings)
+    return state
+
+
+def believed(profile, steps, *, stated):
+    """What a run tells its parent: the confidence, and the same without what was stated (None: all was)."""
+    state = state_after(profile, steps, stated=stated)
     return state.has_reading, state.cumulative, unaided_part(state).get("unaided_confidence", state.cumulative)
 
 
