@@ -277,7 +277,7 @@ class Worker:
             try:
                 self.on_job(job, end.how, end.why)
             except Exception as error:  # noqa: BLE001 (the user's own)
-                _log.error("on_job failed: %s", ascii(_said(error))[:300])
+                _log.error("on_job failed: %s", type(error).__name__)
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(2.0, shield=True), contextlib.suppress(StoreError):
                 await finish(store, taken, _untaken(job).now(self.runner.ledger.now_s()))
@@ -336,8 +336,8 @@ class Worker:
         return _End(how="busy", again=again, due_s=now_s() + _BUSY_S[min(job.busy, 1)])
 
     def _failed(self, job: Job, error: BaseException) -> _End:
-        why = _said(error)
-        _log.warning("session %.80s of %.80s failed: %s", ascii(job.session_id), ascii(job.agent_id), ascii(why)[:300])
+        why, kind = _said(error), type(error).__name__  # the text may quote a message: the log has the kind
+        _log.warning("session %.80s of %.80s failed: %s", ascii(job.session_id), ascii(job.agent_id), kind)
         failed = job.model_copy(update={"failed": job.failed + 1, "why": why})
         if failed.failed >= self.tries:
             return _End(how="set_aside", why=why, failed=1)

@@ -244,6 +244,20 @@ async def test_half_a_character_in_a_definition_ends_neither_session_nor_proxy()
         assert (await one.answered(1))["result"]["content"][0]["text"] == "gone"
 
 
+async def test_an_error_that_nobody_knows_ends_its_call_and_its_text_which_may_quote_the_call_is_not_logged() -> None:
+    async with bench() as one:
+
+        def breaks(name: str) -> Any:
+            raise ValueError(f"{name} with a secret")
+
+        one.calls.tools.shown = breaks  # type: ignore[method-assign]
+        await one.call(1, path="secret")
+        told = (await one.answered(1))["result"]["content"][0]["text"]
+        assert told == "Not executed: this call cannot be judged."
+        assert one.said == ["a call was refused: ValueError"]
+        assert one.ran() == []
+
+
 async def test_the_request_of_a_grave_call_says_that_its_tool_changed() -> None:
     async with bench(hold_s=0.05) as one:
         await one.lists(delete_note={"description": "Deletes a note."})

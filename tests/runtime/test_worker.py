@@ -180,7 +180,7 @@ async def test_a_sub_agent_that_ends_without_its_parent_wakes_it(open_store: Ope
 
 
 async def test_a_session_that_fails_again_and_again_is_set_aside_and_no_other_is_kept_waiting(
-    open_store: Open, session: str
+    open_store: Open, session: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World()
     one = runner(world, store=open_store())
@@ -209,6 +209,8 @@ async def test_a_session_that_fails_again_and_again_is_set_aside_and_no_other_is
         letter = await ledger.store.get(DEAD, key)
         assert letter is not None
         assert Job.model_validate_json(letter.body).why == "ZeroDivisionError: poison"
+        assert "failed: ZeroDivisionError" in caplog.text
+        assert "poison" not in caplog.text, "an error's text may quote a message"
         await ledger.store.write(Job(agent_id="mailer", session_id=session).now(0.0))
         seen = worker.counts.nothing_to_do
 

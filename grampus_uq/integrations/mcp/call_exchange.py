@@ -140,7 +140,7 @@ class CallExchange:
         except GrampusError as error:
             text = f"Not executed: {error}"
         except Exception as error:  # noqa: BLE001 (nothing that one call holds may end the others; it does not run)
-            self._say(f"a call was refused: {type(error).__name__}: {error}")
+            self._say(f"a call was refused: {type(error).__name__}")
             text = "Not executed: this call cannot be judged."
         return Answered(line=refusal_line(message, text))
 

@@ -137,7 +137,7 @@ class UpstreamAnswer:
                 await self._read()
             await self._end()
         except Exception as error:  # noqa: BLE001 (one answer does not stop those of the others)
-            self._say(f"an answer of the server could not be handled: {type(error).__name__}: {error}")
+            self._say(f"an answer of the server could not be handled: {type(error).__name__}")
         finally:
             self._session.busy -= 1
             self._sending.deadline = anyio.current_time() + LATE_S
