@@ -172,7 +172,7 @@ def _least_believed(now: Situation) -> Situation:
     """
     profile, state, turn = now.profile, now.state, now.turn
     least = now.confidence if turn.belief is None else min(now.confidence, turn.belief)
-    if profile.detector is None and profile.release is None and profile.policy.on_missing_evidence.stops:
+    if profile.leaves_word_out:
         alone = state.unaided
         beliefs = [least if turn.unaided is None else turn.unaided, least if alone is None else alone.cumulative]
         now = replace(now, word_alone=turn.word_alone, unaided=min(beliefs) < least)

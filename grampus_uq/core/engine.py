@@ -16,7 +16,7 @@ from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of
 from grampus_uq.core.estimator import Fusion, UncertaintyEstimator, fuse_step
 from grampus_uq.core.policy import UncertaintyPolicy
-from grampus_uq.core.propagator import Propagator, propagated_by
+from grampus_uq.core.propagator import Propagator, UncertaintyPropagator, propagated_by
 from grampus_uq.core.risk import confidence_of_risk, risk_step
 from grampus_uq.core.state import Profile, SessionState, Unaided, WorstCase, has_alarmed
 from grampus_uq.core.tally import Tally, missing_text, tally_of
@@ -85,8 +85,8 @@ def advance(
     propagated, cumulative, memory = propagated_by(propagator, fused, kind, state.cumulative, state.memory)
     seen.fused, seen.propagated = fused, propagated
     unaided = state.unaided
-    word_alone = seen.unaided is None and memory is None and cumulative <= state.cumulative
-    if unaided is not None or (fused != seen.unaided and not word_alone):  # the usual word alone: it comes to the same
+    usual = seen.unaided is None and cumulative <= state.cumulative and type(propagator) is UncertaintyPropagator
+    if unaided is not None or (fused != seen.unaided and not usual):  # the word alone lowered it: it comes to the same
         unaided = unaided_step(propagator, state, kind, fusion, cumulative)
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)

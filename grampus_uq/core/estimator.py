@@ -222,8 +222,8 @@ def fuse_step(
 ) -> Fusion:
     """Fuse a step's readings, with and without what the model states; None where nothing has a weight.
 
-    Where a statement lowers the fusion the two are equal under the default propagator: its belief is then no more than
-    the belief without the statement would be, at this step and at all that follow.
+    Where a statement lowers the fusion the two are equal under the default propagator and estimator: the belief is then
+    no more than that without the statement would be, at this step and at all that follow.
     """
     fused = unaided = estimator.fuse_readings(values) if values else None
     stated = values.get("verbalized")
@@ -231,7 +231,11 @@ def fuse_step(
         pass
     elif len(values) == 1:
         unaided = None
-    elif type(propagator) is not UncertaintyPropagator or fused <= stated * (1 - estimator.verbalized_calibration_bias):
+    elif (
+        fused <= stated * (1 - estimator.verbalized_calibration_bias)
+        or type(propagator) is not UncertaintyPropagator
+        or type(estimator) is not UncertaintyEstimator
+    ):
         unaided = estimator.fuse_readings({source: value for source, value in values.items() if source != "verbalized"})
     if semantic is None:
         return fused, unaided

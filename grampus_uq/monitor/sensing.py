@@ -331,9 +331,9 @@ class SensingPlan:
 
 
 def _needs_sampling(profile: Profile, readings: Sequence[Reading]) -> bool:
-    """True when samples are due with what the model states or, where its word releases no call, without it."""
+    """True when samples are due with what the model states or, where that releases no call, without it."""
     heard = [readings]
-    if not profile.fitted and profile.policy.on_missing_evidence.stops:
+    if profile.leaves_word_out:
         heard.append([reading for reading in readings if reading.source != UncertaintySource.VERBALIZED])
     return any(map(profile.estimator.needs_sampling, heard))
 

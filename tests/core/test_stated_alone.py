@@ -41,6 +41,15 @@ from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.sampling import examples
 
 UNBIASED = UncertaintyEstimator(verbalized_calibration_bias=0.0, p_true_calibration_bias=0.0)
+
+
+class Greatest(UncertaintyEstimator):
+    """A fusion of one's own."""
+
+    def fuse_readings(self, values):
+        return max(values.values(), default=None)
+
+
 START = SessionState(session_id="s")
 PAY = ToolCall(id="1", name="pay", arguments={"amount": 5})
 SURE = {"verbalized": 1.0}
@@ -295,7 +304,7 @@ STEPS = st.lists(
 )
 PROFILES = st.builds(
     Profile,
-    estimator=st.sampled_from([UncertaintyEstimator(), UNBIASED]),
+    estimator=st.sampled_from([UncertaintyEstimator(), UNBIASED, Greatest()]),
     propagator=st.sampled_from([UncertaintyPropagator(), SaupPropagator()])
     | st.sampled_from(["min", "mean", "last", "product"]).map(lambda how: AuqPropagator(aggregate=how)),
     policy=st.builds(Policy, worst_so_far_floor=st.none() | CHANCE, low_threshold=st.sampled_from([0.8, 0.65])),

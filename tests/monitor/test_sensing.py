@@ -22,6 +22,7 @@ from grampus_uq import (
     StepEvent,
     TokenLogprob,
     ToolCall,
+    TrajectoryRiskSettings,
     UncertaintyEstimator,
     UncertaintyMonitor,
     UncertaintyPolicy,
@@ -51,8 +52,8 @@ def names(plan):
     return plan.names
 
 
-async def sense(model, *, text="Confidence: 70%", over_cap=False, policy=SAMPLING, estimator=None, **given):
-    profile = Profile(policy=policy, estimator=estimator or UncertaintyEstimator())
+async def sense(model, *, text="Confidence: 70%", over_cap=False, policy=SAMPLING, estimator=None, parts=(), **given):
+    profile = Profile(policy=policy, estimator=estimator or UncertaintyEstimator(), **dict(parts))
     plan = SensingPlan.of(profile, Sensing(**given))
     seen = plan.read(step(text))
     found = StepInput(messages=PROMPT, client=model, model="m", over_cap=over_cap)
@@ -336,12 +337,13 @@ async def test_a_judgement_that_fails_skips_no_sampling_that_a_low_one_has_to_pa
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("without_evidence", "samples"), [("pause_for_human", 2), ("proceed", 0)])
-async def test_what_the_model_states_skips_no_sampling_unless_it_may_release_a_call(without_evidence, samples):
-    model, policy = (
-        talking("0.79"),
-        UncertaintyPolicy(enable_semantic_sampling=True, on_missing_evidence=without_evidence),
-    )
-    await sense(model, text="Confidence: 100%", policy=policy)
+@pytest.mark.parametrize(
+    "parts", [{}, {"trajectory_risk": TrajectoryRiskSettings()}, {"calibration": fitted_on("verbalized")}]
+)
+async def test_what_the_model_states_skips_no_sampling_unless_it_may_release_a_call(without_evidence, samples, parts):
+    policy = UncertaintyPolicy(enable_semantic_sampling=True, on_missing_evidence=without_evidence)
+    model = talking("0.79")
+    await sense(model, text="Confidence: 100%", policy=policy, parts=parts)
     assert sum(call.options["temperature"] == 0.8 for call in model.calls) == samples
 
 
