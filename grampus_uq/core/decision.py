@@ -172,7 +172,7 @@ def _least_believed(now: Situation) -> Situation:
     """
     profile, state, turn = now.profile, now.state, now.turn
     least = now.confidence if turn.belief is None else min(now.confidence, turn.belief)
-    if profile.leaves_word_out:
+    if leaves_word_out(profile):
         alone = state.unaided
         beliefs = [least if turn.unaided is None else turn.unaided, least if alone is None else alone.cumulative]
         now = replace(now, word_alone=turn.word_alone, unaided=min(beliefs) < least)
@@ -185,6 +185,11 @@ def _least_believed(now: Situation) -> Situation:
     if now.word_alone:  # what waits for other evidence is aborted by what is believed alone
         level = max(_MEDIUM, min(level, max(_HIGH, now.level, key=_severity), key=_severity), key=_severity)
     return replace(now, level=level, confidence=least)
+
+
+def leaves_word_out(profile: Profile) -> bool:
+    """True where the model's own word releases no irreversible call: no fit measured it, and no evidence stops."""
+    return profile.detector is None and profile.release is None and profile.policy.on_missing_evidence.stops
 
 
 def _tier(now: Situation) -> _Ruling:

@@ -83,11 +83,6 @@ class Profile(Configuration):
         return self
 
     @property
-    def leaves_word_out(self) -> bool:
-        """True where the model's own word releases no irreversible call: no fit measured it, and no evidence stops."""
-        return self.detector is None and self.release is None and self.policy.on_missing_evidence.stops
-
-    @property
     def released_by_counts(self) -> bool:
         """True if nothing but counts lifts the probability that releases irreversible calls."""
         if self.release is None or self.calibration is None:

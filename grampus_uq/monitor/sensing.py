@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import anyio
 
+from grampus_uq.core.decision import leaves_word_out
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.core.worst_case import UNAIDED
@@ -333,7 +334,7 @@ class SensingPlan:
 def _needs_sampling(profile: Profile, readings: Sequence[Reading]) -> bool:
     """True when samples are due with what the model states or, where that releases no call, without it."""
     heard = [readings]
-    if profile.leaves_word_out:
+    if leaves_word_out(profile):
         heard.append([reading for reading in readings if reading.source != UncertaintySource.VERBALIZED])
     return any(map(profile.estimator.needs_sampling, heard))
 

@@ -8,9 +8,10 @@ reading:
     c = min over words w that are not in the request of exp(sum of log p(token) over the tokens that write w)
 
 An answer without a new word ("the capital of Luxembourg is Luxembourg") says one of the old ones: its least likely word
-of all is the reading. In [0, 1], higher is better. The least token probability is the usual reading of this kind
-(Manakul et al. 2023, arXiv 2303.08896, "Max(-log p)"); leaving out what the prompt gives away is in the spirit of
-relevance weighting (Duan et al. 2023, arXiv 2307.01379). Needs log-probabilities and no model call.
+of all is the reading; the words in which it states its confidence are no new ones. In [0, 1], higher is better. The
+least token probability is the usual reading of this kind (Manakul et al. 2023, arXiv 2303.08896, "Max(-log p)");
+leaving out what the prompt gives away is in the spirit of relevance weighting (Duan et al. 2023, arXiv 2307.01379).
+Needs log-probabilities and no model call.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Final
 from grampus_uq.records.values import Message, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.action_span import overlapping_tokens
+from grampus_uq.signals.stated_confidence import without_confidence
 from grampus_uq.signals.token_signals import says_something
 
 MAX_REQUEST_CHARACTERS: Final = 8_000
@@ -81,7 +83,10 @@ def claim_reading(step: Step, messages: Sequence[Message]) -> Reading:
     value, reason = None, MissingReason.NO_LOGPROBS
     if step.logprobs and says_something(step.logprobs):
         reason = MissingReason.NOTHING_TO_JUDGE
-        value = least_new_word_probability(step.logprobs, requested_words(messages))
+        given, stated = requested_words(messages), _words(step.text) - _words(without_confidence(step.text))
+        if stated and least_new_word_probability(step.logprobs, given | stated) is None:
+            given = frozenset()
+        value = least_new_word_probability(step.logprobs, given)
         if value is None:
             value = least_new_word_probability(step.logprobs, frozenset())
     return Reading(

@@ -60,6 +60,27 @@ def test_an_answer_in_the_words_of_its_request_is_as_likely_as_its_least_likely_
     assert claim_reading(step, asked).value == pytest.approx(0.3)
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from(["Capital", "yes", "95", "sure"]), st.floats(0.01, 1.0)), min_size=1),
+    st.sampled_from(["Confidence: 95%", '{"confidence": 0.9}', "<confidence>1.0</confidence>", "I am 95% sure."]),
+    st.sampled_from(["Capital of Luxembourg?", "Answer yes or no.", "How sure are you of Luxembourg?"]),
+)
+def test_what_an_answer_states_of_itself_makes_none_of_its_words_likelier(
+    words: list[tuple[str, float]], stated: str, asked: str
+) -> None:
+    """A "Yes" at .3, in answer to "Yes or no?", read .99 beside a "Confidence: 95%"."""
+
+    def claim(*behind: tuple[str, float]) -> float:
+        said = tokens(*[(f"{word} ", odds) for word, odds in words], *behind)
+        text = "".join(token.token for token in said)
+        step = Step(step_id="1", kind="llm_call", time_s=0.0, text=text, logprobs=tuple(said))
+        value = claim_reading(step, [Message(role=Role.USER, content=asked)]).value
+        assert value is not None
+        return value
+
+    assert claim(("\n", 1.0), (stated, 0.99)) <= claim()
+
+
 @given(st.lists(st.tuples(st.text(max_size=6), st.floats(-30.0, 0.0)), max_size=30), st.frozensets(st.text(max_size=4)))
 def test_it_is_a_probability_that_more_given_words_never_lower(
     pairs: list[tuple[str, float]], given_words: frozenset[str]
