@@ -72,7 +72,7 @@ class ToolEffects:
         that comes once is there.
         """
         new = copy.copy(self)
-        new._mcp = _by_spelling(annotations)
+        new._mcp, new._unclassified = _by_spelling(annotations), set()
         hints = ((name, _lowered(annotations[name])) for name in trusted if name in annotations)
         new._trusted = {name: effect for name, effect in hints if effect is not None}
         new._known = functools.lru_cache(maxsize=_MAX_UNCLASSIFIED)(new._of_name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from grampus_uq import AgentStatus, ApprovalDecision, ApprovalRequest, MissingDependencyError, SessionError
+from grampus_uq import AgentState, AgentStatus, ApprovalDecision, ApprovalRequest, MissingDependencyError, SessionError
 from grampus_uq.integrations.carried_states import HOST_AGENT
-from grampus_uq.integrations.langgraph_threads import asking, before_node, may_repeat
+from grampus_uq.integrations.langgraph_threads import KEY, asking, before_node, may_repeat
 from grampus_uq.integrations.langgraph_wrapping import GuardedNode
 from grampus_uq.runtime import HostedRunner, SessionStore, still_held
+from grampus_uq.wire import read_messages
 
 with MissingDependencyError.unless("langgraph", "langgraph", "Resuming a graph"):
     from langgraph.graph import START
@@ -32,6 +33,14 @@ class ThreadRunner(HostedRunner):
     async def invoke(self, given: Any, thread_id: str) -> AgentStatus:
         """Run a thread until it ends or waits; raises SessionError for one that is alive."""
         return await self.begin(thread_id, lambda: _run(self._app, self.agent_id, given, thread_id))
+
+    async def describe(self, state: AgentState) -> None:
+        """The end of the thread's transcript, and the belief of its own session."""
+        values = (await self._app.aget_state(_config(state.session_id))).values
+        said, carried = values.get("messages"), values.get(KEY)
+        state.messages = list(read_messages(said).messages) if isinstance(said, list) else []
+        own = {request.session_id for request in state.review} == {state.session_id}
+        state.belief = carried["belief"]["session"] if own and carried else None
 
 
 class _Threads:

@@ -76,7 +76,7 @@ def card(request: ApprovalRequest, state: AgentState | None = None) -> Card:
     if call is not None:
         shown |= {"call_id": call.id, "tool": call.name, "arguments": call.arguments}
     if state is not None:
-        shown |= _read(state, request) | {"messages": _end_of(state.messages)}
+        shown |= _read(state, request) | {"messages": end_of(state.messages)}
     return Card(digest=request.digest(), **shown)
 
 
@@ -114,7 +114,7 @@ def _kept_readings(step: StepUncertainty) -> dict[str, float]:
     return {source.value: value for source, value in fields.items() if source in step.sources and value is not None}
 
 
-def _end_of(messages: Sequence[Message]) -> tuple[Message, ...]:
+def end_of(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The last messages, each cut, as many as are within the bounds."""
     kept: list[Message] = []
     size = 0

@@ -15,6 +15,7 @@ import anyio
 from grampus_uq.errors import SessionError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
+from grampus_uq.runtime.cards import end_of
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.session_lease import Leases, SessionLease
@@ -39,7 +40,7 @@ async def still_held() -> None:
 class Host(Protocol):
     """An engine that keeps runs. Its methods are awaited from one task a run, and may raise."""
 
-    async def pending(self, session_id: str) -> list[ApprovalRequest] | None:
+    async def pending(self, session_id: str) -> Sequence[ApprovalRequest] | None:
         """The requests of the run now; None once it has ended."""
         ...
 
@@ -81,6 +82,9 @@ class HostedRunner:
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         return await self._run(await self._leases.take(state, version), partial(self._go_on, state))
 
+    async def describe(self, state: AgentState) -> None:
+        """Give the state of a run that waits what a card shows beside its requests: `messages`, and the `belief`."""
+
     async def _go_on(self, state: AgentState) -> None:
         session_id = state.session_id
         asked = await self.host.pending(session_id)
@@ -99,7 +103,10 @@ class HostedRunner:
         try:
             await lease.run(work)
             asked = await self.host.pending(state.session_id)
-            state.review = asked or []
+            state.review = list(asked or ())
+            if asked:
+                await self.describe(state)
+                state.messages = list(end_of(state.messages))
             waits = AgentStatus.WAITING_FOR_HUMAN if asked else AgentStatus.IDLE
             state.status = AgentStatus.COMPLETED if asked is None else waits
             await lease.save(("ended" if asked is None else "paused", {}))

@@ -21,6 +21,7 @@ from grampus_uq import AgentStatus, ToolEffects, UncertaintyMonitor, open_store
 from grampus_uq.errors import SessionConflictError, SessionError
 from grampus_uq.integrations.langgraph import uncertainty_guard
 from grampus_uq.integrations.langgraph_worker import ThreadRunner
+from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import oldest_pending
 from grampus_uq.runtime.store import SessionStore
@@ -42,7 +43,7 @@ class Bank:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.paid, self.dies = folder, list[str](), False
-        self.release, self.name = "", "payer"
+        self.release, self.name, self.says = "", "payer", "I pay."
         self.inside = False
         """The graph is a sub-graph with a state of its own."""
 
@@ -73,7 +74,7 @@ class Bank:
         async def agent(state: MessagesState) -> dict[str, Any]:
             if any(message.type == "tool" for message in state["messages"]):
                 return {"messages": [AIMessage("Done.")]}
-            return {"messages": [AIMessage("I pay.", tool_calls=[{"name": "pay", "args": {"to": "bob"}, "id": "1"}])]}
+            return {"messages": [AIMessage(self.says, tool_calls=[{"name": "pay", "args": {"to": "bob"}, "id": "1"}])]}
 
         builder = StateGraph(MessagesState)
         builder.add_node("agent", agent)
@@ -141,6 +142,22 @@ async def test_a_stored_decision_wakes_the_thread_in_another_process(
         await until(worker, "resumed")
     assert bank.paid == paid
     assert (await Ledger(store).known("payer", "t"))[0].status == "completed"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_card_shows_what_was_said_in_the_thread_and_what_was_read_of_its_call(
+    bank: Bank, store: SessionStore, inside: bool
+) -> None:
+    """A sub-graph with a state of its own keeps its answers and its readings."""
+    bank.says, bank.inside = 'I pay. {"confidence": 0.7}', inside
+    async with bank.runner(store) as one:
+        await one.invoke(GIVEN, "t")
+        state, asked = await Ledger(store).find_request((await Ledger(store).pending())[0].requests[0].id)
+    shown = card(asked, state)
+    said = [("user", "pay bob"), *([] if inside else [("assistant", bank.says)])]
+    assert [(message.role, message.content) for message in shown.messages] == said
+    read = ({}, None) if inside else ({"verbalized": 0.7}, (0.8, 0.6, 0.4))
+    assert (shown.readings, shown.thresholds, shown.unread) == (*read, None)
 
 
 async def test_a_guard_without_a_name_has_that_of_its_runner(bank: Bank, store: SessionStore) -> None:

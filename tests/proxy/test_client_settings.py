@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from grampus_uq.cli.mcp_command import command
+from grampus_uq.errors import DataError
 from grampus_uq.integrations.mcp.proxy_config import ProxySettings, read_settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
@@ -46,3 +47,25 @@ def test_an_option_that_is_left_out_leaves_the_settings_of_the_file_whatever_the
     given = {name: value for name, value in params.items() if name in ProxySettings.model_fields and name != "servers"}
     assert set(given) == {"store", "agent", "session", "recordings", "trusted", "advisory"}
     assert read_settings(str(path), **given) == read_settings(str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("holds_s = 3", "field 'holds_s': there is no such field. Did you mean 'hold_s'? Got 3."),
+        ("[approvals]\nrequred = 2", "3, field 'approvals.requred': there is no such field. Did you mean 'required'?"),
+        (
+            "[policy]\nalways_ask = []",
+            "3, field 'always_ask': there is no such field. Did you mean 'always_ask_tool_na",
+        ),
+        (
+            "[effects]\nsend = 'readonly'",
+            "3, field 'effects.send': Input should be 'read', 'reversible', 'irreversible",
+        ),
+    ],
+)
+def test_a_misspelt_setting_is_named_by_its_line_with_what_was_meant(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "guard.toml"
+    path.write_text(f'store = "memory:"\n{line}\n')
+    with pytest.raises(DataError, match=re.escape(said)):
+        read_settings(str(path))

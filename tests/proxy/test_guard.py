@@ -155,6 +155,20 @@ async def test_the_same_call_while_it_runs_gets_the_one_result() -> None:
         assert len(one.ran()) == 1
 
 
+async def test_a_request_for_a_tool_without_an_effect_says_so() -> None:
+    """A tool that only reads waited as an "irreversible call", and nothing said what to do about it."""
+    async with bench() as one:
+        await one.lists(read_note={}, delete_note={"annotations": {"destructiveHint": True}})
+        for number, (tool, said) in enumerate([("read_note", True), ("delete_note", False)]):
+            await one.call(number, tool)
+            assert ("nothing says what this tool does ([effects]" in (await one.waiting()).reason) == said
+            await one.decide("reject")
+            await one.answered(number)
+        await one.lists(read_note={"annotations": {"destructiveHint": True}})
+        await one.call(9, "read_note", to="eve")
+        assert "nothing says" not in (await one.waiting()).reason
+
+
 async def test_a_rejection_reaches_the_model_with_its_reason_and_holds() -> None:
     async with bench() as one:
         await one.call(1, path="a")

@@ -732,13 +732,13 @@ async def test_a_run_that_was_given_up_begins_again_though_its_engine_asks_under
     (request,) = (await runner(World(), store=MemoryStore()).run(AGENT, "x", session_id="s")).pending
 
     class Engine:
-        """Asks the same again and again, and hears what was decided."""
+        """Asks the same again and again, in a tuple as `waiting` of an adapter, and hears what was decided."""
 
         def __init__(self) -> None:
             self.heard, self.kept = list[Any](), 0
 
         async def pending(self, session_id: str) -> Any:
-            return None if self.heard else [request]
+            return None if self.heard else (request,)
 
         async def mark(self, session_id: str) -> str:
             return str(self.kept)

@@ -20,6 +20,12 @@ _NAMES: Final = ("sent", "going", "lost", "rejected")
 _DIGEST: Final = 24  # characters that tell calls of one session apart
 
 
+def noted(record: CallRecord, what: str) -> CallRecord:
+    """A call that waits, with this before the reason of its requests."""
+    requests = [one.model_copy(update={"reason": f"{what}; {one.reason}"}) for one in record.requests]
+    return record.change(requests=tuple(requests))
+
+
 class CallNotes:
     """The notes in one state: what calls were asked under, results that are kept, calls that were sent."""
 
@@ -97,10 +103,7 @@ class CallNotes:
     def told(self, record: CallRecord) -> CallRecord:
         """A call that waits, whose request says what became of the same one before, in this session."""
         said = self.known_of(likeness(record.proposed), but=record.proposed.id)
-        if said is None:
-            return record
-        requests = [one.model_copy(update={"reason": f"the same call {said}; {one.reason}"}) for one in record.requests]
-        return record.change(requests=tuple(requests))
+        return record if said is None else noted(record, f"the same call {said}")
 
     def keep_rejection(self, record: CallRecord) -> None:
         """The record of a call is kept no longer: what a human said against it is, beside what went."""

@@ -22,7 +22,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked, asked_agai
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.integrations.mcp.call_notes import CallNotes, likeness
+from grampus_uq.integrations.mcp.call_notes import CallNotes, likeness, noted
 from grampus_uq.integrations.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
 from grampus_uq.integrations.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
 from grampus_uq.integrations.mcp.hand_overs import DeliveredResults
@@ -48,6 +48,7 @@ _PROMPT: Final = 24
 _ABORTED: Final = "Not executed: the policy aborted this session. No call of it runs any more."
 _WITHDRAWN: Final = "its client gave it up when it was approved: its server has not heard of it"
 _FORGOTTEN: Final = "It is not known here what became of this call: it may have run."
+_UNCLASSIFIED: Final = "nothing says what this tool does ([effects] in the settings can)"
 GIVEN_UP: Final = "The client gave this call up."
 
 
@@ -128,7 +129,10 @@ class GuardedCalls:
                 return opened
             record = next(one for one in state.turn if one.proposed.id == call.id)
             if record.waiting:
-                record = state.keep(self._asked_under(self._notes.told(record), opened.shown))
+                record = self._notes.told(record)
+                if call.name in self.gate.effects.unclassified():
+                    record = noted(record, _UNCLASSIFIED)
+                record = state.keep(self._asked_under(record, opened.shown))
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened

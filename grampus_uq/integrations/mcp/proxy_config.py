@@ -35,7 +35,9 @@ from grampus_uq.gate.signatures import HmacSigner, PublicKeys
 from grampus_uq.integrations.mcp.message_lines import MAX_MESSAGE_BYTES
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.monitor.sensing_settings import Sensing
+from grampus_uq.records.configuration import nearest
 from grampus_uq.records.protocols import Processor
+from grampus_uq.records.vocabulary import Effect
 from grampus_uq.signals.call_reader import Reader
 
 _MAX_BYTES: Final = 1_000_000
@@ -131,7 +133,7 @@ class ProxySettings(_Table):
     unclassified: Literal["ask", "pass"] = "ask"
     hold_s: float = Field(default=55.0, ge=0.0, le=_MOST_HOLD_S, allow_inf_nan=False)
     max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1_024)
-    effects: dict[str, str] = Field(default_factory=dict)
+    effects: dict[str, Annotated[Effect, Field(strict=False)]] = Field(default_factory=dict)
     policy: dict[str, Any] = Field(default_factory=dict)
     approvals: ApprovalSettings = ApprovalSettings()
     reader: ReaderSettings | None = None
@@ -157,6 +159,13 @@ class ProxySettings(_Table):
         return UncertaintyMonitor(policy=policy, estimator=UncertaintyEstimator(extra_weights=weighs), **given)
 
 
+_TABLES: Final[dict[str, type[BaseModel]]] = {
+    "approvals": ApprovalSettings,
+    "reader": ReaderSettings,
+    "servers": ServerSettings,
+}
+
+
 def read_settings(path: str | None, **given: Any) -> ProxySettings:
     """The settings of a file, with those of the command line in their place. Raises DataError, ConfigurationError."""
     text = "" if path is None else _text(path)
@@ -173,8 +182,11 @@ def read_settings(path: str | None, **given: Any) -> ProxySettings:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = [str(part) for part in first["loc"]]
+        table = _TABLES.get(place[0], ProxySettings) if error.title == ProxySettings.__name__ else UncertaintyPolicy
+        misspelt = first["type"] == "extra_forbidden"
+        rule = f"there is no such field. {nearest(place[-1], table.model_fields)}" if misspelt else f"{first['msg']}."
         raise DataError(
-            f"{first['msg']}. Got {first['input']!r:.80}.",
+            f"{rule} Got {first['input']!r:.80}.",
             path=path or "the command line",
             line=_line_of(text, place),
             field=".".join(place),
