@@ -110,20 +110,26 @@ async def report(store: SessionStore, as_json: bool, check: bool) -> None:
     stored = StoredDrills(store)
     plan, drills = await stored.plan(), await stored.answered()
     found = reviewed(drills, await decision_times(store, drills), await store.now(), plan)
+    unmade = await stored.unmade()
     if as_json:
-        print_json(asdict(found) | {"on": plan is not None})
+        print_json(asdict(found) | {"on": plan is not None, "unmade": unmade})
     else:
-        _print(plan, found)
+        _print(plan, found, unmade)
     if check and found.alarm_at is not None:
         raise SystemExit(1)
 
 
-def _print(plan: DrillPlan | None, found: Reviewed) -> None:
+def _print(plan: DrillPlan | None, found: Reviewed, unmade: int) -> None:
     say_beside(
         "Drills are off."
         if plan is None
         else f"Drills are on: {100.0 * plan.share:g} % of the requests shown for their tools."
     )
+    if unmade:
+        say_beside(
+            f"Drills that could not be made: {unmade}. None of the approved calls drawn had the same agent, tool, rules"
+            " and schema, was old enough and unused, and had a change that its conversation shows to be wrong."
+        )
     rows: list[tuple[str, str, Missed | None]] = [("team", "", found.team)]
     rows += [("person", who, share) for who, share in sorted(found.people.items())]
     rows += [("since the start", name, share) for name, share in found.by_minutes.items()]

@@ -207,6 +207,10 @@ class StoredDrills:
                 found += [drill.card.created_s for drill in drills if drill is not None]
         return [created_s for created_s in found if created_s <= now_s]
 
+    async def unmade(self) -> int:
+        """The number of drills that were to follow a request, and for which no past call served."""
+        return len([one async for one in pages(self._store, DRILL, "none")])
+
     async def answered(self) -> list[Drill]:
         """The answered drills, in the order of their answers."""
         found = [_readable(one) async for one in pages(self._store, DRILL, "answered")]

@@ -27,12 +27,12 @@ def cli(url: str, *arguments: str) -> Result:
     return CliRunner().invoke(command, [*arguments, "--store", url], env={"COLUMNS": "200"})
 
 
-def store_with(tmp_path: Path, found: list[Drill]) -> str:
+def store_with(tmp_path: Path, found: list[Drill], unmade: str = "none") -> str:
     url = f"sqlite:///{tmp_path / 'sessions.db'}"
 
     async def work() -> None:
         store = open_store(url)
-        await store.write(Put(kind=DRILL, key="0", body="{}", expected=0, label="none"))
+        await store.write(Put(kind=DRILL, key="0", body="{}", expected=0, label=unmade))
         for drill in found:
             body = drill.model_dump_json()
             await store.write(Put(kind=DRILL, key=drill.card.id, body=body, expected=0, label="answered"))
@@ -122,3 +122,11 @@ def test_nothing_is_said_of_no_drills(tmp_path: Path) -> None:
     assert found.team == Missed(missed=0, drills=0)
     assert (found.people, found.alarm_at, found.pauses) == ({}, None, {})
     assert "no drill" in cli(store_with(tmp_path, []), "report").output
+
+
+def test_a_report_says_how_many_drills_no_past_call_served_for(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    assert "could not be made" not in cli(store_with(tmp_path / "other", [], "expired"), "report").output
+    url = store_with(tmp_path, [])
+    assert "could not be made: 1. None of the approved calls" in cli(url, "report").output
+    assert json.loads(cli(url, "report", "--json").output)["unmade"] == 1

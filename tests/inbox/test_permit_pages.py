@@ -77,6 +77,20 @@ async def test_what_is_granted_on_the_page_lets_calls_ahead_once_answers_earned_
     assert "Revoke it" not in (await ann.get(f"/permits/{permit_id}")).text
 
 
+async def test_the_counts_of_a_permit_that_began_anew_say_so_also_once_it_is_closed(store: SessionStore) -> None:
+    ann, office = await someone(made(store), store), Office(store)
+    one, office.draw = await office.earn(), 0.0
+    assert "since it began anew" not in (await ann.get("/permits")).text
+    for number in range(40):
+        if (await office.standing()).state.withdrawn:
+            break
+        await office.run(f"wrong-{number}", says="reject", body=f"wrong {number}")
+    await close_permit(store, one.id, "enough")
+    listed = (await ann.get("/permits")).text
+    assert "closed: enough" in listed
+    assert "0 calls went ahead, since it began anew" in listed
+
+
 FORGED: dict[str, dict[str, Any]] = {
     "another token": {"token": "0" * 64},
     "the place of another": {"narrows": "0" * 32},
