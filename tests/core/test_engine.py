@@ -377,6 +377,7 @@ def test_sources_name_what_the_belief_came_from():
 
 
 OPEN = StepComponents(is_agent=True, surprisal=2.0)
+TRACED = Profile(trajectory_risk=TrajectoryRiskSettings())
 
 
 @pytest.mark.parametrize(
@@ -392,14 +393,18 @@ OPEN = StepComponents(is_agent=True, surprisal=2.0)
 def test_the_record_says_the_risk_of_the_trajectory_or_why_there_is_none_and_then_what_the_readings_lack(
     sensed, risk, lacks
 ):
-    step, missing = (
-        Step(step_id="m", kind="llm_call", time_s=0.0),
-        [Reading(source="mine", value=None, reason="timeout")],
-    )
-    told = advance(Profile(trajectory_risk=TrajectoryRiskSettings()), START, step, missing, sensed)[1]
+    missing = Reading(source="mine", value=None, reason="not_stated")
+    step = Step(step_id="m", kind="llm_call", time_s=0.0)
+    told = advance(TRACED, START, step, [missing], sensed)[1]
     assert told.trajectory_risk == risk
     assert told.sources == (Source.PROPAGATED, Source.TRAJECTORY_RISK)[: 1 if risk is None else 2]
-    assert told.missing_reason == "; ".join([*lacks, "mine: timeout", "no reading on this step"])
+    assert told.missing_reason == "; ".join([*lacks, "mine: not_stated", "no reading on this step"])
+
+
+def test_the_risk_of_the_trajectory_is_that_of_all_steps_so_far():
+    step = Step(step_id="m", kind="llm_call", time_s=0.0)
+    state, _ = advance(TRACED, START, step, [], TrajectoryReading(completed=(OPEN,)))
+    assert advance(TRACED, state, step, [], TrajectoryReading())[1].trajectory_risk == 2.0
 
 
 def test_every_action_but_proceeding_has_a_reason():

@@ -12,8 +12,10 @@ from grampus_uq import MissingReason, Profile, Reading, SaupPropagator, SessionS
 from grampus_uq.core.alarm import alarm_step
 from grampus_uq.core.engine import advance
 from grampus_uq.core.propagator import propagated_by
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import WorstCase
 from grampus_uq.core.worst_case import lacks, streams_of, worst_case_step
+from grampus_uq.records.events import TrajectoryReading
 from grampus_uq.records.vocabulary import NOT_DUE
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
@@ -186,6 +188,16 @@ def test_a_risk_that_could_not_be_read_counts_as_0_and_one_that_was_read_as_it_i
     before = step_of(profile, {"mine": MissingReason.TIMEOUT}, streams=streams, risk_due=due)
     assert before.alarm == alarm_step(detector, None, "s", {"trajectory_risk": 0.0 if due else 0.75})[0]
     assert before.unread == "mine: timeout" + ("; trajectory_risk: not read" if due else "")
+
+
+@pytest.mark.parametrize("why", [None, *MissingReason])
+def test_a_risk_is_due_where_its_texts_could_not_be_read(why):
+    detector = detector_of("trajectory_risk", without_gaps=())
+    profile = Profile(detector=detector, trajectory_risk=TrajectoryRiskSettings())
+    step = Step(step_id="m", kind="llm_call", time_s=0.0)
+    found = advance(profile, START, step, [], TrajectoryReading(reason=why))[0].worst_case
+    due = why in {MissingReason.TIMEOUT, MissingReason.SIGNAL_ERROR}
+    assert (found and found.unread) == ("trajectory_risk: not read" if due else None)
 
 
 def test_it_begins_with_the_first_reading_that_was_due_or_the_first_risk():
