@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from grampus_uq.core.decision import CHAIN, LOOKED_AT
+from grampus_uq.core.decision import CHAIN, LOOKED_AT, leaves_word_out
+from grampus_uq.core.turn_evidence import placed
 from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, Terms, asked, cleared
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.starts import CHAINED
+from grampus_uq.monitor.session import Session
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.runtime.audit import call_facts
 from grampus_uq.runtime.ledger import Ledger
@@ -44,6 +46,14 @@ class LetGo:
     held: CallRecord
 
 
+def may_be_lifted(record: CallRecord, session: Session | None) -> bool:
+    """True where a call waits for what a look may lift; not where nothing speaks for it but the model's own word."""
+    if session is None or not record.waiting or len(record.requests) != 1 or record.requests[0].rule not in LOOKED_AT:
+        return False
+    turn = placed(session.state.turns, record.proposed, record.step_id)[1]
+    return not (turn.word_alone and leaves_word_out(session.profile))
+
+
 class LetAhead:
     """The calls of one leased session that looks let ahead."""
 
@@ -70,8 +80,7 @@ class LetAhead:
             self._instead_of[record.proposed.id] = let_go.held
         if record.grant is not None:
             return record
-        liftable = record.waiting and len(record.requests) == 1 and record.requests[0].rule in LOOKED_AT
-        liftable |= record.cleared_by == "monitor"
+        liftable = may_be_lifted(record, self._lease.session) or record.cleared_by == "monitor"
         if record.phase is CallPhase.CLEARED:
             record = asked(record, self._terms(), self._gate.approvals, _LOOKED, self._lease.now_s())
         return self.by_chain(record, let_go) if liftable and let_go and self._lease.state.vouched else record

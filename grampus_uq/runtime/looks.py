@@ -23,7 +23,6 @@ from typing import Any, Final
 import anyio
 
 from grampus_uq.core.chain_rule import Chain
-from grampus_uq.core.decision import LOOKED_AT
 from grampus_uq.core.turn_evidence import doubt_about
 from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.gate.call import CallRecord
@@ -32,7 +31,7 @@ from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, ToolCall, canonical_json
 from grampus_uq.records.visible_text import arguments_in_short, short, visible
 from grampus_uq.records.vocabulary import Effect, Role
-from grampus_uq.runtime.let_ahead import LOOKED, LetGo
+from grampus_uq.runtime.let_ahead import LOOKED, LetGo, may_be_lifted
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import PARENT
 from grampus_uq.signals.call_tokens import probability_of_call
@@ -144,8 +143,7 @@ class LookingAgain:
         if chain is None or profile.advisory:
             await self._learn_at(record, session)
             return None
-        held = record.waiting and len(record.requests) == 1 and record.requests[0].rule in LOOKED_AT
-        if not held or not self._may_be_looked_at(record):
+        if not may_be_lifted(record, session) or not self._may_be_looked_at(record):
             return None
         prompt, (request,) = self._before(record), record.requests
         answer, number, said = _Answer(), 0, list[str]()

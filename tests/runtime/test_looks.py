@@ -203,6 +203,17 @@ def test_another_call_is_a_new_call_and_goes_out_as_a_turn_of_its_own() -> None:
     assert result.steps_taken == 3
 
 
+@pytest.mark.parametrize("stated", ["", "Confidence: 100%", "Confidence: 70%"])
+@pytest.mark.parametrize("other", ["bob", "ann"])
+def test_no_look_lifts_the_pause_of_a_call_for_which_nothing_speaks_but_what_the_model_states(
+    stated: str, other: str
+) -> None:
+    turn = mailing("bob", 0.5, read=False).model_copy(update={"content": stated})
+    case = Case(mailing(other, 0.95), model=ScriptedModel([turn]))
+    assert case.ran().status is AgentStatus.WAITING_FOR_HUMAN
+    assert case.world.sent == []
+
+
 @pytest.mark.parametrize(
     ("tier", "why", "told"),
     [
