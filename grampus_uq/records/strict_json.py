@@ -96,7 +96,7 @@ def snapshot_part(kind: type[T], values: object, what: str, place: str) -> T:
     return value
 
 
-def snapshot_fault(error: ValueError, what: str, *place: str) -> DataError:
+def snapshot_fault(error: Exception, what: str, *place: str) -> DataError:
     """The first fault of what is not `what`, with its field, which begins with `place`."""
     first: Any = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
     return DataError(f"not {what}: {first['msg']}", field=".".join(map(str, (*place, *first["loc"]))))

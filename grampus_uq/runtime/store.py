@@ -18,6 +18,7 @@ import anyio
 from pydantic import BaseModel
 
 from grampus_uq.errors import DamagedLogError, DataError, SessionConflictError, StoreError
+from grampus_uq.records.strict_json import snapshot_fault
 from grampus_uq.records.values import sha256_of
 
 SCHEMA_VERSION = 3
@@ -285,11 +286,11 @@ def after_prefix(prefix: str) -> str | None:
 
 
 def parsed(model: type[Stored], body: str, what: str) -> Stored:
-    """A stored text as this model; raises StoreError, naming `what` it is, when it cannot be read."""
+    """A stored text as this model; raises StoreError, naming `what` it is and quoting nothing, where it is none."""
     try:
         return model.model_validate_json(body)
     except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"{what} cannot be read: {str(error)[:500]}") from error
+        raise StoreError(f"{what} cannot be read: {snapshot_fault(error, 'what it should be')!s:.500}") from None
 
 
 def check_schema(needed: int) -> None:

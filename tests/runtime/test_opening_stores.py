@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
 import stat
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreErr
 from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime import stores
 from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import OLDEST_SCHEMA, SCHEMA_VERSION, Append, Document, Put, SessionStore
 from grampus_uq.runtime.stores.conformance import check_session_store
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -442,3 +445,26 @@ async def test_a_new_file_that_somebody_else_keeps_busy_is_waited_for(tmp_path: 
     other.close()
     assert await store.get("note", "1") is not None
     await store.aclose()
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a JSON value: what holds it, and under which name or number."""
+    for name in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, name
+        yield from places(value[name])
+
+
+async def test_the_error_of_a_stored_text_that_cannot_be_read_quotes_nothing_of_it() -> None:
+    store, refused = MemoryStore(), list[str]()
+    await runner(World(), store=store).run(AGENT, "mail bob", session_id="s")
+    (found,) = await store.scan("session")
+    for whole, name in places(body := json.loads(found.body)):
+        before, whole[name] = whole[name], [{"hunter2": "hunter2"}]
+        store._documents["session", found.key] = replace(found, body=json.dumps(body))
+        whole[name] = before
+        try:
+            await Ledger(store).load("mailer", "s")
+        except StoreError as error:
+            refused.append("".join(traceback.format_exception(error)))
+    assert len(refused) > 50
+    assert not any("hunter2" in told for told in refused)
