@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
+from grampus_uq.stats.trajectory_risk import StepComponents
 
 SOURCES = ("verbalized", "p_true", "semantic_entropy", "mine")
 PLAIN = UncertaintyEstimator(verbalized_calibration_bias=0.0, p_true_calibration_bias=0.0, extra_weights={"mine": 0.5})
@@ -188,6 +190,29 @@ def test_a_risk_that_could_not_be_read_counts_as_0_and_one_that_was_read_as_it_i
     before = step_of(profile, {"mine": MissingReason.TIMEOUT}, streams=streams, risk_due=due)
     assert before.alarm == alarm_step(detector, None, "s", {"trajectory_risk": 0.0 if due else 0.75})[0]
     assert before.unread == "mine: timeout" + ("; trajectory_risk: not read" if due else "")
+
+
+@pytest.mark.parametrize("stream", ["mine", "fused", "propagated", "semantic_entropy", "trajectory_risk", "p_success"])
+def test_a_step_gives_a_detector_its_stream_as_the_record_says_it(stream):
+    profile = Profile(
+        estimator=PLAIN,
+        detector=detector_of(stream),
+        calibration=fusion_of("fused"),
+        trajectory_risk=TrajectoryRiskSettings(),
+    )
+    step = Step(step_id="m", kind="llm_call", time_s=0.0)
+    found = [Reading(source="mine", value=0.875), Reading(source="semantic_entropy", value=0.5)]
+    risk = TrajectoryReading(pending=StepComponents(is_agent=True, surprisal=2.0))
+    state, told = advance(profile, replace(START, cumulative=0.25), step, found, risk)
+    said = {
+        "mine": 0.875,
+        "fused": told.fused_confidence,
+        "propagated": told.propagated_confidence,
+        "semantic_entropy": told.semantic_confidence,
+        "trajectory_risk": 1.0 / (1.0 + told.trajectory_risk),
+        "p_success": told.p_success,
+    }
+    assert state.alarm == alarm_step(detector_of(stream), None, "s", said)[0]
 
 
 @pytest.mark.parametrize("why", [None, *MissingReason])

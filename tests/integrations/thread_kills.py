@@ -36,7 +36,7 @@ from grampus_uq.errors import SessionError
 from grampus_uq.integrations.langgraph import uncertainty_guard
 from grampus_uq.integrations.langgraph_worker import ThreadRunner
 from grampus_uq.records.vocabulary import AgentStatus
-from grampus_uq.runtime.dead_letters import dead_letters, drop
+from grampus_uq.runtime.dead_letters import dead_letters, drop, retry
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.worker import Worker
@@ -228,7 +228,7 @@ def scenario(url: str, folder: Path, number: int, kill: Kill, kind: str, counts:
         seen.decide(thread, kind)
         if kill.phase == "resume":
             count(forked(lambda: work(watched, thread)), counts, stopped)
-        at_rest(calm, seen, thread)
+        at_rest(calm, seen, thread, stopped)
         for child in stopped:  # another worker has had the thread meanwhile
             os.kill(child, signal.SIGCONT)
         time.sleep(0.3 * bool(stopped))
@@ -251,14 +251,19 @@ def count(child: int, counts: Counter[str], stopped: list[int]) -> None:
     stopped += [child] if ended == -signal.SIGSTOP else []
 
 
-def at_rest(calm: Bank, seen: Outside, thread: str) -> str:
+def at_rest(calm: Bank, seen: Outside, thread: str, stopped: list[int]) -> str:
     """Let workers go on until the thread stands somewhere; how it stands.
 
     A job that outlasts its lease is tried again beside itself. Then one may set the thread aside while the other is at
-    work: the worker ends, and leaves the thread to the next one.
+    work: the worker ends, and leaves the thread to the next one. Whoever is stopped in the middle of a write to
+    LangGraph's file locks it for the others: it is ended then, and the thread tried again.
     """
     for _ in range(5):
-        if (found := seen.settled(thread)) is not None:
+        found = seen.settled(thread)
+        if found == "set aside" and stopped and "locked" in seen.letter(thread):
+            end(stopped)
+            seen.ask(lambda store: retry(store, "payer", thread))
+        elif found is not None:
             return str(found)
         assert gone(forked(lambda: work(calm, thread))) == 0
     raise AssertionError(f"{thread} comes to no rest")
@@ -270,12 +275,12 @@ def first_run(watched: Bank, calm: Bank, seen: Outside, thread: str, counts: Cou
     for _ in range(3):
         if seen.ask(lambda store: store.get("session", f"payer/{thread}")) is None:  # nobody was told that it runs
             assert gone(forked(lambda: begin(calm, thread))) == 0
-        if (stands := at_rest(calm, seen, thread)) == "waits":
+        if (stands := at_rest(calm, seen, thread, stopped)) == "waits":
             return
         assert stands == "set aside", f"{thread} is {stands} before anybody decided"
         assert "begin it anew" in seen.letter(thread), seen.letter(thread)
         counts["begun anew"] += 1
-        end(stopped)  # it may stand in the middle of a write to LangGraph's file, which is locked as long
+        end(stopped)  # it may hold the lock of LangGraph's file
         seen.ask(lambda store: drop(Ledger(store), "payer", thread, principal="ann"))
         assert gone(forked(lambda: begin(calm, thread))) == 0
     raise AssertionError(f"{thread} does not come to wait")
