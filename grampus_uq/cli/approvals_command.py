@@ -21,6 +21,7 @@ from grampus_uq.records.call_sentences import sentence_of
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import Reading
 from grampus_uq.records.visible_text import arguments_in_short, legend_of, short, visible, whole_arguments
+from grampus_uq.records.vocabulary import span
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.dead_letters import dead_letters
 from grampus_uq.runtime.drills import Drill
@@ -113,8 +114,8 @@ def _list_row(shown: Card, decided: Decided, now_s: float) -> list[str]:
         "the answer" if shown.tool is None else f"{visible(shown.tool)} {arguments_in_short(shown.arguments)}",
         shown.level.value,
         visible(short(shown.reason, 200)),
-        f"{now_s - shown.created_s:.0f} s",
-        "never" if shown.expires_s is None else f"in {shown.expires_s - now_s:.0f} s",
+        span(now_s - shown.created_s),
+        "never" if shown.expires_s is None else f"in {span(shown.expires_s - now_s)}",
         _status(*decided),
     ]
 

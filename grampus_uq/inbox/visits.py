@@ -29,7 +29,7 @@ from grampus_uq.inbox.people import CHALLENGE_S, People, Person, Role
 from grampus_uq.learn.pages.page import page_environment
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.visible_text import visible
-from grampus_uq.records.vocabulary import quantity
+from grampus_uq.records.vocabulary import quantity, span
 from grampus_uq.runtime.ledger import Ledger
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -270,18 +270,6 @@ def rendered(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def _span(seconds: float) -> str:
-    """A time in its largest unit.
-
-    >>> [_span(seconds) for seconds in (-1.0, 59.0, 3_599.0, 90_000.0)]
-    ['0 s', '59 s', '59 min', '1 d']
-    """
-    for unit, size in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
-
-
 _PAST: Final = {
     ApprovalKind.APPROVE: "approved",
     ApprovalKind.EDIT: "approved with a change",
@@ -300,5 +288,5 @@ def _environment() -> Environment:
     shared = PackageLoader("grampus_uq.learn.pages")  # charts
     environment = page_environment(ChoiceLoader([PackageLoader("grampus_uq.inbox"), shared]))
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True)
-    environment.filters |= {"span": _span, "counted": quantity, "past": past}
+    environment.filters |= {"span": span, "counted": quantity, "past": past}
     return environment

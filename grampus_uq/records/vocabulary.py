@@ -71,6 +71,18 @@ def quantity(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def span(seconds: float) -> str:
+    """A time in its largest unit.
+
+    >>> [span(seconds) for seconds in (-1.0, 59.0, 3_599.0, 90_000.0)]
+    ['0 s', '59 s', '59 min', '1 d']
+    """
+    for unit, size in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
 _SAID_AS = {"verbalized": "stated confidence", "p_true": "P(True)"}
 
 

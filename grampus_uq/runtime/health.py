@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.records.vocabulary import span
 from grampus_uq.runtime.ledger import Ledger, decision_values
 from grampus_uq.runtime.store import Document, SessionStore, pages
 from grampus_uq.runtime.stored_drills import StoredDrills
@@ -143,7 +144,7 @@ def health_in_words(found: Health) -> dict[str, str]:
         share = f"{100.0 * found.right / found.decided:.0f} %"
         between = f"{100.0 * found.right_low:.0f} to {100.0 * found.right_high:.0f} %"
         right = f"{found.right} of {found.decided} decided calls were approved as they were: {share} ({between})"
-    oldest = "" if found.oldest_s is None else f", the oldest for {found.oldest_s / 60.0:.0f} min"
+    oldest = "" if found.oldest_s is None else f", the oldest for {span(found.oldest_s)}"
     price = "no price is known" if found.cost_usd is None else f"{found.cost_usd:.2f} USD"
     ended = "1 run" if found.ended == 1 else f"{found.ended} runs"
     cost = f"{price} for {ended} that ended in {days}" if found.ended else f"no run ended in {days}"

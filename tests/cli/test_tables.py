@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import Reading, open_store
+from grampus_uq import Reading, UncertaintyLevel, open_store
+from grampus_uq.cli.approvals_command import _list_row
 from grampus_uq.cli.printing import folded
 from grampus_uq.recording import encode
 from grampus_uq.records.events import StepEvent
+from grampus_uq.runtime.cards import Card
 from grampus_uq.testing import answer
 from tests.cli.test_bad_files import called
 from tests.learn.evaluate.recorded import many, write
@@ -135,3 +137,9 @@ def test_a_pending_call_is_shown_on_a_terminal_so_that_no_argument_looks_like_an
     shown = on_a_terminal("approvals", "show", result.pending[0].id, "--store", store)
     assert '    >   to = bob"' in shown.splitlines()
     assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_the_list_says_in_the_largest_unit_how_long_a_request_waits_and_may_wait() -> None:
+    values = {"id": "r" * 32, "digest": "", "agent_id": "a", "session_id": "s", "step_id": "llm_0", "rule": "tier"}
+    shown = Card(**values, level=UncertaintyLevel.MEDIUM, created_s=0.0, expires_s=90_000.0)
+    assert _list_row(shown, ([], []), 3_540.0)[6:8] == ["59 min", "in 1 d"]

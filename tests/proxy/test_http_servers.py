@@ -228,6 +228,14 @@ async def test_the_official_client_calls_two_official_servers_by_kept_and_prefix
     assert (ran, other) == (["read a"], ["delete b"])
 
 
+async def test_an_answer_has_one_date_and_one_server() -> None:
+    """Both are written by the proxy's own server; the upstream's stood beside them."""
+    async with clients({"a": ""}) as one:
+        one.given = {"date": "Sun, 29 Nov 2026 13:43:47 GMT", "server": "theirs", "x-other": "theirs"}
+        given = (await one.post("a", "tools/list")).headers
+        assert [name for name in ("date", "server", "x-other") if name in given] == ["x-other"]
+
+
 async def test_clients_that_nothing_tells_apart_get_sessions_of_their_own_where_they_begin_one() -> None:
     async with clients({"a": ""}, effects={"send": "irreversible"}) as one:
 

@@ -34,6 +34,7 @@ _HOP: Final = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade"),
         *("transfer-encoding", "host", "content-length", "accept-encoding", "grampus-session"),
+        *("date", "server"),  # which the proxy's own server writes
         *("alt-svc", "location"),  # where else the server would have the client go: past this proxy
     }
 )
