@@ -699,8 +699,8 @@ def score_of(state: SessionState, stream: str, call: ToolCall, step_id: str) -> 
         doubt = doubt_about(state.turns, turn, call)
         return None if doubt is None else doubt.probability
     beliefs, alone = [state.cumulative, turn.belief_at_worst], state.unaided
-    if alone is not None and not state.only_stated:
-        beliefs += [alone.cumulative, turn.unaided]
+    if not state.only_stated:
+        beliefs += [turn.unaided, None if alone is None else alone.cumulative]
     return min(b for b in beliefs if b is not None) if state.has_reading else None
 
 

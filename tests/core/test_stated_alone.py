@@ -349,6 +349,15 @@ def test_no_statement_lifts_the_score_that_a_permit_goes_by_above_what_was_read_
         assert score_of(heard, "confidence", PAY, "") <= score_of(silent, "confidence", PAY, "")
 
 
+def test_a_turns_statement_lifts_no_score_after_the_belief_without_it_has_recovered():
+    profile = Profile(estimator=UNBIASED)
+    doubtful = turn(PAY, **SURE, p_true=0.6), turn(verbalized=0.0), *[turn(p_true=1.0)] * 6
+    heard, silent = (state_after(profile, doubtful, stated=stated) for stated in (True, False))
+    assert heard.unaided is None
+    assert score_of(silent, "confidence", PAY, "") == pytest.approx(0.55 * 0.6 + 0.45)
+    assert score_of(heard, "confidence", PAY, "") <= score_of(silent, "confidence", PAY, "")
+
+
 def state_after(profile, steps, *, stated):
     state = START
     for number, (kind, calls, readings) in enumerate(steps):
