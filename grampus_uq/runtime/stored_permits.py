@@ -65,6 +65,7 @@ _TELLING_TRIES: Final = 5
 _TELLING_S: Final = 2.0
 _Read = tuple[Document | None, Document | None, int]
 """A permit's state and definition in the store, and the revision seen before they were read."""
+_MIXED: Final = "answers of this run were made with different models, prompts or tools: name what varies"
 _UNFORESEEN: Final = secrets.SystemRandom().random
 _log = logging.getLogger(__name__)
 
@@ -92,6 +93,10 @@ class _Said:
     ahead: bool = False
     audit: float | None = None
     trouble: str | None = None
+
+
+def _nothing(now: Standing, why: object) -> _Said:
+    return _Said(standing=now, trouble=f"permit {now.permit.id[:8]} lets nothing ahead: {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +149,6 @@ class StoredPermits:
                 if permit is None or document.read_s >= permit.expires_s:
                     continue
                 if permit.covers(record.proposed, terms.agent_id, document.read_s):
-                    other = self._of_another(permit, terms)
-                    if other is not None:
-                        in_force += [InForce(rule="permit", id=one.standing.permit.id, audit=one.audit) for one in said]
-                        return Held(trouble=other, in_force=(*in_force, InForce(rule="permit", id=permit.id)))
                     said.append(await self._propose(permit, record, session, terms, alike))
                 elif (await self._looked(permit)).state.closed is None:
                     in_force.append(InForce(rule="permit", id=permit.id))
@@ -282,12 +283,17 @@ class StoredPermits:
         for attempt in range(_TRIES):
             now = await self._looked(permit)
             if now.trouble is not None:
-                return _Said(standing=now, trouble=f"permit {permit.id[:8]} lets nothing ahead: {now.trouble}")
-            if now.state.closed is not None or score is None:
+                return _nothing(now, now.trouble)
+            if now.state.closed is not None:
+                return _Said(standing=now)
+            try:
+                self._approvals.check_other(permit.principal, terms.started_by)
+            except ApprovalError as error:
+                return _nothing(now, error)
+            if score is None:
                 return _Said(standing=now)
             if judge is None:
-                why = "answers of this run were made with different models, prompts or tools: name what varies"
-                return _Said(standing=now, trouble=f"permit {permit.id[:8]} lets nothing ahead: {why}")
+                return _nothing(now, _MIXED)
             known = await self._ticket(permit, key)
             if known is not None and known.asked and known.wrong is None:
                 return _Said(standing=now)
@@ -308,7 +314,7 @@ class StoredPermits:
             try:
                 written = await self._written(now, applied(permit, now.state, entry), entry, put)
             except DamagedLogError as error:  # of this permit: the others learn beside it
-                return _Said(standing=now, trouble=f"permit {permit.id[:8]} lets nothing ahead: {error}")
+                return _nothing(now, error)
             if written:
                 return _Said(standing=now, ahead=not ticket.asked, audit=ticket.audit)
             await _pause(attempt)
@@ -419,14 +425,6 @@ class StoredPermits:
         if written:
             self._seen[permit.id] = max(state.revision, self._seen.get(permit.id, 0))
         return written
-
-    def _of_another(self, permit: Permit, terms: Terms) -> str | None:
-        """Why a permit of who started the run lets its calls not ahead, where the policy says so; None where it may."""
-        try:
-            self._approvals.check_other(permit.principal, terms.started_by)
-        except ApprovalError as error:
-            return f"permit {permit.id[:8]} lets nothing ahead: {error}"
-        return None
 
     def _trusted(self, document: Document) -> Permit | None:
         """A stored definition whose principal may grant and has signed; None for any other."""

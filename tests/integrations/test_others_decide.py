@@ -26,7 +26,7 @@ from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.stored_permits import StoredPermits
+from grampus_uq.runtime.stored_permits import StoredPermits, close_permit
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import AgentSetup, Decision, ScriptedTurn, answer
 from grampus_uq.testing.agent_script import APPROVALS, STARTED_BY
@@ -159,7 +159,7 @@ async def test_a_grant_of_who_started_it_lets_nothing_run(who: str, ran: int) ->
 @pytest.mark.anyio
 async def test_a_permit_of_who_started_it_lets_nothing_ahead() -> None:
     office = Office(approvals=ApprovalPolicy(signer=KEYS, seal=Seal("a seal that is shared")))
-    await office.earn()
+    earned = await office.earn()
     sent = len(office.world.sent)
     office.given = house()
     for who, more in (("ann", 0), ("bob", 1)):
@@ -168,6 +168,9 @@ async def test_a_permit_of_who_started_it_lets_nothing_ahead() -> None:
         assert len(office.world.sent) == sent + more
         if not more:
             assert "'ann' started this run" in result.pending[0].reason
+    await close_permit(office.store, earned.id, "enough")
+    result = await office.runner(body="later").run(AGENT, "mail bob", session_id="later", started_by="ann")
+    assert "permit" not in result.pending[0].reason, "a closed one covers nothing"
     assert isinstance(office.runner().gate.permits, StoredPermits)
 
 
