@@ -762,10 +762,11 @@ async def test_a_header_in_any_alphabet_passes_with_an_approved_call(value: byte
         assert one.server.reached[-1]["headers"][b"x-user"] == value
 
 
+@pytest.mark.parametrize("what", ["the request", "its sending"])
 async def test_whatever_goes_wrong_while_an_approved_call_is_sent_its_outcome_is_asked_about(
-    monkeypatch: pytest.MonkeyPatch,
+    what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(*given: Any, **more: Any) -> None:
+    def broken(*given: Any, **more: Any) -> None:
         raise RuntimeError("nobody thought of this")
 
     async with web(hold_s=10.0) as one:
@@ -777,9 +778,12 @@ async def test_whatever_goes_wrong_while_an_approved_call_is_sent_its_outcome_is
             group.start_soon(run)
             await one.bench.waiting()
             own, send = one.client, httpx.AsyncClient.send
-            monkeypatch.setattr(
-                httpx.AsyncClient, "send", lambda c, *a, **k: (send if c is own else broken)(c, *a, **k)
-            )
+            if what == "the request":
+                monkeypatch.setattr(httpx, "Request", broken)
+            else:
+                monkeypatch.setattr(
+                    httpx.AsyncClient, "send", lambda c, *a, **k: (send if c is own else broken)(c, *a, **k)
+                )
             await one.bench.decide()
         assert (await one.bench.waiting()).unknown_outcome
 

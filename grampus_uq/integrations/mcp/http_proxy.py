@@ -264,7 +264,7 @@ class _Door:
 
     async def _forward(self, request: Request, body: bytes | None, session: HttpSession, owed: Owed) -> Response:
         """Pass a request on, and its answer back as it is read."""
-        answer = await self._sent(request, self._outgoing(request, body, session, owed), session, owed)
+        answer = await self._sent(request, body, session, owed)
         goes_on = body is None and owed.identity in owed.answers and not self._upstream.advisory
         if not isinstance(answer, httpx.Response):
             ran = body is None or not isinstance(answer, httpx.ConnectError | httpx.ConnectTimeout)
@@ -311,7 +311,7 @@ class _Door:
         )
 
     async def _sent(
-        self, request: Request, outgoing: httpx.Request, session: HttpSession, owed: Owed
+        self, request: Request, body: bytes | None, session: HttpSession, owed: Owed
     ) -> httpx.Response | Exception | None:
         """The answer's beginning, or what went wrong; None where the client left, and nobody else has to know."""
         answer: httpx.Response | Exception | None = None
@@ -326,7 +326,7 @@ class _Door:
 
             group.start_soon(give_up)
             try:
-                answer = await self._client.send(outgoing, stream=True)
+                answer = await self._client.send(self._outgoing(request, body, session, owed), stream=True)
             except Exception as error:  # noqa: BLE001 (whatever it was, somebody is told what became of the call)
                 self._say(f"the server cannot be reached: {type(error).__name__}: {error}")
                 answer = error
