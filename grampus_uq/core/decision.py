@@ -83,11 +83,9 @@ def decide(now: Situation) -> Verdict:
     then the action that the rules ask for.
     """
     profile, state = now.profile, now.state
-    ruling = _ruling(now)
-    action, rule, reason = ruling if profile.chain is None else _chained(now, profile.chain, ruling)
-    level = now.level
-    if now.irreversible:
-        level = _least_believed(now).level  # a grant goes by it
+    judged = _least_believed(now) if now.irreversible else now
+    ruling = _ruling(judged)
+    action, rule, reason = ruling if profile.chain is None else _chained(now, judged, profile.chain, ruling)
     wanted, guarantee = None, None if rule == "tier" else _guarantee(now, rule, action)
     explores = state.let_through and may_be_explored(profile.policy, now.kind, now.tool_name, now.effect)
     if profile.advisory or (explores and action.stops):
@@ -96,7 +94,7 @@ def decide(now: Situation) -> Verdict:
             action = _LOG
     return _new_verdict(
         action=action,
-        level=level,
+        level=judged.level,  # a grant goes by it
         rule=rule,
         reason=reason,
         guarantee=guarantee,
@@ -106,7 +104,7 @@ def decide(now: Situation) -> Verdict:
     )
 
 
-def _chained(now: Situation, chain: Chain, ruling: _Ruling) -> _Ruling:
+def _chained(now: Situation, judged: Situation, chain: Chain, ruling: _Ruling) -> _Ruling:
     """An irreversible call with a chain in the profile: held by `CHAIN` where a look may still let it go.
 
     The chain only adds: it holds what would go out and is not sure enough for it, and takes the place of the call's own
@@ -118,7 +116,7 @@ def _chained(now: Situation, chain: Chain, ruling: _Ruling) -> _Ruling:
         return ruling
     if doubt is not None and doubt.part == UNREAD_CALL:
         return ruling if ruling[0].stops else (_PAUSE, "call_evidence", f"irreversible call: {doubt_in_words(doubt)}")
-    other = _ruling(replace(now, doubt=None))
+    other = _ruling(replace(judged, doubt=None))
     if other[0].stops and other[1] not in LOOKED_AT:
         return ruling
     step, chance = chain.after(0, None if doubt is None else doubt.probability)
@@ -142,7 +140,7 @@ def _guarantee(now: Situation, rule: str, action: UncertaintyAction) -> str | No
 
 
 def _ruling(now: Situation) -> _Ruling:
-    """The gravest of what the rules say; what stops a step says why, on which numbers.
+    """The gravest of what the rules say of a step, of an irreversible call by the least that is believed; and why.
 
     With a fitted detector or release rule they decide, and the tiers only say how loud the log is; without, the tiers.
     Beside them stand the rules for irreversible calls (no evidence, an alarm in this run, the worst so far) and the
@@ -150,8 +148,6 @@ def _ruling(now: Situation) -> _Ruling:
     human answered silences reversible steps, never an irreversible call.
     """
     profile, state = now.profile, now.state
-    if now.irreversible:
-        now = _least_believed(now)
     decision = _tier(now) if profile.detector is None and profile.release is None else _fitted(now)
     if now.irreversible:
         decision = _guarded(now, decision)
@@ -172,19 +168,20 @@ def _least_believed(now: Situation) -> Situation:
     """
     profile, state, turn = now.profile, now.state, now.turn
     least = now.confidence if turn.belief is None else min(now.confidence, turn.belief)
+    word_alone, unaided = now.word_alone, now.unaided
     if leaves_word_out(profile):
         alone = state.unaided
         beliefs = [least if turn.unaided is None else turn.unaided, least if alone is None else alone.cumulative]
-        now = replace(now, word_alone=turn.word_alone, unaided=min(beliefs) < least)
+        word_alone, unaided = turn.word_alone, min(beliefs) < least
         least = min(least, *beliefs)
         if alone is not None:
-            now = replace(now, state=replace(state, worst=least_of(state.worst, alone.worst)))
+            state = replace(state, worst=least_of(state.worst, alone.worst))
     level = now.level
     if least < now.confidence:
         level = level_of(profile.policy, least, state.has_reading)
-    if now.word_alone:  # what waits for other evidence is aborted by what is believed alone
+    if word_alone:  # what waits for other evidence is aborted by what is believed alone
         level = max(_MEDIUM, min(level, max(_HIGH, now.level, key=_severity), key=_severity), key=_severity)
-    return replace(now, level=level, confidence=least)
+    return replace(now, state=state, level=level, confidence=least, word_alone=word_alone, unaided=unaided)
 
 
 def leaves_word_out(profile: Profile) -> bool:
@@ -304,7 +301,8 @@ def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:
     level = policy.classify(case.cumulative)
     turn = replace(now.turn, p_success=now.turn.at_worst, belief=now.turn.belief_at_worst)
     state = replace(now.state, worst=case.worst, unaided=case.unaided, alarm=case.alarm, worst_case=None)
-    would = _ruling(replace(now, state=state, level=level, confidence=case.cumulative, turn=turn, doubt=None))
+    worst = replace(now, state=state, level=level, confidence=case.cumulative, turn=turn, doubt=None)
+    would = _ruling(_least_believed(worst))
     if not would[0].stops:
         return decision
     reason = f"irreversible call with a missing reading ({case.unread}); in the worst case: {would[2]}"
