@@ -43,7 +43,7 @@ with MissingDependencyError.unless("langchain", "langchain", "The middleware for
     from langgraph.types import Command
     from langsmith.utils import tracing_is_enabled
 
-from grampus_uq.integrations.langchain_asked import Asked, DescribedTools, asking
+from grampus_uq.integrations.langchain_asked import Asked, DescribedTools
 from grampus_uq.integrations.langchain_messages import (
     answer_of,
     answers_of,
@@ -127,14 +127,14 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     ) -> Any:
         """Call the model and judge its turn: no interrupt, so it runs once."""
         request, edits, decided = self._edited(request)
-        with asking() as asked:
+        with Asked() as asked:
             response = await handler(request)
         return await self._judged(request, response, asked, edits, decided)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """`awrap_model_call` for agents that run without awaiting."""
         request, edits, decided = self._edited(request)
-        with asking() as asked:
+        with Asked() as asked:
             response = handler(request)
         return run_blocking(lambda: self._judged(request, response, asked, edits, decided))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import marshal
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 from grampus_uq import MissingDependencyError
 from grampus_uq.wire import leading_system
@@ -21,18 +22,25 @@ with MissingDependencyError.unless("langchain-core", "langgraph", "Reading what 
 class Asked(BaseCallbackHandler):
     """The calls of chat models in a context; a model that is not called through LangChain leaves nothing here.
 
-    `around`: those of a guard around this one, which are its calls, too.
+    `with Asked() as asked:` notes those inside the block, and so does a guard around this one: they are its calls, too.
     """
 
     run_inline = True
     ignore_llm = ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
 
-    def __init__(self, around: Asked | None = None) -> None:
-        self._around = around
+    def __init__(self) -> None:
+        self._around = _ASKED.get()
         self._models = set[str]()
         self._prompts = set[str]()
         self._tools = set[str]()
         self._shapes = set[str]()
+
+    def __enter__(self) -> Self:
+        self._token = _ASKED.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _ASKED.reset(self._token)
 
     def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[Any]], **given: Any) -> None:
         """Note a call that begins."""
@@ -42,7 +50,7 @@ class Asked(BaseCallbackHandler):
         for prompt in messages:
             self._prompts.add(leading_system([*itertools.takewhile(lambda one: one.type == "system", prompt)]))
         asked = given.get("invocation_params") or {}
-        self._tools.update(map(_written, asked.get("tools") or ()))
+        self._tools.update(_all_written(asked.get("tools") or ()))
         if asked.get("response_format"):
             self._shapes.add(_json(asked["response_format"]))
 
@@ -53,7 +61,7 @@ class Asked(BaseCallbackHandler):
         """
         if not self._prompts:
             return {"offered": own}
-        offered = [*(own or ()), *map(json.loads, self._tools)]
+        offered = [*(own or ()), *map(_read, self._tools)]
         system = "\n\n".join(sorted(self._prompts))
         shape = sorted(self._shapes) or None
         return {"requested": ",".join(sorted(self._models)), "system": system, "offered": offered, "shape": shape}
@@ -63,19 +71,8 @@ _ASKED: ContextVar[Asked | None] = ContextVar("grampus_uq_langchain_asked", defa
 register_configure_hook(_ASKED, inheritable=False)
 
 
-@contextmanager
-def asking() -> Iterator[Asked]:
-    """Note the calls of chat models inside this block."""
-    asked = Asked(_ASKED.get())
-    token = _ASKED.set(asked)
-    try:
-        yield asked
-    finally:
-        _ASKED.reset(token)
-
-
 def asked_here() -> Asked:
-    """The calls that are noted in the current context; none outside of `asking`."""
+    """The calls that are noted in the current context; none outside of such a block."""
     return _ASKED.get() or Asked()
 
 
@@ -83,6 +80,23 @@ def described(tool: Any) -> dict[str, Any]:
     """A tool as a model is offered it, as JSON values; of one that cannot be read, what no other tool is."""
     values: dict[str, Any] = json.loads(_written(tool))
     return values
+
+
+def _all_written(tools: Iterable[Any]) -> Iterable[str]:
+    given = list(tools)
+    try:
+        return _known_written(marshal.dumps(given))
+    except ValueError:  # values of other types than JSON's own
+        return map(_written, given)
+
+
+@functools.lru_cache(maxsize=16)
+def _known_written(marshalled: bytes) -> tuple[str, ...]:
+    """The tools with these values: the same ones are sent turn after turn, and to convert them takes long."""
+    return tuple(map(_written, marshal.loads(marshalled)))  # noqa: S302 (of this process)
+
+
+_read = functools.lru_cache(maxsize=256)(json.loads)
 
 
 def _written(tool: Any) -> str:

@@ -12,7 +12,7 @@ from langgraph.graph import StateGraph
 from langgraph.types import Command
 
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.langchain_asked import asking
+from grampus_uq.integrations.langchain_asked import Asked
 from grampus_uq.integrations.langgraph_steps import Steps, awaiting, blocking
 from grampus_uq.integrations.langgraph_threads import KEY, before_node
 
@@ -40,7 +40,7 @@ class GuardedNode(RunnableLambda[Any, Any]):
     ) -> None:
         self.name = name
         self._work, self._inner, self._read = work, inner, read
-        self._asking = asking if fence is None else nullcontext
+        self._asking = Asked if fence is None else nullcontext
         self._fence = fence or (lambda state, config: nullcontext([]))
         self._look = look or (lambda state, config: None)
         self._begin = begin or (lambda state, config: None)

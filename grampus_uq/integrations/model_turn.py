@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +53,12 @@ def say_made_with(
     shape = [] if turn.shape is None else [{"answer": turn.shape}]
     session.made_with(
         model=model or turn.requested or turn.model,
-        prompt_hash=prompt or _hashed(prompt_hash, turn.system),
+        prompt_hash=prompt or _hashed(_known_prompt_hash, turn.system),
         tools_hash=tools or _hashed(tools_hash, None if turn.offered is None else [*turn.offered, *shape]),
     )
+
+
+_known_prompt_hash = functools.lru_cache(maxsize=16)(prompt_hash)
 
 
 def _hashed(digest: Callable[[Any], str], sent: Any) -> str | None:

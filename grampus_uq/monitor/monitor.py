@@ -243,23 +243,23 @@ class UncertaintyMonitor:
         wiring = self._wiring  # once: a reload in another thread swaps all of it
         scope = SessionScope.begun(wiring, given, snapshot, state.n_steps, advisory=bool(advisory))
         profile, status = scope.profile_in(wiring)
-        started = SessionStarted(
-            session_id=session_id,
-            agent_id=state.agent_id,
-            time_s=time.time(),
-            resumed=snapshot is not None and (model is not None or state.n_steps > 0),
-            profile_fingerprint=wiring.fingerprint,
-            advisory=profile.advisory,
-            release_probability=self.exploration.rate or None,
-            let_through=state.let_through,
-            metadata=metadata or {},
-            thresholds=profile.policy.thresholds,
-            irreversible_tools=tuple(profile.policy.irreversible_tool_names),
-            always_ask_tools=tuple(profile.policy.always_ask_tool_names),
-        )
-        opening = (
-            Opening(self._processing.emit, with_scope(started, scope.made_with, status)) if self.processors else None
-        )
+        opening = None
+        if self.processors:
+            started = SessionStarted(
+                session_id=session_id,
+                agent_id=state.agent_id,
+                time_s=time.time(),
+                resumed=snapshot is not None and (model is not None or state.n_steps > 0),
+                profile_fingerprint=wiring.fingerprint,
+                advisory=profile.advisory,
+                release_probability=self.exploration.rate or None,
+                let_through=state.let_through,
+                metadata=metadata or {},
+                thresholds=profile.policy.thresholds,
+                irreversible_tools=tuple(profile.policy.irreversible_tool_names),
+                always_ask_tools=tuple(profile.policy.always_ask_tool_names),
+            )
+            opening = Opening(self._processing.emit, with_scope(started, scope.made_with, status))
         session = Session(
             profile=profile,
             emit=opening,

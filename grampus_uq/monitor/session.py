@@ -170,6 +170,8 @@ class Session:
 
         What differs from an earlier answer of the run is unknown from then on, so a profile fitted for it acts no more.
         """
+        if (model, prompt_hash, tools_hash) == self._scope.made_with:  # as most answers of a run
+            return
         named, prompt, tools = (
             fact if fact is None else arguments.name(fact, name, "made_with", self._reject)
             for name, fact in (("model", model), ("prompt_hash", prompt_hash), ("tools_hash", tools_hash))

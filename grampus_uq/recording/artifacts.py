@@ -7,6 +7,7 @@ that is newer, broken, changed, or made for another model says so instead of wor
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import marshal
@@ -33,7 +34,6 @@ from pydantic import (
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.whole_file import whole_file
-from grampus_uq.records.latest import Latest
 from grampus_uq.records.strict_json import check_version, json_object, validated
 from grampus_uq.records.values import canonical_json, sha256_of
 from grampus_uq.stats.stored_values import FROZEN
@@ -246,17 +246,15 @@ def tools_hash(tools: Sequence[Mapping[str, Any]]) -> str:
     """
     given = [dict(tool) for tool in tools]
     try:
-        written = marshal.dumps(given)
+        return _known_hash(marshal.dumps(given))
     except ValueError:  # values of other types than JSON's own, or none that JSON has
         return _hash_of(given)
-    known = _HASHES.get(written)
-    if known is None:
-        known = _HASHES[written] = _hash_of(given)
-    return known
 
 
-_HASHES: Final[Latest[bytes, str]] = Latest(16)
-"""The hashes of the latest tools, by their values: to write these down exactly takes a tenth of the time."""
+@functools.lru_cache(maxsize=16)
+def _known_hash(marshalled: bytes) -> str:
+    """The hash of the tools with these values: to write them down exactly takes a tenth of the time."""
+    return _hash_of(marshal.loads(marshalled))  # noqa: S302 (of this process)
 
 
 def _hash_of(tools: Iterable[Mapping[str, Any]]) -> str:

@@ -492,3 +492,16 @@ def test_a_tools_description_depends_on_no_object_of_the_process() -> None:
     one, another = (ApplyPatchTool(editor=cast(Any, object())) for _ in range(2))
     assert tool_schema(one) == tool_schema(another)
     assert tool_schema(WebSearchTool()) != tool_schema(WebSearchTool(search_context_size="high"))
+
+
+def test_tools_that_changed_in_place_are_noted_as_they_were_at_each_call() -> None:
+    from grampus_uq.integrations.langchain_asked import Asked
+
+    sent: list[dict[str, Any]] = [{"type": "function", "function": {"name": "pay", "description": ""}}]
+    noted = []
+    for said in ("Pays.", "Refunds.", "Refunds.", "Pays."):
+        sent[0]["function"]["description"] = said
+        with Asked() as asked:
+            asked.on_chat_model_start({}, [[]], invocation_params={"tools": sent})
+        noted += [tool["function"]["description"] for tool in asked.facts(())["offered"]]
+    assert noted == ["Pays.", "Refunds.", "Refunds.", "Pays."]
