@@ -32,7 +32,7 @@ class Asked(BaseCallbackHandler):
         self._around = _ASKED.get()
         self._models = set[str]()
         self._prompts = set[str]()
-        self._tools = set[str]()
+        self._tools = dict[str, Any]()
         self._shapes = set[str]()
 
     def __enter__(self) -> Self:
@@ -50,7 +50,11 @@ class Asked(BaseCallbackHandler):
         for prompt in messages:
             self._prompts.add(leading_system([*itertools.takewhile(lambda one: one.type == "system", prompt)]))
         asked = given.get("invocation_params") or {}
-        self._tools.update(_all_written(asked.get("tools") or ()))
+        tools = list(asked.get("tools") or ())
+        try:
+            self._tools |= _known_by_text(marshal.dumps(tools))
+        except ValueError:  # values of other types than JSON's own
+            self._tools |= _by_text(tools)
         if asked.get("response_format"):
             self._shapes.add(_json(asked["response_format"]))
 
@@ -61,7 +65,7 @@ class Asked(BaseCallbackHandler):
         """
         if not self._prompts:
             return {"offered": own}
-        offered = [*(own or ()), *map(_read, self._tools)]
+        offered = [*(own or ()), *self._tools.values()]
         system = "\n\n".join(sorted(self._prompts))
         shape = sorted(self._shapes) or None
         return {"requested": ",".join(sorted(self._models)), "system": system, "offered": offered, "shape": shape}
@@ -82,21 +86,14 @@ def described(tool: Any) -> dict[str, Any]:
     return values
 
 
-def _all_written(tools: Iterable[Any]) -> Iterable[str]:
-    given = list(tools)
-    try:
-        return _known_written(marshal.dumps(given))
-    except ValueError:  # values of other types than JSON's own
-        return map(_written, given)
+def _by_text(tools: Iterable[Any]) -> dict[str, Any]:
+    return {(text := _written(tool)): json.loads(text) for tool in tools}
 
 
 @functools.lru_cache(maxsize=16)
-def _known_written(marshalled: bytes) -> tuple[str, ...]:
+def _known_by_text(marshalled: bytes) -> dict[str, Any]:
     """The tools with these values: the same ones are sent turn after turn, and to convert them takes long."""
-    return tuple(map(_written, marshal.loads(marshalled)))  # noqa: S302 (of this process)
-
-
-_read = functools.lru_cache(maxsize=256)(json.loads)
+    return _by_text(marshal.loads(marshalled))  # noqa: S302 (of this process)
 
 
 def _written(tool: Any) -> str:

@@ -49,10 +49,9 @@ class SessionScope:
     def take(self, now: MadeWith) -> bool:
         """Take what the next answer is made with; True where other facts are known after it than before."""
         before = self.made_with
-        if now != before or "" in now[1:]:  # most answers of a run are made with the same
-            said = FittedFor.shared([now]).made_with
-            self.mixed |= before not in (None, said)
-            self.made_with = said if before is None else FittedFor.shared([before, said]).made_with
+        said = FittedFor.shared([now]).made_with
+        self.mixed |= before not in (None, said)
+        self.made_with = said if before is None else FittedFor.shared([before, said]).made_with
         return self.made_with != before
 
 
