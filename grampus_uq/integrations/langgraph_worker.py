@@ -34,13 +34,15 @@ class ThreadRunner(HostedRunner):
         """Run a thread until it ends or waits; raises SessionError for one that is alive."""
         return await self.begin(thread_id, lambda: _run(self._app, self.agent_id, given, thread_id))
 
-    async def describe(self, state: AgentState) -> None:
-        """The end of the thread's transcript, and the belief of its own session."""
-        values = (await self._app.aget_state(_config(state.session_id))).values
+    async def describe(self, state: AgentState) -> list[tuple[list[ApprovalRequest], list[str]]]:
+        """The end of the thread's transcript, and the belief of its own session; why decisions were refused."""
+        snapshot = await self._app.aget_state(_config(state.session_id))
+        values, asked = snapshot.values, asking(snapshot)
         said, carried = values.get("messages"), values.get(KEY)
         state.messages = list(read_messages(said).messages) if isinstance(said, list) else []
         own = {request.session_id for request in state.review} == {state.session_id}
         state.belief = carried["belief"]["session"] if own and carried else None
+        return [(asked[one.id], one.value.get("refused") or []) for one in snapshot.interrupts if one.id in asked]
 
 
 class _Threads:

@@ -16,12 +16,13 @@ from grampus_uq.errors import SessionError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.cards import end_of
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, decision_digest
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.session_lease import Leases, SessionLease
 from grampus_uq.runtime.stopping import StoppedError
 from grampus_uq.runtime.store import SessionStore
 
+Told = tuple[Sequence[ApprovalRequest], Sequence[str]]
 _MARK = "engine_mark"
 _held: ContextVar[SessionLease | None] = ContextVar("grampus_held", default=None)
 
@@ -82,8 +83,20 @@ class HostedRunner:
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         return await self._run(await self._leases.take(state, version), partial(self._go_on, state))
 
-    async def describe(self, state: AgentState) -> None:
-        """Give the state of a run that waits what a card shows beside its requests: `messages`, and the `belief`."""
+    async def describe(self, state: AgentState) -> Sequence[Told]:
+        """Give the state of a run that waits what a card shows beside its requests: `messages`, and the `belief`.
+
+        Returns the requests that were asked together, with why decisions on them were refused.
+        """
+        return []
+
+    async def _note_refused(self, lease: SessionLease, requests: Sequence[ApprovalRequest], why: Sequence[str]) -> None:
+        """Note what was refused for lists and cards, unless some decisions hold: then it is not known which."""
+        arrived = await self.ledger.decisions([request.id for request in requests])
+        given = [decision for request in requests for decision, _ in arrived[request.id]]
+        for one, reason in zip(given, why, strict=True) if len(given) == len(why) else ():
+            which = {"request": one.request_id, "of": one.principal, "decision": decision_digest(one)}
+            await lease.note("decision_refused", {**which, "why": reason})
 
     async def _go_on(self, state: AgentState) -> None:
         session_id = state.session_id
@@ -105,7 +118,8 @@ class HostedRunner:
             asked = await self.host.pending(state.session_id)
             state.review = list(asked or ())
             if asked:
-                await self.describe(state)
+                for requests, why in await self.describe(state):
+                    await self._note_refused(lease, requests, why)
                 state.messages = list(end_of(state.messages))
             waits = AgentStatus.WAITING_FOR_HUMAN if asked else AgentStatus.IDLE
             state.status = AgentStatus.COMPLETED if asked is None else waits

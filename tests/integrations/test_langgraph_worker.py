@@ -17,7 +17,15 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from grampus_uq import AgentStatus, ToolEffects, UncertaintyMonitor, open_store
+from grampus_uq import (
+    AgentStatus,
+    ApprovalPolicy,
+    Ed25519Signer,
+    PublicKeys,
+    ToolEffects,
+    UncertaintyMonitor,
+    open_store,
+)
 from grampus_uq.errors import SessionConflictError, SessionError
 from grampus_uq.integrations.langgraph import uncertainty_guard
 from grampus_uq.integrations.langgraph_worker import ThreadRunner
@@ -25,6 +33,7 @@ from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import oldest_pending
 from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stored_decisions import open_request
 from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_jobs import DEAD
 
@@ -44,6 +53,7 @@ class Bank:
     def __init__(self, folder: Path) -> None:
         self.folder, self.paid, self.dies = folder, list[str](), False
         self.release, self.name, self.says = "", "payer", "I pay."
+        self.approvals = ApprovalPolicy()
         self.inside = False
         """The graph is a sub-graph with a state of its own."""
 
@@ -79,9 +89,8 @@ class Bank:
         builder = StateGraph(MessagesState)
         builder.add_node("agent", agent)
         builder.add_edge(START, "agent")
-        guard = uncertainty_guard(
-            UncertaintyMonitor(), effects=ToolEffects({"pay": "irreversible"}), agent_id=self.name
-        )
+        effects = ToolEffects({"pay": "irreversible"})
+        guard = uncertainty_guard(UncertaintyMonitor(), effects=effects, agent_id=self.name, approvals=self.approvals)
         guard.attach(builder, after="agent", tools=[{"required": pay_in, "optional": pay_too}.get(self.release, pay)])
         if self.inside:
             within, builder = builder.compile(), StateGraph(MessagesState)
@@ -158,6 +167,27 @@ async def test_a_card_shows_what_was_said_in_the_thread_and_what_was_read_of_its
     assert [(message.role, message.content) for message in shown.messages] == said
     read = ({}, None) if inside else ({"verbalized": 0.7}, (0.8, 0.6, 0.4))
     assert (shown.readings, shown.thresholds, shown.unread) == (*read, None)
+
+
+async def test_a_decision_that_the_guard_refuses_is_shown_as_refused_and_hides_no_valid_one(
+    bank: Bank, store: SessionStore
+) -> None:
+    """An approver without a key in the guard's file was "decided, unchecked" for ever."""
+    ann, ledger = Ed25519Signer.generate(), Ledger(store)
+    bank.approvals = ApprovalPolicy(signer=PublicKeys({"ann": ann.public_key}))
+    async with bank.runner(store) as one:
+        await one.invoke(GIVEN, "t")
+        (asked,) = (await ledger.pending())[0].requests
+        decision = asked.decide("approve", principal="ann")
+        await ledger.decide(decision)
+        assert await one.resume("payer", "t") == "waiting_for_human"
+        found = await open_request(ledger, asked.id)
+        assert [(who, "sign" in why) for who, why in found.refused] == [("ann", True)]
+        assert found.standing == ()
+        await ledger.decide(ann.sign(decision))
+        assert (await open_request(ledger, asked.id)).standing == (ann.sign(decision),)
+        assert await one.resume("payer", "t") == "completed"
+    assert bank.paid == ["bob"]
 
 
 async def test_a_guard_without_a_name_has_that_of_its_runner(bank: Bank, store: SessionStore) -> None:
