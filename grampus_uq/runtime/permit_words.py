@@ -97,7 +97,7 @@ def permit_facts(standing: Standing) -> dict[str, str]:
         "answers": answers,
         "missing": missing,
         "cleared": f"{state.released} calls{anew}, unasked",
-        "open": f"{_in_steps(waiting)} answers; {_in_steps(len(state.open))} calls are not counted yet",
+        "open": f"{_in_steps(waiting)} answers, {_in_steps(len(state.open))} uncounted calls (steps of 64 hide drills)",
         "corrected": f"{state.corrected} answers turned wrong after they were counted",
     }
 

@@ -15,7 +15,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.fit_calibration import FittedSuccess, apply_exactly, apply_fusion, fit_fusion, fit_success
 from grampus_uq.learn.profiles.labelled import DERIVED, LabelledRuns
 from grampus_uq.learn.profiles.profile_parts import Part
-from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.records.vocabulary import UncertaintySource, quantity
 from grampus_uq.stats.arrays import BoolArray, FloatArray, finite
 from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.stats.ranking import auroc
@@ -175,7 +175,7 @@ def fit_p_success(
         found.score is not None and found.base_score is not None and found.score <= found.base_score
     )
     asked = int((learn & runs.has_call).sum())
-    why = f"On {len(names)} streams of {int(learn.sum())} runs"
+    why = f"On {quantity(len(names), 'stream')} of {int(learn.sum())} runs"
     why += f", {asked} of them at the turn that proposes an irreversible call" if asked else ""
     why += ", and it says no more than the success rate does." if useless else "."
     if _lowering(runs, names):
