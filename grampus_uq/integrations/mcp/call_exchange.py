@@ -40,7 +40,7 @@ from grampus_uq.integrations.mcp.json_rpc import (
     without_state,
     written,
 )
-from grampus_uq.integrations.mcp.request_state import RequestState, RequestStateError, RequestStates, StateBinding
+from grampus_uq.integrations.mcp.request_state import RequestState, RequestStateError, RequestStates
 from grampus_uq.integrations.mcp.shown_names import without_prefix
 from grampus_uq.records.values import ToolCall
 
@@ -154,7 +154,8 @@ class CallExchange:
         call = ToolCall(id=f"call_{uuid.uuid4().hex}", name=name, arguments=arguments)
         if own is not message:
             await self.calls.open()
-            told = self._states.read(stated, self._binding(call), now_s=self.calls.ledger.now_s())
+            terms = self.calls.session.current().terms()
+            told = self._states.read(stated, terms, call.digest(), now_s=self.calls.ledger.now_s())
             round_ = told.round + 1
         try:
             return await self._awaited(message, own, call, cancelled, told=told, round_=round_, until=until)
@@ -212,23 +213,14 @@ class CallExchange:
             self._say(f"the store cannot be reached: {error}")
             raise RefusedError(_UNSEEN) from error
 
-    def _binding(self, call: ToolCall) -> StateBinding:
-        names = self.calls.session.names
-        return StateBinding(
-            agent_id=names.agent_id,
-            session_id=names.session_id,
-            call_digest=call.digest(),
-            rules=self.calls.session.current().terms().rules,
-        )
-
     def _pending(self, message: Message, call: ToolCall, wait: Wait, round_: int) -> Mapping[str, Any]:
         """Return the answer to a client whose call is still pending."""
         modern = is_modern(message.params)
         if wait.request is None:
             return text_result(_RUNNING, is_error=True, modern=modern)
         if modern and round_ < _MOST_ROUNDS:
-            now_s = self.calls.ledger.now_s()
-            state = self._states.issue(self._binding(call), wait.request.id, now_s=now_s, round=round_)
+            terms, now_s = self.calls.session.current().terms(), self.calls.ledger.now_s()
+            state = self._states.issue(terms, call.digest(), wait.request.id, now_s=now_s, round=round_)
             asked: dict[str, Any] = {"resultType": "input_required", "requestState": state}
             if self.elicitation is not None and self._shows_form(message, wait.request, round_):
                 params = {"mode": "form", **self.elicitation.form(wait.request)}

@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
+from grampus_uq.gate.call import Terms
 from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.records.values import canonical_json
 
@@ -33,16 +34,6 @@ class RequestStateError(ApprovalError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateBinding:
-    """Scope of a state: one call of one session under one set of rules (`ToolCall.digest`, `Terms.rules`)."""
-
-    agent_id: str
-    session_id: str
-    call_digest: str
-    rules: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestState:
     """Content of an authentic state: the request, and how often the client was told of it before (from 0)."""
 
@@ -54,7 +45,8 @@ class RequestState:
 class RequestStates:
     """Issues and reads states under one key, each good for `lifetime_s` seconds by the clock that the caller uses.
 
-    Proxies that share sessions share the key; without it, the store finds the request by the call.
+    Each is bound to one call, by its digest, of one session under one set of rules: its `terms`. Proxies that share
+    sessions share the key; without it, the store finds the request by the call.
     """
 
     def __init__(self, seal: Seal, *, lifetime_s: float = 3_600.0) -> None:
@@ -63,17 +55,17 @@ class RequestStates:
         self._seal = seal
         self._lifetime_s = lifetime_s
 
-    def issue(self, binding: StateBinding, request_id: str, *, now_s: float, round: int = 0) -> str:  # noqa: A002 (the protocol's word)
+    def issue(self, terms: Terms, digest: str, request_id: str, *, now_s: float, round: int = 0) -> str:  # noqa: A002 (the protocol's word)
         """A state for a request on the bound call. Raises ConfigurationError for an odd request id or round."""
         if not _REQUEST.fullmatch(request_id):
             raise ConfigurationError.of("request_id", "RequestStates.issue", "1 to 64 of 0-9 and a-z", request_id)
         if not 0 <= round < 1_000_000:
             raise ConfigurationError.of("round", "RequestStates.issue", "from 0 to 999999", round)
         head = f"g1.{request_id}.{round}.{math.ceil((now_s + self._lifetime_s) * 1_000)}"
-        return f"{head}.{self._seal.mac(_place(binding), _bound(binding, head))}"
+        return f"{head}.{self._seal.mac(_place(terms), _bound(terms, digest, head))}"
 
-    def read(self, text: object, binding: StateBinding, *, now_s: float) -> RequestState:
-        """The content of a state, if it was issued under this key for exactly this binding and has not expired.
+    def read(self, text: object, terms: Terms, digest: str, *, now_s: float) -> RequestState:
+        """The content of a state, if it was issued under this key for exactly this call and has not expired.
 
         The text is a stranger's: it is bounded before it is read, parsed in linear time, and compared in constant time.
         Nothing in it is looked at before its MAC holds. Raises RequestStateError.
@@ -84,7 +76,7 @@ class RequestStates:
         if found is None:
             raise RequestStateError("malformed")
         head, _, mac = text.rpartition(".")
-        if not self._seal.holds(_place(binding), _bound(binding, head), mac):
+        if not self._seal.holds(_place(terms), _bound(terms, digest, head), mac):
             raise RequestStateError("forged, altered, or of another key, session, call or policy")
         expires_s = int(found[4]) / 1_000
         if not now_s < expires_s:
@@ -92,10 +84,10 @@ class RequestStates:
         return RequestState(request_id=found[2], round=int(found[3]), expires_s=expires_s)
 
 
-def _place(binding: StateBinding) -> str:
+def _place(terms: Terms) -> str:
     """Apart from every place of a session's state, which has one slash."""
-    return f"mcp/requestState/{session_place(binding.agent_id, binding.session_id)}"
+    return f"mcp/requestState/{session_place(terms.agent_id, terms.session_id)}"
 
 
-def _bound(binding: StateBinding, head: str) -> str:
-    return canonical_json([head, binding.call_digest, binding.rules])
+def _bound(terms: Terms, digest: str, head: str) -> str:
+    return canonical_json([head, digest, terms.rules])
