@@ -19,7 +19,7 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.seal import Seal
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
-from grampus_uq.integrations.mcp.connection_session import SessionNames
+from grampus_uq.integrations.mcp.connection_session import ConnectionSession, SessionNames
 from grampus_uq.integrations.mcp.guard import Guard
 from grampus_uq.integrations.mcp.guarded_calls import GuardedCalls
 from grampus_uq.integrations.mcp.listed_tools import ListedTools
@@ -156,8 +156,8 @@ class ProxiedAgent:
             starts=self._setup.starts(),
         )
         names = SessionNames(agent_id=AGENT, session_id=session, resumes=True)
-        calls = GuardedCalls(names, monitor=monitor, ledger=ledger, gate=gate, tools=tools, say=print, lease_s=0.5)
-        exchange = CallExchange(calls, RequestStates(Seal(b"k" * 32)), print, hold_s=HOLD_S)
+        served = ConnectionSession(names, monitor=monitor, ledger=ledger, gate=gate, say=print, lease_s=0.5)
+        exchange = CallExchange(GuardedCalls(served, tools), RequestStates(Seal(b"k" * 32)), print, hold_s=HOLD_S)
 
         async def to_server(line: bytes) -> None:
             if "id" in (message := json.loads(line)):

@@ -24,7 +24,7 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.starts import Starts
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
-from grampus_uq.integrations.mcp.connection_session import SessionNames
+from grampus_uq.integrations.mcp.connection_session import ConnectionSession, SessionNames
 from grampus_uq.integrations.mcp.elicitation import Elicitation, Mode
 from grampus_uq.integrations.mcp.guard import Guard
 from grampus_uq.integrations.mcp.guarded_calls import GuardedCalls
@@ -83,7 +83,7 @@ class Bench:
             clock=self.ledger.now_s,
             starts=starts,
         )
-        self.calls = GuardedCalls(
+        session = ConnectionSession(
             SessionNames(agent_id="mcp", session_id="s", resumes=True),
             monitor=UncertaintyMonitor(
                 policy=UncertaintyPolicy(enable_p_true=False, irreversible_tool_names=["pay"], **(policy or {})),
@@ -93,9 +93,9 @@ class Bench:
             ),
             ledger=self.ledger,
             gate=gate,
-            tools=tools,
             say=self.said.append,
         )
+        self.calls = GuardedCalls(session, tools)
 
         async def to_client(line: bytes) -> None:
             self.to_client.append(line)

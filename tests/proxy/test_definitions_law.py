@@ -135,7 +135,7 @@ class Restarted:
 
     def __init__(self, parts: ProxyParts, name: str = "s") -> None:
         self.calls = parts.exchange(name, resumes=True, server="x").calls
-        self.ledger = self.calls.session._ledger
+        self.ledger = self.calls.ledger
 
     def lists(self, description: str) -> None:
         self.calls.take_list({"tools": [{"name": "pay", "description": description}]})

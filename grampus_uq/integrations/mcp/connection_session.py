@@ -65,12 +65,12 @@ class ConnectionSession:
         ledger: Ledger,
         gate: Gate,
         say: Callable[[str], None],
-        watch: CalibrationWatch | None,
-        lease_s: float,
+        watch: CalibrationWatch | None = None,
+        lease_s: float = 10.0,
     ) -> None:
         self.names = names
         self.refusal: str | None = None
-        self._monitor, self._ledger, self._gate, self._say = monitor, ledger, gate, say
+        self.monitor, self.ledger, self.gate, self.say = monitor, ledger, gate, say
         self._leases = Leases(ledger, lease_s)
         self._endings = Endings(gate.effects, watch)
         self._opened = anyio.Event()
@@ -86,13 +86,13 @@ class ConnectionSession:
             raise RefusedError(self.refusal)
         if self._turn is None:
             lease = await self._leased()
-            lease.session = self._monitor.session(
+            lease.session = self.monitor.session(
                 lease.state.session_id, self.names.agent_id, snapshot=lease.state.belief
             )
             turn = Turn(
                 lease,
-                ledger=self._ledger,
-                gate=self._gate,
+                ledger=self.ledger,
+                gate=self.gate,
                 declared=lambda name: None,  # annotations are in the gate's effects, which tell whom to trust
                 execute=_nothing_runs_here,
                 delegates={},
@@ -119,7 +119,7 @@ class ConnectionSession:
             try:
                 return await self._take(session_id)
             except SessionConflictError:
-                loaded = await self._ledger.load(self.names.agent_id, session_id)
+                loaded = await self.ledger.load(self.names.agent_id, session_id)
                 if loaded is not None and loaded[0].leased_for_s():
                     saves.add((loaded[0].worker, loaded[0].saves))
                     await anyio.sleep(min(loaded[0].leased_for_s(), _POLL_S))
@@ -127,13 +127,13 @@ class ConnectionSession:
             with contextlib.suppress(SessionConflictError):
                 return await self._take(session_id, dead=saves.pop())
         other = f"{session_id}-{uuid.uuid4().hex[:8]}"
-        self._say(f"session {session_id} is served by another process: this one is {other}, and ends with it")
+        self.say(f"session {session_id} is served by another process: this one is {other}, and ends with it")
         self.names = SessionNames(agent_id=self.names.agent_id, session_id=other, resumes=False)
         return await self._take(other)
 
     async def _take(self, session_id: str, dead: tuple[str | None, int] | None = None) -> SessionLease:
         agent_id = self.names.agent_id
-        loaded = await self._ledger.load(agent_id, session_id)
+        loaded = await self.ledger.load(agent_id, session_id)
         if loaded is None:
             state, version = AgentState(agent_id=agent_id, session_id=session_id), 0
         elif loaded[0].status in ENDED:
@@ -155,11 +155,11 @@ class ConnectionSession:
                 if anyio.current_time() < self._confirmed + _GOOD_S:
                     return
                 key = session_key(lease.state.agent_id, lease.state.session_id)
-                found = await self._ledger.store.get("session", key)
+                found = await self.ledger.store.get("session", key)
         if scope.cancelled_caught:
             raise StoreError("The store does not answer.")
         own = found is not None and found.version == lease.version
-        if found is None or not (own or self._ledger.head(found)[0].worker == lease.state.worker):
+        if found is None or not (own or self.ledger.head(found)[0].worker == lease.state.worker):
             raise RefusedError(_LOST)
         self._confirmed = anyio.current_time()
 
@@ -205,7 +205,7 @@ class ConnectionSession:
 
     def _refuse(self, why: str) -> None:
         self.refusal = why
-        self._say(why)
+        self.say(why)
         self.wake()
 
     def wake(self) -> None:

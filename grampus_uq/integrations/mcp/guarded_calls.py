@@ -9,7 +9,7 @@ handed over is handed over. After that the same call is a new one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -19,23 +19,20 @@ import anyio
 
 from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked, asked_again
-from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.integrations.mcp.call_notes import CallNotes, likeness, noted
 from grampus_uq.integrations.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
-from grampus_uq.integrations.mcp.connection_session import ConnectionSession, RefusedError, SessionNames
+from grampus_uq.integrations.mcp.connection_session import ConnectionSession, RefusedError
 from grampus_uq.integrations.mcp.hand_overs import DeliveredResults
 from grampus_uq.integrations.mcp.listed_tools import ListedTools
 from grampus_uq.integrations.mcp.pins import Pin
 from grampus_uq.integrations.mcp.tool_pins import UNLISTED, ToolPins, changed
-from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.concurrent_tasks import run_with_watch
-from grampus_uq.runtime.guarantee_watch import CalibrationWatch
-from grampus_uq.runtime.ledger import Ledger, Note
+from grampus_uq.runtime.ledger import Note
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.turn import Turn
 
@@ -58,25 +55,10 @@ class GuardedCalls:
     A call's writes are awaited without the session's lock: a store that hangs delays only calls that need it.
     """
 
-    def __init__(
-        self,
-        names: SessionNames,
-        *,
-        monitor: UncertaintyMonitor,
-        ledger: Ledger,
-        gate: Gate,
-        tools: ListedTools,
-        say: Callable[[str], None],
-        watch: CalibrationWatch | None = None,
-        lease_s: float = 10.0,
-        only_listed: bool = False,
-    ) -> None:
-        self.session = ConnectionSession(
-            names, monitor=monitor, ledger=ledger, gate=gate, say=say, watch=watch, lease_s=lease_s
-        )
-        self.gate = gate
-        self._monitor, self.ledger, self.tools, self._say = monitor, ledger, tools, say
-        self._pins, self._only_listed = ToolPins(ledger.store, names.agent_id), only_listed
+    def __init__(self, session: ConnectionSession, tools: ListedTools, *, only_listed: bool = False) -> None:
+        self.session, self.tools, self._only_listed = session, tools, only_listed
+        self.gate, self.ledger = session.gate, session.ledger
+        self._pins = ToolPins(self.ledger.store, session.names.agent_id)
         self._seen, self._watched = dict[str, int](), dict[str, ApprovalRequest]()  # by the id of a request
         self._storing: set[str] = set()
         self._delivered, self._unsaved = DeliveredResults(), anyio.Event()
@@ -121,7 +103,7 @@ class GuardedCalls:
             self._open[call.id] = opened = OpenCall(id=call.id, shown=self.tools.shown(call.name))
             doubt = await self._doubt(call, opened.shown) if self._acts else None
             self._note_call(call)
-            if self._monitor.plan.brings_model:
+            if self.session.monitor.plan.brings_model:
                 await self._read(turn, call, request)
             if await turn.judge(doubt) is UncertaintyAction.ABORT:
                 await self.session.abort(_ABORTED)
@@ -150,7 +132,7 @@ class GuardedCalls:
 
     def _repeats(self, call: ToolCall) -> bool:
         """Return True for an irreversible call if an equal one was, or may have been, sent, or a human rejected it."""
-        if self.gate.effect(call, None, self._monitor.profile.policy) is not Effect.IRREVERSIBLE:
+        if self.gate.effect(call, None, self.session.monitor.profile.policy) is not Effect.IRREVERSIBLE:
             return False
         same = likeness(call)
         self._notes.renew_rejection(same)
@@ -167,7 +149,7 @@ class GuardedCalls:
 
     @property
     def _acts(self) -> bool:
-        return not self._monitor.profile.advisory
+        return not self.session.monitor.profile.advisory
 
     def _same(self, call: ToolCall) -> CallRecord | None:
         """The open record of the same call: one that waits, that a human decided on, or whose client gave it up."""
@@ -495,7 +477,7 @@ class GuardedCalls:
                     self._seen = counts
                     self.session.wake()
             except StoreError as error:
-                self._say(f"decisions cannot be looked for: {error}")
+                self.session.say(f"decisions cannot be looked for: {error}")
                 await anyio.sleep(10 * _POLL_S)
 
 

@@ -11,7 +11,7 @@ import anyio.to_thread
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
-from grampus_uq.integrations.mcp.connection_session import SessionNames
+from grampus_uq.integrations.mcp.connection_session import ConnectionSession, SessionNames
 from grampus_uq.integrations.mcp.elicitation import Elicitation
 from grampus_uq.integrations.mcp.guarded_calls import GuardedCalls
 from grampus_uq.integrations.mcp.listed_tools import ListedTools
@@ -63,17 +63,15 @@ class ProxyParts:
             starts=None if self._starts is None else StoredStarts(self._starts),
         )
         agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
-        names = SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes)
-        calls = GuardedCalls(
-            names,
+        session = ConnectionSession(
+            SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes),
             monitor=self._monitor,
             ledger=ledger,
             gate=gate,
-            tools=tools,
             say=self._say,
             watch=self._watch,
-            only_listed=bool(server),  # over HTTP a session outlives what is remembered of it
         )
+        calls = GuardedCalls(session, tools, only_listed=bool(server))  # HTTP: it outlives what is remembered of it
         mode = settings.approvals.elicitation
         elicitation = None if mode is None else Elicitation(ledger, mode)
         spans = None
