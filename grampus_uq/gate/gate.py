@@ -37,12 +37,14 @@ from grampus_uq.gate.call import (
     doubt_of,
     may_be_granted,
     of_the_tool,
+    review,
     settled,
 )
 from grampus_uq.gate.clearance import HARMLESS, Precondition, check_clearance, refusal_of
 from grampus_uq.gate.delegations import Stands
 from grampus_uq.gate.effects import ToolEffects
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Arrived, rules_digest
+from grampus_uq.gate.recovery import recovered, restored
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, rules_digest
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.gate.starts import CallStarts, Starts, by_itself, let_by, permitted
 from grampus_uq.monitor.session import Session
@@ -183,6 +185,29 @@ class Gate:
         """True if carried state is believed: its seal is valid, or decisions are not signed here at all."""
         return holds or self.approvals.signer is None
 
+    # -- asking, by this host's rules and clock -------------------------------------------------------------------
+
+    def asked(self, record: CallRecord, terms: Terms, doubt: Doubt) -> CallRecord:
+        """Make a call wait under a new request (`call.asked`)."""
+        return asked(record, terms, self.approvals, doubt, self._clock())
+
+    def asked_again(self, record: CallRecord, terms: Terms, reason: str | None = None) -> CallRecord:
+        """Replace a request that can no longer be answered (`call.asked_again`)."""
+        return asked_again(record, terms, self.approvals, self._clock(), reason)
+
+    def review(self, terms: Terms, doubt: Doubt, step_id: str) -> ApprovalRequest:
+        """A request on the run itself: its answer waits."""
+        return review(terms, self.approvals, doubt, step_id, self._clock())
+
+    def restored(self, record: CallRecord, terms: Terms, *, believed: bool, delegates: bool = False) -> CallRecord:
+        """A stored record as it counts here (`recovery.restored`)."""
+        now_s = self._clock()
+        return restored(record, terms, self.approvals, now_s, believed=believed, delegates=delegates)
+
+    def recovered(self, record: CallRecord, terms: Terms, effect: Effect) -> CallRecord:
+        """A call that a dead process left started (`recovery.recovered`)."""
+        return recovered(record, terms, self.approvals, effect, self._clock())
+
     # -- judging --------------------------------------------------------------------------------------------------
 
     async def judge(
@@ -239,7 +264,7 @@ class Gate:
         if why is None:
             by = "unmonitored" if session is None else "monitor"
             return cleared(record, by, effect=effect), UncertaintyAction.PROCEED
-        record = asked(record.change(effect=effect), terms, self.approvals, why, self._clock())
+        record = self.asked(record.change(effect=effect), terms, why)
         in_force: tuple[InForce, ...] | None = None
         tool_alone = may_be_granted(record, terms)
         if tool_alone:
@@ -342,7 +367,7 @@ class Gate:
         if not record.waiting or request is None:
             return record, [(decision, "this call has no pending request") for decision, _ in arrived]
         if not bound(request, record, terms):
-            again = asked_again(record, terms, self.approvals, self._clock(), "it was asked under other rules")
+            again = self.asked_again(record, terms, "it was asked under other rules")
             return again, [(decision, "the request was made under other rules") for decision, _ in arrived]
         deciding, refused = self.approvals.holding(request, arrived, self.problem)
         return (decided(record, deciding) if deciding else record), refused
@@ -420,8 +445,8 @@ class Gate:
         """Ask again about a cleared call that must not run after all; its decisions lapse."""
         if permitted(record):
             doubt = Doubt(level=UncertaintyLevel.MEDIUM, rule="permit", reason=f"a permit let it through, but {why}")
-            return asked(record, terms, self.approvals, doubt, self._clock())
-        return asked_again(record, terms, self.approvals, self._clock(), f"the approval is void: {why}")
+            return self.asked(record, terms, doubt)
+        return self.asked_again(record, terms, f"the approval is void: {why}")
 
     async def start(
         self,
@@ -447,7 +472,7 @@ class Gate:
             return record
         by = let_by(record, terms.run_id) if record.decisions or not any_effect else None
         if by is not None and not self.starts.spend(by):
-            keep(record := asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock()))
+            keep(record := self.asked(record, terms, UNKNOWN_OUTCOME))
             return record
         kept = record
         keep(record := record.change(phase=CallPhase.STARTED))  # before anything is awaited
@@ -480,7 +505,7 @@ class Gate:
             first = await (self.starts.take if starts else self.starts.free)(record, terms)
         except StoreError as error:
             return self.not_begun(record, terms, f"it could not be stored that the call starts: {error}"[:300])
-        return None if first else asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
+        return None if first else self.asked(record, terms, UNKNOWN_OUTCOME)
 
     async def held_before(self, record: CallRecord, terms: Terms, *, starts: bool) -> CallRecord | None:
         """`held_again` for a host that starts the call later, if it may run: not where it started here before.
@@ -490,7 +515,7 @@ class Gate:
         """
         by = let_by(record, terms.run_id)
         if by is not None and not self.starts.spend(by):
-            return asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock())
+            return self.asked(record, terms, UNKNOWN_OUTCOME)
         try:
             held = None if starts else await self.held_again(record, terms, shared=False)
             return held or await self._held_elsewhere(record, terms, starts=starts)

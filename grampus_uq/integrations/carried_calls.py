@@ -16,7 +16,6 @@ from grampus_uq import ApprovalDecision, ConfigurationError, DataError
 from grampus_uq.gate.call import MAX_REJECTED, bound
 from grampus_uq.gate.carried import write_record
 from grampus_uq.gate.gate import Gate
-from grampus_uq.gate.recovery import restored
 from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.call_records import VERSION, calls_in, check_version
 from grampus_uq.integrations.held_calls import HeldCalls
@@ -103,7 +102,7 @@ def _restore(held: HeldCalls, snapshot: Mapping[str, Any], *, believed: bool) ->
     for call_id, digest, step_id in unseen if believed else ():
         held.unseen.setdefault((call_id, digest), []).append(step_id)
     for record in records:
-        new = restored(record, held.terms, held.gate.approvals, now_s, believed=believed)
+        new = held.gate.restored(record, held.terms, believed=believed)
         slot = held.records.add(new)
         held.from_outside.add(slot)
         if new.waiting and not all(bound(request, new, held.terms) for request in new.requests):

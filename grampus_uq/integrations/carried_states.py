@@ -21,10 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grampus_uq import ApprovalDecision, ApprovalRequest, ConfigurationError, DataError, Session, ToolCall
-from grampus_uq.gate.call import UNVOUCHED, CallRecord, Terms, asked, cleared
+from grampus_uq.gate.call import UNVOUCHED, CallRecord, Terms, cleared
 from grampus_uq.gate.carried import read_decided, read_record, write_record
 from grampus_uq.gate.gate import Gate
-from grampus_uq.gate.recovery import restored
 from grampus_uq.gate.seal import SEAL
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.records.events import ALARMED, BRANCH
@@ -171,15 +170,14 @@ class CarriedStates:
 
     def _records(self, carried: Carried, entries: Iterable[Any], *, believed: bool) -> tuple[CallRecord, ...]:
         """Records out of JSON values, each worth what the seal, or its own decisions, make it worth."""
-        now_s, step_id, policy = time.time(), step_id_of(carried), self._gate.approvals
-        found = []
+        step_id, found = step_id_of(carried), []
         for record in [read_record(entry, step_id) for entry in entries]:
             if not self._settings.acts:  # nothing waits, and nothing is answered for
                 found.append(cleared(record.change(text=None, is_error=False)))
             elif believed or record.step_id == step_id:
-                found.append(restored(record, carried.terms, policy, now_s, believed=believed))
+                found.append(self._gate.restored(record, carried.terms, believed=believed))
             else:  # a decision on another step decides nothing on this one
-                found.append(asked(record.change(step_id=step_id), carried.terms, policy, UNVOUCHED, now_s))
+                found.append(self._gate.asked(record.change(step_id=step_id), carried.terms, UNVOUCHED))
         return tuple(found)
 
     def write(self, carried: Carried) -> dict[str, Any]:

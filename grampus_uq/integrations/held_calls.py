@@ -42,14 +42,11 @@ from grampus_uq.gate.call import (
     UNREAD,
     CallPhase,
     CallRecord,
-    asked,
-    asked_again,
     bound,
     settled,
 )
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate, record_answer
-from grampus_uq.gate.recovery import recovered
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.call_records import OVER, CallRecords, Key
@@ -207,10 +204,10 @@ class HeldCalls:
     # -- deciding -------------------------------------------------------------------------------------------------
 
     def ask_again(self, slot: int, why: str | None = None, *, framework: bool = False) -> CallRecord:
-        record, now_s = self.records[slot], time.time()
+        record = self.records[slot]
         if framework:
-            return self.records.keep(slot, asked(record, self.terms, self.gate.approvals, FRAMEWORK_ASKS, now_s))
-        return self.records.keep(slot, asked_again(record, self.terms, self.gate.approvals, now_s, why))
+            return self.records.keep(slot, self.gate.asked(record, self.terms, FRAMEWORK_ASKS))
+        return self.records.keep(slot, self.gate.asked_again(record, self.terms, why))
 
     def _renew(self, slot: int) -> CallRecord:
         """The record, asked about anew where its request can never be answered any more."""
@@ -372,8 +369,7 @@ class HeldCalls:
             record = self.records[slot]
         again = record.child_session is not None or slot in self.from_outside
         if record.phase is CallPhase.STARTED and again:
-            effect = self.effect(record.proposed)
-            record = recovered(record, self.terms, self.gate.approvals, effect, time.time())
+            record = self.gate.recovered(record, self.terms, self.effect(record.proposed))
             self.records.keep(slot, record.change(child_session=None))
         await self.tell()
         if record.phase is CallPhase.CLEARED and not self.acts:

@@ -40,11 +40,8 @@ from grampus_uq.gate.call import (
     CallRecord,
     Doubt,
     Terms,
-    asked,
-    asked_again,
     cleared,
     doubt_of,
-    review,
     settled,
     under,
 )
@@ -102,8 +99,7 @@ class TurnJudge:
             records = [settled(record, why, is_error=True) for record in unrun]
             session.finish(Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time()))
         elif action is UncertaintyAction.PAUSE_FOR_HUMAN and doubt is not None and not answer.calls:
-            asked_review = review(carried.terms, self.gate.approvals, doubt, step_id, time.time())
-            request = asked_review.model_dump(mode="json")
+            request = self.gate.review(carried.terms, doubt, step_id).model_dump(mode="json")
         turn: Turn = {
             "step_id": step_id,
             "action": (step.advisory_action or step.action)._value_,  # as `.value`, without a call
@@ -184,7 +180,7 @@ class TurnJudge:
         elif doubt is None:
             record = cleared(record)
         else:
-            record = asked(record, carried.terms, self.gate.approvals, doubt, time.time())
+            record = self.gate.asked(record, carried.terms, doubt)
         return replace(carried, records=(record,))
 
     # -- deciding -------------------------------------------------------------------------------------------------
@@ -223,7 +219,7 @@ class TurnJudge:
                 turn |= {"review": None, "reviewed": [decision.model_dump(mode="json") for decision in holding]}
             elif not ours or request.expired(now_s):
                 refusals += [] if ours else ["the request was made under other rules, or elsewhere"]
-                again = review(carried.terms, self.gate.approvals, doubt_of(request), step_id_of(carried), now_s)
+                again = self.gate.review(carried.terms, doubt_of(request), step_id_of(carried))
                 turn["review"] = again.model_dump(mode="json")
         after_all = replace(carried, turn=turn, records=tuple(records))
         waiting = {request["id"] for request in requests_of(after_all)}
@@ -239,11 +235,10 @@ class TurnJudge:
         await self.gate.answered(after.change(requests=record.requests), terms)
         refusals = [why for _, why in refused]
         if after.waiting and record.requests[0].expired(now_s):
-            return asked_again(record, terms, self.gate.approvals, now_s, "the request before it expired"), refusals
+            return self.gate.asked_again(record, terms, "the request before it expired"), refusals
         if after.phase is CallPhase.CLEARED:
             if self.gate.starts.spent(after, terms.run_id):
-                again = asked(after, terms, self.gate.approvals, UNKNOWN_OUTCOME, now_s)
-                return again, [*refusals, RAN_BEFORE]
+                return self.gate.asked(after, terms, UNKNOWN_OUTCOME), [*refusals, RAN_BEFORE]
             why = await self.gate.hindrance(after)
             if why is not None:
                 return self.gate.void(after, terms, why), [*refusals, f"The approval is void: {why}"]
@@ -319,9 +314,8 @@ class TurnJudge:
     def ask_again(self, carried: Carried, record: CallRecord, *, began: bool = False) -> CallRecord:
         """The cleared record with a new request: about its unknown outcome where it `began`, here or elsewhere."""
         if began or self.gate.starts.spent(record, carried.terms.run_id):
-            return asked(record, carried.terms, self.gate.approvals, UNKNOWN_OUTCOME, time.time())
-        why = "it was approved, and decided on once more before it ran"
-        return asked_again(record, carried.terms, self.gate.approvals, time.time(), why)
+            return self.gate.asked(record, carried.terms, UNKNOWN_OUTCOME)
+        return self.gate.asked_again(record, carried.terms, "it was approved, and decided on once more before it ran")
 
     def look(self, record: CallRecord | None) -> Callable[[], Coroutine[Any, Any, str | None]] | None:
         """For a call let ahead by permits: a check to await before it runs, as they may have ended; None for others."""

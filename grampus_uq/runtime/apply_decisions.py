@@ -8,6 +8,7 @@ effect, and blocks no other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, ChangedToolsError
@@ -15,9 +16,9 @@ from grampus_uq.gate.call import (
     MAX_REJECTED,
     CallPhase,
     CallRecord,
-    asked_again,
     cleared,
     decided,
+    doubt_of,
     expired,
     guided,
 )
@@ -157,7 +158,7 @@ def refuse_changes(state: AgentState, schemas: Schemas) -> None:
 
 async def meet_changes(turn: Turn, now: BegunWith, schemas: Schemas) -> None:
     """Ask again about open calls whose tool is gone, or demands other arguments than before; the audit says why."""
-    state, terms, approvals = turn.lease.state, turn.terms(), turn.gate.approvals
+    state, terms = turn.lease.state, turn.terms()
     before = BegunWith.read(state)
     differences = [] if before is None else before.differences(now)
     if differences:
@@ -166,7 +167,7 @@ async def meet_changes(turn: Turn, now: BegunWith, schemas: Schemas) -> None:
         if record.child_session is not None or record.proposed.name in turn.delegates:
             continue  # a sub-agent's own session sees to its own calls
         await turn.lease.note("asked_again", {"call": record.proposed.id, "why": why})
-        state.keep(asked_again(record, terms, approvals, turn.lease.now_s(), why))
+        state.keep(turn.gate.asked_again(record, terms, why))
     now.keep(state, schemas)
 
 
@@ -202,18 +203,13 @@ async def _renew(turn: Turn) -> None:
 
 def _ask_again(turn: Turn, request: ApprovalRequest, record: CallRecord | None) -> None:
     """Replace a request by a new one on the same thing: decisions on the old one lapse."""
-    state, terms, approvals, now_s = turn.lease.state, turn.terms(), turn.gate.approvals, turn.lease.now_s()
+    state, doubt = turn.lease.state, replace(doubt_of(request), confidence=request.confidence)
     if record is not None:
-        state.keep(asked_again(record, terms, approvals, now_s))
+        state.keep(turn.gate.asked_again(record, turn.terms()))
         return
-    fresh = ApprovalRequest(
-        **request.model_dump(exclude={"id", "created_s", "expires_s", "call", "rules", "run_id", "started_by"}),
-        rules=terms.rules,
-        started_by=terms.started_by,
-        run_id=terms.run_id,
-        created_s=now_s,
-        expires_s=None if request.rule == ROLLBACK else approvals.expiry(now_s),
-    )
+    fresh = turn.gate.review(turn.terms(), doubt, request.step_id)
+    if request.rule == ROLLBACK:
+        fresh = fresh.model_copy(update={"expires_s": None})
     state.review = [fresh if one.id == request.id else one for one in state.review]
 
 
@@ -347,7 +343,7 @@ async def _apply_expiry(turn: Turn) -> None:
         new = expired(record, lease.now_s())
         if new.waiting and any(request.expired(lease.now_s()) for request in record.requests):
             # of unknown outcome, with an end, as an earlier release asked: nobody could decide it any more
-            state.keep(asked_again(record, turn.terms(), turn.gate.approvals, lease.now_s()))
+            state.keep(turn.gate.asked_again(record, turn.terms()))
         elif new is not record:
             await lease.note("approval_expired", {"requests": [request.id for request in record.requests]})
             state.touched = True

@@ -12,7 +12,7 @@ from typing import Final
 
 from grampus_uq.core.decision import CHAIN, LOOKED_AT, leaves_word_out
 from grampus_uq.core.turn_evidence import placed
-from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, Terms, asked, cleared
+from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, Terms, cleared
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.starts import CHAINED
 from grampus_uq.monitor.session import Session
@@ -82,7 +82,7 @@ class LetAhead:
             return record
         liftable = may_be_lifted(record, self._lease.session) or record.cleared_by == "monitor"
         if record.phase is CallPhase.CLEARED:
-            record = asked(record, self._terms(), self._gate.approvals, _LOOKED, self._lease.now_s())
+            record = self._gate.asked(record, self._terms(), _LOOKED)
         return self.by_chain(record, let_go) if liftable and let_go and self._lease.state.vouched else record
 
     def by_chain(self, record: CallRecord, let_go: LetGo) -> CallRecord:
@@ -114,7 +114,7 @@ class LetAhead:
             held = self._instead_of.pop(record.proposed.id)
             again = held
             if held.proposed.id != record.proposed.id:
-                again = asked(record, self._terms(), self._gate.approvals, _OVERTAKEN, self._lease.now_s())
+                again = self._gate.asked(record, self._terms(), _OVERTAKEN)
             state.keep(self._gate.starts.hand_on(record, again, state.run_id))
             why = {"why": "a human decided meanwhile", "request": held.requests[0].id}
             await self._lease.try_save(("execution_withdrawn", {**call_facts(state.run_id, record), **why}))

@@ -207,7 +207,7 @@ class Loop:
         state, doubt = self._state, doubt_of(step)
         self.turn.wait_for_all(doubt)
         if not state.turn:
-            state.review = [self.turn.review(doubt, step.step_id)]
+            state.review = [self.turn.gate.review(self.turn.terms(), doubt, step.step_id)]
         if step.reflection_injected and self.reflection is not None:
             state.messages.append(self.reflection())
 

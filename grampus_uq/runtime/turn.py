@@ -21,15 +21,11 @@ from grampus_uq.gate.call import (
     CallRecord,
     Doubt,
     Terms,
-    asked,
     edit_note,
     granted,
-    review,
 )
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate
-from grampus_uq.gate.recovery import recovered, restored
-from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.gate.starts import by_itself
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
@@ -109,14 +105,12 @@ class Turn:
         state, believed = self._state, self.gate.believes(self._state.sealed)
         if len({record.proposed.id for record in state.turn}) != len(state.turn):
             raise StoreError("The stored session cannot be read: two calls of its turn have one id.")
-        terms, now_s = self.terms(), self.lease.now_s()
+        terms = self.terms()
         state.vouched = state.vouched and believed
         state.turn = [
-            restored(
+            self.gate.restored(
                 record if believed else record.change(guidance=None),
                 terms,
-                self.gate.approvals,
-                now_s,
                 believed=believed or self._advises,
                 delegates=record.proposed.name in self.delegates,
             )
@@ -126,15 +120,15 @@ class Turn:
             state.answer_approved_by = state.rollback_refused_by = None
             last = state.messages[-1] if state.messages else None
             if not state.turn and not state.review and last is not None and last.role is Role.ASSISTANT:
-                state.review = [self.review(UNVOUCHED, f"llm_{state.current_step - 1}")]
+                state.review = [self.gate.review(self.terms(), UNVOUCHED, f"llm_{state.current_step - 1}")]
 
     def recover(self) -> list[CallRecord]:
         """Recover the calls that a dead worker left `started`; returns those of unknown outcome."""
-        terms, now_s, unknown = self.terms(), self.lease.now_s(), []
+        terms, unknown = self.terms(), []
         for record in [record for record in self._state.turn if record.phase is CallPhase.STARTED]:
             if record.call.name in self.delegates:  # the process may have died before it named the child
                 record = record.change(child_session=self._state.child_session(record))
-            new = self._state.keep(recovered(record, terms, self.gate.approvals, self.effect(record.call), now_s))
+            new = self._state.keep(self.gate.recovered(record, terms, self.effect(record.call)))
             if new.waiting:
                 unknown.append(record)
             else:  # what merely reads runs again in the process that started it, too
@@ -195,11 +189,7 @@ class Turn:
             if record.proposed.is_among(self._state.rejected):
                 continue  # `judge` answers for it
             record = record.change(effect=self.effect(record.proposed))
-            self._state.keep(asked(record, terms, self.gate.approvals, doubt, self.lease.now_s()))
-
-    def review(self, doubt: Doubt, step_id: str) -> ApprovalRequest:
-        """A request on the run itself."""
-        return review(self.terms(), self.gate.approvals, doubt, step_id, self.lease.now_s())
+            self._state.keep(self.gate.asked(record, terms, doubt))
 
     # -- executing ------------------------------------------------------------------------------------------------
 

@@ -382,7 +382,7 @@ def test_without_the_check_at_the_moment_of_running_the_attack_gets_through(
         return record
 
     monkeypatch.setattr(Gate, "check", believing)
-    monkeypatch.setattr("grampus_uq.runtime.turn.restored", lambda record, *given, **more: record)
+    monkeypatch.setattr(Gate, "restored", believing)
 
     async def run() -> int:
         found = await _scene(policy)

@@ -18,8 +18,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from grampus_uq.errors import SessionConflictError, StoreError
-from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, asked, asked_again
-from grampus_uq.gate.recovery import recovered
+from grampus_uq.gate.call import CallPhase, CallRecord, Doubt
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.integrations.mcp.call_notes import CallNotes, likeness, noted
 from grampus_uq.integrations.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
@@ -190,7 +189,7 @@ class GuardedCalls:
         for one in list(self._equal_to(likeness(started.call))):
             if one.waiting:
                 why = f"the same call {self.known_of(one.proposed)}"
-                turn.lease.state.keep(asked_again(one, turn.terms(), self.gate.approvals, self.ledger.now_s(), why))
+                turn.lease.state.keep(self.gate.asked_again(one, turn.terms(), why))
         self.session.wake()
 
     def _note_call(self, call: ToolCall) -> None:
@@ -241,7 +240,7 @@ class GuardedCalls:
             doubt = await self._void(record, shown) if record.phase is CallPhase.CLEARED else None
             if doubt is not None:
                 self._notes.sends_not(call.id)
-                again = asked(record, turn.terms(), self.gate.approvals, doubt, self.ledger.now_s())
+                again = self.gate.asked(record, turn.terms(), doubt)
                 record = turn.lease.state.keep(self._asked_under(self._notes.told(again), shown))
                 await turn.lease.save()
             if record.phase is CallPhase.CLEARED and matters(record):  # what is saved before it is sent holds it
@@ -353,8 +352,7 @@ class GuardedCalls:
             state = turn.lease.state
             self._awaited.discard(record.proposed.id)
             if any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
-                now_s = self.ledger.now_s()
-                after = recovered(state.record(record), turn.terms(), self.gate.approvals, record.effect, now_s)
+                after = self.gate.recovered(state.record(record), turn.terms(), record.effect)
                 if after.waiting:
                     state.keep(self._notes.told(after))
                     notes.append(("outcome_unknown", turn.facts(record)))
