@@ -6,20 +6,20 @@ decide about it as long: whoever starts what the look let ahead asks for such de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from grampus_uq.core.decision import CHAIN, LOOKED_AT, leaves_word_out
 from grampus_uq.core.turn_evidence import placed
-from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, Terms, cleared
-from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, cleared
 from grampus_uq.gate.starts import CHAINED
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.runtime.audit import call_facts
-from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.session_lease import SessionLease
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.turn import Turn
 
 LOOKED: Final = "#look"
 """Suffix of the id of a step whose call a second look proposed (`runtime.looks`)."""
@@ -57,11 +57,8 @@ def may_be_lifted(record: CallRecord, session: Session | None) -> bool:
 class LetAhead:
     """The calls of one leased session that looks let ahead."""
 
-    def __init__(self, lease: SessionLease, ledger: Ledger, gate: Gate, terms: Callable[[], Terms]) -> None:
-        self._lease = lease
-        self._ledger = ledger
-        self._gate = gate
-        self._terms = terms
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
         self._proposed: dict[str, LetGo] = {}
         """By digest: calls that another look proposes and a chain lets go; never stored, so a crash asks a human."""
         self._instead_of: dict[str, CallRecord] = {}
@@ -80,17 +77,17 @@ class LetAhead:
             self._instead_of[record.proposed.id] = let_go.held
         if record.grant is not None:
             return record
-        liftable = may_be_lifted(record, self._lease.session) or record.cleared_by == "monitor"
+        liftable = may_be_lifted(record, self._turn.lease.session) or record.cleared_by == "monitor"
         if record.phase is CallPhase.CLEARED:
-            record = self._gate.asked(record, self._terms(), _LOOKED)
-        return self.by_chain(record, let_go) if liftable and let_go and self._lease.state.vouched else record
+            record = self._turn.gate.asked(record, self._turn.terms(), _LOOKED)
+        return self.by_chain(record, let_go) if liftable and let_go and self._turn.lease.state.vouched else record
 
     def by_chain(self, record: CallRecord, let_go: LetGo) -> CallRecord:
         """Clear a waiting call by a chain, and say so in the recording; its request stays, for the next process."""
         by = f"{CHAINED}{let_go.by}"
         self._instead_of[record.proposed.id] = let_go.held
-        if self._lease.session is not None:
-            self._lease.session.record_decision(
+        if self._turn.lease.session is not None:
+            self._turn.lease.session.record_decision(
                 CHAIN,
                 principal=by,
                 step_id=record.step_id,
@@ -98,23 +95,23 @@ class LetAhead:
                 message=let_go.why,
                 acknowledges=False,
             )
-        return self._lease.state.keep(cleared(record, by, requests=record.requests))
+        return self._turn.lease.state.keep(cleared(record, by, requests=record.requests))
 
     async def decided_meanwhile(self, announced: Sequence[CallRecord]) -> list[CallRecord]:
         """Those that were let ahead while a human decided about the call that waited. Raises StoreError."""
         held = {record.proposed.id: self._instead_of.get(record.proposed.id) for record in announced}
         ids = {call: record.requests[0].id for call, record in held.items() if record is not None}
-        arrived = await self._ledger.decisions(list(ids.values())) if ids else {}
+        arrived = await self._turn.ledger.decisions(list(ids.values())) if ids else {}
         return [record for record in announced if arrived.get(ids.get(record.proposed.id, ""))]
 
     async def hear(self, decided: Sequence[CallRecord]) -> None:
         """Hear the human instead of the look: the very call waits as before, and another one is asked about."""
-        state = self._lease.state
+        state = self._turn.lease.state
         for record in decided:
             held = self._instead_of.pop(record.proposed.id)
             again = held
             if held.proposed.id != record.proposed.id:
-                again = self._gate.asked(record, self._terms(), _OVERTAKEN)
-            state.keep(self._gate.starts.hand_on(record, again, state.run_id))
+                again = self._turn.gate.asked(record, self._turn.terms(), _OVERTAKEN)
+            state.keep(self._turn.gate.starts.hand_on(record, again, state.run_id))
             why = {"why": "a human decided meanwhile", "request": held.requests[0].id}
-            await self._lease.try_save(("execution_withdrawn", {**call_facts(state.run_id, record), **why}))
+            await self._turn.lease.try_save(("execution_withdrawn", {**call_facts(state.run_id, record), **why}))

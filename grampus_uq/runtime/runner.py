@@ -357,7 +357,6 @@ class AgentRunner:
     def _turn(self, lease: SessionLease) -> Turn:
         return Turn(
             lease,
-            ledger=self.ledger,
             gate=self.gate,
             declared=self._declared,
             execute=partial(call_executor, self.tool_executor),

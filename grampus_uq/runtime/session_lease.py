@@ -66,7 +66,7 @@ class SessionLease:
         self.state = state
         self.session: Session | None = None
         self.audit = AuditLog(leases.ledger.store, state.agent_id, state.session_id)
-        self._ledger, self._stops, self._lease_s = leases.ledger, leases.stops, leases.lease_s
+        self.ledger, self._stops, self._lease_s = leases.ledger, leases.stops, leases.lease_s
         self._version = version
         self._worker = f"{leases.worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well
         self._orders_seen = -1
@@ -80,7 +80,7 @@ class SessionLease:
 
     def now_s(self) -> float:
         """The store's clock, extrapolated from its last answer."""
-        return self._ledger.now_s()
+        return self.ledger.now_s()
 
     async def save(self, *notes: Note) -> None:
         """Write the state and these notes, both or neither. Raises SessionConflictError (taken over), StoreError."""
@@ -120,7 +120,7 @@ class SessionLease:
         one then conflicts with this worker's own, which is found in the store and taken up."""
         for attempt in range(_WRITES):
             try:
-                self._version = await self._ledger.save(self.state, self._version, notes)
+                self._version = await self.ledger.save(self.state, self._version, notes)
                 return
             except SessionConflictError:
                 if await self._was_made():
@@ -132,7 +132,7 @@ class SessionLease:
 
     async def _was_made(self) -> bool:
         """True when the store holds this very save; SessionConflictError when it holds what another worker wrote."""
-        found = await self._ledger.adopt(self.state)
+        found = await self.ledger.adopt(self.state)
         if found is None or found[0].worker != self._worker:
             raise SessionConflictError(f"Session {self.state.session_id!r:.80} was taken over by another worker.")
         self._version = found[1]

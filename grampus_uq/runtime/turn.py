@@ -31,7 +31,7 @@ from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.audit import call_facts, started_facts
 from grampus_uq.runtime.concurrent_tasks import run_together
-from grampus_uq.runtime.ledger import Ledger, Note
+from grampus_uq.runtime.ledger import Note
 from grampus_uq.runtime.let_ahead import LetAhead
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.standing_grants import taken_back
@@ -53,22 +53,19 @@ class Turn:
         self,
         lease: SessionLease,
         *,
-        ledger: Ledger,
         gate: Gate,
         declared: Callable[[str], Effect | None],
         execute: _Execute,
         delegates: Mapping[str, SubAgent],
         unwatched: UncertaintyPolicy | None = None,
     ) -> None:
-        self.lease = lease
+        self.lease, self.ledger, self._state = lease, lease.ledger, lease.state
         self.gate = gate
-        self._state = lease.state
-        self.ledger = ledger
         self._declared = declared
         self._execute = execute
         self.delegates = delegates
         self._unwatched = unwatched
-        self.let_ahead = LetAhead(lease, ledger, gate, self.terms)
+        self.let_ahead = LetAhead(self)
 
     def policy(self) -> UncertaintyPolicy | None:
         """The monitor's current policy."""

@@ -91,7 +91,6 @@ class ConnectionSession:
             )
             turn = Turn(
                 lease,
-                ledger=self.ledger,
                 gate=self.gate,
                 declared=lambda name: None,  # annotations are in the gate's effects, which tell whom to trust
                 execute=_nothing_runs_here,
