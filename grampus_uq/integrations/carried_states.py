@@ -192,7 +192,7 @@ class CarriedStates:
             self._at_hand[session.session_id] = tag, carried
             while len(self._at_hand) > _MAX_AT_HAND:
                 self._at_hand.popitem(last=False)
-        return self.sealed(carried.place, {"belief": belief, "turn": turn})
+        return self._gate.sealed(carried.place, {"belief": belief, "turn": turn})
 
     def latest(self, session_id: str) -> Carried | None:
         """The latest state of a session that this process wrote, for hooks that see nothing of the framework's."""

@@ -91,7 +91,7 @@ class TurnJudge:
         stopped = because if action is UncertaintyAction.ABORT else None
         records: list[CallRecord] = []
         if stopped is None and answer.calls:
-            stopped = await self._judge_calls(carried, answer.calls, step_id, doubt, records)
+            records, stopped = await self._judge_calls(carried, answer.calls, step_id, doubt)
         request = None
         if stopped is not None:
             why = _STOPPED.format(why=stopped)
@@ -123,15 +123,10 @@ class TurnJudge:
         )
 
     async def _judge_calls(
-        self,
-        carried: Carried,
-        calls: Sequence[ToolCall],
-        step_id: str,
-        doubt: Doubt | None,
-        records: list[CallRecord],
-    ) -> str | None:
-        """Add the record of each call to `records`; why the run stops, if one of them stops it."""
-        belief, undecided = carried.belief, dict[str, Doubt]()
+        self, carried: Carried, calls: Sequence[ToolCall], step_id: str, doubt: Doubt | None
+    ) -> tuple[list[CallRecord], str | None]:
+        """The record of each call; none, and why the run stops, if one of them stops it."""
+        records, belief, undecided = list[CallRecord](), carried.belief, dict[str, Doubt]()
         for record in carried.records:
             if record.waiting and record.requests:
                 undecided[record.proposed.likeness()] = doubt_of(record.requests[0])
@@ -147,9 +142,9 @@ class TurnJudge:
             )
             if action is UncertaintyAction.ABORT:
                 latest = carried.session.summary()["decision"] or {}
-                return f"{latest.get('level', 'critical')}: {latest.get('reasoning', '')}"
+                return [], f"{latest.get('level', 'critical')}: {latest.get('reasoning', '')}"
             records.append(record)
-        return None
+        return records, None
 
     def doubted(self, carried: Carried) -> Carried:
         """The state as one that nobody vouches for, from here to the run's end; as it is where nobody signs."""
