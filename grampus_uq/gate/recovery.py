@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from grampus_uq.gate.call import (
-    UNKNOWN_OUTCOME,
-    UNVOUCHED,
-    CallPhase,
-    CallRecord,
-    Terms,
-    asked,
-    bound,
-    cleared,
-)
+from grampus_uq.gate.call import UNKNOWN_OUTCOME, UNVOUCHED, CallPhase, CallRecord, Terms, asked, bound, cleared
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.records.vocabulary import Effect
 

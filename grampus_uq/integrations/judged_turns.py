@@ -259,11 +259,6 @@ class TurnJudge:
         """The check at the moment of running: True when exactly this call may run now."""
         return record is not None and self.gate.allows(record, call, carried.terms, carried.session.profile.policy)
 
-    def clears_harmless(self, carried: Carried, record: CallRecord, call: ToolCall) -> bool:
-        """Return True for changed arguments of a cleared call that is read-only or reversible with them."""
-        effect = self.gate.effect(call, None, carried.session.profile.policy)
-        return effect in HARMLESS and call.name == record.call.name and self.clears(carried, record, record.call)
-
     def running(
         self, carried: Carried, record: CallRecord | None, call: ToolCall, *, may_change: bool = False
     ) -> contextlib.AbstractContextManager[str | None]:
@@ -274,8 +269,10 @@ class TurnJudge:
         refusal = self.refusal(carried, record, call)
         if record is None or (refusal is None and by_itself(record)):
             return contextlib.nullcontext(refusal)
-        if may_change and not record.decisions and self.clears_harmless(carried, record, call):
-            return contextlib.nullcontext()
+        if may_change and not record.decisions:
+            harmless = self.gate.effect(call, None, carried.session.profile.policy) in HARMLESS
+            if harmless and call.name == record.call.name and self.clears(carried, record, record.call):
+                return contextlib.nullcontext()
         if refusal is not None:
             return contextlib.nullcontext(refusal)
         return self._once(record, carried.terms.run_id)

@@ -54,11 +54,9 @@ class _Call:
 
     key: tuple[Any, Any]
     session_id: str
-    model: str
-    system: str
+    sent: ModelTurn
     messages: Any
     tools: Any
-    shape: Any
     response: Any
 
 
@@ -160,15 +158,16 @@ class UncertaintyCallback(CustomLogger):
                     return
                 self._know(key, None)
             asked, messages = given.get("optional_params") or {}, given.get("messages")
-            call = _Call(
-                key=key,
-                session_id=str(named),
-                model=str(given.get("model") or ""),
+            tools = [*(asked.get("tools") or ()), *(asked.get("functions") or ())]
+            sent = ModelTurn(
+                content=None,
+                requested=str(given.get("model") or ""),
                 system="\n\n".join(filter(None, [asked.get("instructions"), leading_system(messages)])),
-                messages=messages,
-                tools=[*(asked.get("tools") or ()), *(asked.get("functions") or ())] or None,
+                offered=tools,
                 shape=asked.get("response_format") or asked.get("text"),
-                response=response,
+            )
+            call = _Call(
+                key=key, session_id=str(named), sent=sent, messages=messages, tools=tools or None, response=response
             )
             with self._lock:
                 if self._thread is None or not self._thread.is_alive():  # also in a process that was forked
@@ -223,9 +222,7 @@ class UncertaintyCallback(CustomLogger):
     async def _judge(self, call: _Call) -> None:
         watched = self._session(call.session_id)
         watched.steps += 1
-        offered = call.tools or ()
-        sent = ModelTurn(content=None, requested=call.model, system=call.system, offered=offered, shape=call.shape)
-        say_made_with(watched.session, sent, prompt=self._prompt_hash, tools=self._tools_hash)
+        say_made_with(watched.session, call.sent, prompt=self._prompt_hash, tools=self._tools_hash)
         hear_users(watched.session, call.messages)
         others = list(getattr(call.response, "choices", None) or ())[1:]
         said = [(one, f"call-{watched.steps}.{place}") for place, one in enumerate(others, 2)]

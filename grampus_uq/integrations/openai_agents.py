@@ -37,14 +37,7 @@ from grampus_uq.integrations.model_turn import hear_users
 from grampus_uq.integrations.settings import AdapterSettings, Settings
 
 with MissingDependencyError.unless("openai-agents", "openai-agents", "watching the OpenAI Agents SDK"):
-    from agents import (
-        Agent,
-        Model,
-        Runner,
-        RunResult,
-        RunResultStreaming,
-        RunState,
-    )
+    from agents import Agent, Model, Runner, RunResult, RunResultStreaming, RunState
 
 from grampus_uq.integrations.openai_agents_model import (
     WatchedModel,

@@ -16,15 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from agents import (
-    ApplyPatchResult,
-    ApplyPatchTool,
-    CustomTool,
-    FunctionTool,
-    HostedMCPTool,
-    ShellTool,
-    UserError,
-)
+from agents import ApplyPatchResult, ApplyPatchTool, CustomTool, FunctionTool, HostedMCPTool, ShellTool, UserError
 from agents.agent_tool_state import get_agent_tool_state_scope, peek_agent_tool_run_result
 from agents.tool import _FailureHandlingFunctionToolInvoker as SdkInvoker
 from agents.tool_context import ToolContext

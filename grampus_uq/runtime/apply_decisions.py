@@ -12,16 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, ChangedToolsError
-from grampus_uq.gate.call import (
-    MAX_REJECTED,
-    CallPhase,
-    CallRecord,
-    cleared,
-    decided,
-    doubt_of,
-    expired,
-    guided,
-)
+from grampus_uq.gate.call import MAX_REJECTED, CallPhase, CallRecord, cleared, decided, doubt_of, expired, guided
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import record_answer
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest

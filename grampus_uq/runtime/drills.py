@@ -237,11 +237,17 @@ def _terms(card: Card) -> tuple[str | None, str, str, bool]:
 
 
 def _of_before(change: Change, source: Card, rng: random.Random) -> Mapping[str, JsonValue] | None:
-    """The arguments of an earlier call of the run, which ran or was rejected; None where there is none."""
+    """The arguments of an earlier call of the tool, which ran or was rejected, in what is shown; None for none."""
+    results = {m.tool_call_id: m for m in source.messages if m.role is Role.TOOL and not m.metadata.get("placeholder")}
     earlier = [
         call.arguments
-        for call, ran in _earlier_calls(source)
-        if ran is (change is Change.DUPLICATE) and canonical_json(call.arguments) != canonical_json(source.arguments)
+        for message in source.messages
+        for call in message.tool_calls
+        if call.name == source.tool
+        and call.id != source.call_id
+        and call.id in results
+        and _became(results[call.id]) is (change is Change.DUPLICATE)
+        and canonical_json(call.arguments) != canonical_json(source.arguments)
     ]
     return rng.choice(earlier) if earlier else None
 
@@ -251,17 +257,6 @@ def _lent(rule: DrillRule, cards: Sequence[Card]) -> list[JsonValue]:
     runs = [" \n".join(m.content or "" for m in card.messages if m.role is not Role.ASSISTANT) for card in cards]
     differ = other_amount if rule.change is Change.AMOUNT else partial(other_recipient, words=cache(words_of))
     return lent_values([card.arguments.get(rule.argument or "") for card in cards], runs, differ)
-
-
-def _earlier_calls(card: Card) -> list[tuple[ToolCall, bool | None]]:
-    """Calls of the same tool before, in what is shown: each with True where it ran, False where it was rejected."""
-    results = {m.tool_call_id: m for m in card.messages if m.role is Role.TOOL and not m.metadata.get("placeholder")}
-    return [
-        (call, _became(results[call.id]))
-        for message in card.messages
-        for call in message.tool_calls
-        if call.name == card.tool and call.id != card.call_id and call.id in results
-    ]
 
 
 def _became(result: Message) -> bool | None:

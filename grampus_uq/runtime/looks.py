@@ -98,7 +98,6 @@ class Looks:
 class Proposal:
     """A call that a tier would make in the place of the held one, and may by the chain; `prompt`: what it was shown."""
 
-    held: CallRecord
     call: ToolCall
     reply: ModelResponse
     prompt: Sequence[Message]
@@ -174,14 +173,8 @@ class LookingAgain:
         if answer.call is None or answer.reply is None or answer.look is None or _equal(answer.call, record.proposed):
             self.turn.let_ahead.by_chain(record, let_go)
             return None
-        return Proposal(
-            held=record,
-            call=answer.call,
-            reply=answer.reply,
-            prompt=prompt,
-            asked=self._asked_of(answer.look),
-            by=let_go,
-        )
+        asked = self._asked_of(answer.look)
+        return Proposal(call=answer.call, reply=answer.reply, prompt=prompt, asked=asked, by=let_go)
 
     async def still_waits(self, held: CallRecord) -> bool:
         """True while the call is as it was held, and nobody decided about it; a store that is down cannot say so."""
@@ -289,13 +282,7 @@ class LookingAgain:
         if seconds > look.timeout_s:  # a client that cannot be cancelled answers all the same
             call, missing = None, "it was late"
         return _Answer(
-            look=look,
-            reply=reply,
-            call=call,
-            probability=probability,
-            tokens=tokens,
-            seconds=seconds,
-            missing=missing,
+            look=look, reply=reply, call=call, probability=probability, tokens=tokens, seconds=seconds, missing=missing
         )
 
 

@@ -237,7 +237,7 @@ class Loop:
 
         Until its step is judged the held call waits, so that a human is asked whatever happens on the way.
         """
-        state, held = self._state, proposal.held
+        state, held = self._state, proposal.by.held
         step_id = f"llm_{state.current_step}{LOOKED}"
         calls, refused = _bounded((proposal.call,), step_id, state.messages)
         if refused or state.current_step >= self.agent.max_iterations:

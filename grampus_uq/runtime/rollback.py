@@ -250,10 +250,7 @@ def _unsettled(state: AgentState) -> list[ExecutedCall]:
 
 def _append_note(state: AgentState, note: str) -> None:
     """Append a message for the model: an attempt failed, and these of its calls took effect."""
-    lines = [
-        "An earlier attempt from this point on failed and was discarded; nothing that it said stands.",
-        note,
-    ]
+    lines = ["An earlier attempt from this point on failed and was discarded; nothing that it said stands.", note]
     stands = [call for call in state.discarded if call.compensation is None]
     made_up = [call for call in state.discarded if call.compensation is not None]
     if stands:

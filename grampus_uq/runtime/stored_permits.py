@@ -29,13 +29,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from grampus_uq.errors import (
-    ApprovalError,
-    ConfigurationError,
-    DamagedLogError,
-    DataError,
-    StoreError,
-)
+from grampus_uq.errors import ApprovalError, ConfigurationError, DamagedLogError, DataError, StoreError
 from grampus_uq.gate.call import CallRecord, Terms
 from grampus_uq.gate.gate import Held, Released
 from grampus_uq.gate.permits import (

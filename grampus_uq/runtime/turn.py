@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import SessionConflictError, StoreError
-from grampus_uq.gate.call import (
-    UNVOUCHED,
-    CallPhase,
-    CallRecord,
-    Doubt,
-    Terms,
-    edit_note,
-    granted,
-)
+from grampus_uq.gate.call import UNVOUCHED, CallPhase, CallRecord, Doubt, Terms, edit_note, granted
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.starts import by_itself
