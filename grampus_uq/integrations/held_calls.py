@@ -130,11 +130,8 @@ class HeldCalls:
 
     def _stop_on(self, action: UncertaintyAction, step_id: str) -> None:
         if action is UncertaintyAction.ABORT:
-            details = {
-                "session_id": self.session.session_id,
-                "step_id": step_id,
-                "decision": self.session.summary()["decision"],
-            }
+            latest = self.session.summary()["decision"]
+            details = {"session_id": self.session.session_id, "step_id": step_id, "decision": latest}
             raise UncertaintyError("The uncertainty policy aborted the run.", details=details)
 
     def propose(self, calls: Iterable[ToolCall]) -> str:
@@ -174,7 +171,7 @@ class HeldCalls:
         known = None if steps else self.records.slot_of(call)
         if known is not None:
             if framework_asks and self.records[known].phase is CallPhase.CLEARED:
-                self.ask_again(known, framework=True)
+                self.records.keep(known, self.gate.asked(self.records[known], self.terms, FRAMEWORK_ASKS))
             return known
         if not steps:
             self.records.forget_waiting(call.id)
@@ -203,11 +200,8 @@ class HeldCalls:
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
-    def ask_again(self, slot: int, why: str | None = None, *, framework: bool = False) -> CallRecord:
-        record = self.records[slot]
-        if framework:
-            return self.records.keep(slot, self.gate.asked(record, self.terms, FRAMEWORK_ASKS))
-        return self.records.keep(slot, self.gate.asked_again(record, self.terms, why))
+    def ask_again(self, slot: int, why: str) -> CallRecord:
+        return self.records.keep(slot, self.gate.asked_again(self.records[slot], self.terms, why))
 
     def _renew(self, slot: int) -> CallRecord:
         """The record, asked about anew where its request can never be answered any more."""
@@ -281,25 +275,19 @@ class HeldCalls:
         return after
 
     def accept_foreign(
-        self,
-        call: ToolCall,
-        *,
-        principal: str,
-        arguments: dict[str, JsonValue] | None = None,
-        standing: bool = False,
+        self, call: ToolCall, *, principal: str, arguments: dict[str, JsonValue] | None = None, standing: bool = False
     ) -> bool:
         """Take the framework's own approval of a waiting call, if this policy takes decisions unsigned from anybody.
 
         `arguments` are those of an edit. One that is `standing`, of a whole tool, teaches permits nothing.
         """
-        slot = self.records.slot_of(call)
-        request = None if slot is None else next(iter(self.records[slot].requests), None)
-        if slot is None or request is None or not self.records[slot].waiting:
+        record = self.records.find(call)
+        if record is None or not record.waiting or not record.requests:
             return False
         kind = ApprovalKind.APPROVE if arguments is None else ApprovalKind.EDIT
+        message = STANDING_APPROVAL if standing else None
         try:
-            message = STANDING_APPROVAL if standing else None
-            decision = request.decide(kind, principal=principal, arguments=arguments, message=message)
+            decision = record.requests[0].decide(kind, principal=principal, arguments=arguments, message=message)
             return not self.decide(decision).waiting
         except ApprovalError:
             return False
@@ -309,10 +297,10 @@ class HeldCalls:
 
         It is known by what the framework told the model in place of a result. Permits hear of it at the next `tell`.
         """
-        slot = self.records.slot_of(call)
-        if slot is not None and self.acts and self.records[slot].waiting:
+        record = self.records.find(call)
+        if record is not None and self.acts and record.waiting:
             with contextlib.suppress(ApprovalError):
-                self.decide(self.records[slot].requests[0].decide(ApprovalKind.REJECT, principal=principal))
+                self.decide(record.requests[0].decide(ApprovalKind.REJECT, principal=principal))
 
     def give_up(self, call: ToolCall) -> None:
         """Close a waiting call that the framework went past: nothing can bring it here again."""
@@ -346,12 +334,7 @@ class HeldCalls:
     # -- executing ------------------------------------------------------------------------------------------------
 
     async def release(
-        self,
-        call: ToolCall,
-        *,
-        running: ToolCall | None = None,
-        principal: str | None = None,
-        standing: bool = False,
+        self, call: ToolCall, *, running: ToolCall | None = None, principal: str | None = None, standing: bool = False
     ) -> Release:
         """Say what becomes of a call that is about to run; an approved one runs once, and never again.
 
@@ -363,7 +346,6 @@ class HeldCalls:
         record = self._renew(slot)
         if record.decisions and record not in self._untold:
             self._untold.append(record)  # decided in a process that may have died before it told
-        policy = self.session.profile.policy
         if principal is not None and record.waiting:
             self.accept_foreign(call, principal=principal, standing=standing)
             record = self.records[slot]
@@ -380,7 +362,7 @@ class HeldCalls:
                 record.call if running is None else running,
                 self.terms,
                 None,
-                policy,
+                self.session.profile.policy,
                 lambda new: self.records.keep(slot, new),
             )
             if record.phase is CallPhase.STARTED:

@@ -412,13 +412,7 @@ class Ledger:
         await self.store.write(put_grant(grant, 0))
 
     async def use_grant(
-        self,
-        call: ToolCall,
-        *,
-        agent_id: str,
-        session_id: str,
-        policy: ApprovalPolicy,
-        started_by: str | None = None,
+        self, call: ToolCall, *, agent_id: str, session_id: str, policy: ApprovalPolicy, started_by: str | None = None
     ) -> Grant | None:
         """Use one grant that covers this call now, by the store's clock, and count the use; None when there is none."""
         for document in await self.store.scan(GRANT, label=call.name):

@@ -301,13 +301,7 @@ class GuardedCalls:
         return Answer(text=next(texts, None) or _FORGOTTEN, is_error=record.is_error, raw=raw)
 
     async def finish(
-        self,
-        record: CallRecord,
-        *,
-        text: str,
-        is_error: bool,
-        raw: str | None = None,
-        answered: bool = False,
+        self, record: CallRecord, *, text: str, is_error: bool, raw: str | None = None, answered: bool = False
     ) -> None:
         """Take what became of a call that was started; it is stored before anybody is told of it.
 
