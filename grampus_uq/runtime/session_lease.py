@@ -60,23 +60,18 @@ class Leases:
 
 
 class SessionLease:
-    """A session leased by one worker: its state, its version in the store, its audit, and the monitor's session."""
+    """A session leased by one worker: its state, the version it wrote last, its audit, and the monitor's session."""
 
     def __init__(self, leases: Leases, state: AgentState, version: int) -> None:
         self.state = state
         self.session: Session | None = None
         self.audit = AuditLog(leases.ledger.store, state.agent_id, state.session_id)
         self.ledger, self._stops, self._lease_s = leases.ledger, leases.stops, leases.lease_s
-        self._version = version
+        self.version = version
         self._worker = f"{leases.worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well
         self._orders_seen = -1
         self._lock = anyio.Lock()
         self._since = time.monotonic()
-
-    @property
-    def version(self) -> int:
-        """The version of the stored session that this worker wrote last."""
-        return self._version
 
     def now_s(self) -> float:
         """The store's clock, extrapolated from its last answer."""
@@ -120,7 +115,7 @@ class SessionLease:
         one then conflicts with this worker's own, which is found in the store and taken up."""
         for attempt in range(_WRITES):
             try:
-                self._version = await self.ledger.save(self.state, self._version, notes)
+                self.version = await self.ledger.save(self.state, self.version, notes)
                 return
             except SessionConflictError:
                 if await self._was_made():
@@ -135,7 +130,7 @@ class SessionLease:
         found = await self.ledger.adopt(self.state)
         if found is None or found[0].worker != self._worker:
             raise SessionConflictError(f"Session {self.state.session_id!r:.80} was taken over by another worker.")
-        self._version = found[1]
+        self.version = found[1]
         return found[0].saves == self.state.saves
 
     async def note(self, what: str, data: Mapping[str, JsonValue]) -> None:

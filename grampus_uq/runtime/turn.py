@@ -184,7 +184,8 @@ class Turn:
 
     async def execute_cleared(self) -> AsyncIterator[tuple[CallRecord, ToolResult]]:
         """Run all cleared calls concurrently, each once; yields the results in order when all are done."""
-        runnable = await self.start([record for record in self._state.turn if record.phase is CallPhase.CLEARED])
+        cleared = [record for record in self._state.turn if record.phase is CallPhase.CLEARED]
+        runnable = await self.announce(await self.start(cleared))
         results: dict[int, ToolResult] = {}
 
         async def run(index: int, record: CallRecord) -> None:
@@ -198,11 +199,8 @@ class Turn:
         for index in sorted(results):
             yield runnable[index], results[index]
 
-    async def start(self, cleared: Sequence[CallRecord], *, announced: bool = True) -> list[CallRecord]:
-        """Start cleared calls: those that run now, written to the store where they have to be; others wait again.
-
-        Raises StoppedError on a stop order, unless they merely read and are not `announced`.
-        """
+    async def start(self, cleared: Sequence[CallRecord]) -> list[CallRecord]:
+        """Start cleared calls: those that run now once they are announced; others wait again."""
         started = []
 
         async def begin() -> None:
@@ -233,13 +231,14 @@ class Turn:
             ids = {record.proposed.id for record in cleared}
             self._clear_again([r for r in self._state.turn if r.proposed.id in ids and r.phase is CallPhase.STARTED])
             raise
-        return await self.announce(started) if announced else started
+        return started
 
     async def announce(self, started: list[CallRecord]) -> list[CallRecord]:
         """Write started calls to store and audit; then look for stop orders, decisions during a look, and revocations.
 
-        So a call does not run if an order or decision came before. With the store down, only calls that may run
-        without a record are returned; StoreError, where a human or a grant allowed one, or it had begun before.
+        So a call does not run if an order or decision came before; raises StoppedError for an order. With the store
+        down, only calls that may run without a record are returned; StoreError, where a human or a grant allowed one,
+        or it had begun before.
         """
         if not started:
             return []

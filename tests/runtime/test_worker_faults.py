@@ -303,7 +303,7 @@ async def test_a_session_that_kills_its_workers_is_set_aside_after_so_many_death
         lease = await one.leases.take(state, version)  # and nothing more: it died
         worker = Worker(runner=one, agents=["mailer"], tries=tries)
         lease.state.lease_s = -1.0
-        await one.ledger.save(lease.state, lease._version)
+        await one.ledger.save(lease.state, lease.version)
         look = await worker._look(Job(agent_id="mailer", session_id="s"))
         assert look.deaths == deaths
     async with working(worker):

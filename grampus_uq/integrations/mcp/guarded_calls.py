@@ -245,7 +245,7 @@ class GuardedCalls:
                 await turn.lease.save()
             if record.phase is CallPhase.CLEARED and matters(record):  # what is saved before it is sent holds it
                 self._notes.sends(call.id, likeness(record.call), self.ledger.now_s())
-            started = await turn.start([record], announced=False) if record.phase is CallPhase.CLEARED else []
+            started = await turn.start([record]) if record.phase is CallPhase.CLEARED else []
             if not started:
                 record = turn.lease.state.record(record)
                 if record.waiting:
