@@ -266,14 +266,8 @@ def asked(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, doubt: Do
     unknown = doubt.rule == UNKNOWN_OUTCOME.rule
     if unknown and record.edited:
         doubt = replace(doubt, reason=_started_as_edited(record))
-    request = request_for(
-        record,
-        terms,
-        doubt,
-        now_s,
-        expires_s=None if unknown else approvals.expiry(now_s),
-        unknown_outcome=unknown,
-    )
+    expires_s = None if unknown else approvals.expiry(now_s)
+    request = request_for(record, terms, doubt, now_s, expires_s=expires_s, unknown_outcome=unknown)
     return record.change(
         phase=CallPhase.WAITING,
         requests=(request,),
@@ -329,14 +323,8 @@ def bound(request: ApprovalRequest, record: CallRecord, terms: Terms) -> bool:
 
 def under(request: ApprovalRequest, terms: Terms, step_id: str) -> bool:
     """True when a request, also one on the run itself, is of this session, run and step, under the current rules."""
-    return (
-        request.agent_id,
-        request.session_id,
-        request.run_id,
-        request.step_id,
-        request.rules,
-        request.started_by,
-    ) == (terms.agent_id, terms.session_id, terms.run_id, step_id, terms.rules, terms.started_by)
+    of = (request.agent_id, request.session_id, request.run_id, request.step_id, request.rules, request.started_by)
+    return of == (terms.agent_id, terms.session_id, terms.run_id, step_id, terms.rules, terms.started_by)
 
 
 # -- deciding ---------------------------------------------------------------------------------------------------------
@@ -352,12 +340,7 @@ def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRe
     call = record.proposed
     if first.arguments is not None:
         call = call.model_copy(update={"arguments": first.arguments})
-    new = record.change(
-        phase=CallPhase.CLEARED,
-        call=call,
-        decisions=tuple(decisions),
-        grant=None,
-    )
+    new = record.change(phase=CallPhase.CLEARED, call=call, decisions=tuple(decisions), grant=None)
     return new.change(cleared_by=authority(new))
 
 

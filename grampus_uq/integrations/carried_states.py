@@ -57,12 +57,8 @@ class Carried:
     records: tuple[CallRecord, ...]
     place: str
 
-    def record(self, call: ToolCall) -> CallRecord | None:
-        """The record of this call: proposed or edited by a human, with this id, name and signed arguments."""
-        return self.find(call.id, call.name, call.arguments)[0]
-
     def find(self, call_id: str, name: str, arguments: Any) -> tuple[CallRecord | None, ToolCall | None]:
-        """The record of a call with this id, name and signed arguments, and the call as the record has it."""
+        """The record of a call with this id, name and signed arguments, and the call as proposed, or as edited."""
         try:
             for record in self.records:
                 for known in (record.proposed, record.call):

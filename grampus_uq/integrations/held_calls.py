@@ -9,8 +9,7 @@ of a sub-agent, is another one.
     humans decide             -> `decide` (refused when it is on another call, expired, unsigned or not permitted)
     just before it would run  -> `release` -> run it, answer for it, or go on waiting -> `settle`
 
-What leaves the process (`write_snapshot`) carries a seal where decisions are signed. A state whose seal does not hold
-says nothing: its calls wait, and its belief releases nothing that may be irreversible for the rest of the run.
+`carried_calls` writes what leaves the process, and takes it up.
 """
 
 from __future__ import annotations

@@ -26,10 +26,7 @@ def last_answer(messages: Sequence[Any]) -> int | None:
 
 
 def read_turn(
-    message: Any,
-    prompt: Sequence[AnyMessage] = (),
-    tools: Collection[Mapping[str, Any] | str] = (),
-    **more: Any,
+    message: Any, prompt: Sequence[AnyMessage] = (), tools: Collection[Mapping[str, Any] | str] = (), **more: Any
 ) -> ModelTurn:
     """The model's message, the prompt before it, the agent's tools, and `more` fields of the turn."""
     metadata = message.response_metadata or {}
@@ -56,7 +53,7 @@ def find_record(carried: Carried, call: Any) -> tuple[CallRecord | None, ToolCal
     if known is not None:
         return record, known
     read = read_call(call).call
-    return carried.record(read), read
+    return carried.find(read.id, read.name, read.arguments)[0], read
 
 
 def read_message(message: BaseMessage) -> Message:

@@ -135,9 +135,9 @@ def test_a_record_is_found_by_arguments_as_they_are_signed_not_as_python_compare
     nothing: Any = None
     record = CallRecord(proposed=call, call=call, step_id="llm_0")
     carried = Carried(session=nothing, belief=nothing, terms=nothing, turn=None, records=(record,), place="")
-    assert carried.record(call.model_copy(deep=True)) is record
+    assert carried.find("a", "pay", {"amount": 1}) == (record, call)
     for other in (True, 1.0, "1", Decimal(1)):
-        assert carried.record(ToolCall.model_construct(id="a", name="pay", arguments={"amount": other})) is None
+        assert carried.find("a", "pay", {"amount": other}) == (None, None)
 
 
 def test_only_a_signature_of_an_approver_lets_a_call_run(langchain: bool) -> None:
