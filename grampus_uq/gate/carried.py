@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grampus_uq.gate.call import CallPhase, CallRecord, answer_text, decided, settled
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest, Arrived
 from grampus_uq.records.values import ToolCall
 
 _write = CallRecord.__pydantic_serializer__.to_python  # what `model_dump` calls in the end
@@ -44,6 +44,16 @@ def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:
     if decision is not None and decision.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
         return settled(record, answer_text(decision), is_error=decision.kind is ApprovalKind.REJECT)
     return record if record.phase is not CallPhase.SETTLED else record.change(requests=())
+
+
+def write_arrived(arrived: Iterable[Arrived]) -> list[Any]:
+    """Decisions of which more have to come, with when they arrived, as JSON values."""
+    return [[decision.model_dump(mode="json"), arrived_s] for decision, arrived_s in arrived]
+
+
+def read_arrived(entries: Iterable[Any]) -> list[Arrived]:
+    """What `write_arrived` wrote; raises TypeError or ValueError."""
+    return [(ApprovalDecision.model_validate(decision), float(arrived_s)) for decision, arrived_s in entries]
 
 
 def read_decided(item: Mapping[str, Any]) -> CallRecord:

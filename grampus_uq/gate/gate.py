@@ -185,6 +185,14 @@ class Gate:
         """True if carried state is believed: its seal is valid, or decisions are not signed here at all."""
         return holds or self.approvals.signer is None
 
+    def sealed(self, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """JSON values for others to carry, with a seal where one is set; `authentic` believes them."""
+        return dict(values) if self.approvals.seal is None else self.approvals.seal.sealed(place, values)
+
+    def authentic(self, place: str, values: Mapping[str, Any]) -> bool:
+        """True if carried JSON values are believed: their seal holds, or decisions are not signed here at all."""
+        return self.believes(self.approvals.seal is not None and self.approvals.seal.authentic(place, values))
+
     # -- asking, by this host's rules and clock -------------------------------------------------------------------
 
     def asked(self, record: CallRecord, terms: Terms, doubt: Doubt) -> CallRecord:

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from grampus_uq import ApprovalDecision, ConfigurationError, DataError
+from grampus_uq import ConfigurationError, DataError
 from grampus_uq.gate.call import MAX_REJECTED, bound
-from grampus_uq.gate.carried import write_record
+from grampus_uq.gate.carried import read_arrived, write_arrived, write_record
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.call_records import VERSION, calls_in, check_version
@@ -29,19 +29,14 @@ def write_snapshot(held: HeldCalls, **more: JsonValue) -> dict[str, Any]:
         "belief": held.session.snapshot(),
         "calls": [write_record(record) for record in held.records.values()],
         "unseen": [[key[0], key[1], step] for key, steps in held.unseen.items() for step in steps],
-        "arrived": [
-            [decision.model_dump(mode="json"), arrived_s]
-            for arrived in held.arrived.values()
-            for decision, arrived_s in arrived
-        ],
+        "arrived": write_arrived(one for arrived in held.arrived.values() for one in arrived),
         "rejected": list(held.rejected),
         "turns": held.turns,
         "vouched": held.terms.vouched,
         "run": held.terms.run_id,
         **more,
     }
-    seal = held.gate.approvals.seal
-    return values if seal is None else seal.sealed(held.place, values)
+    return held.gate.sealed(held.place, values)
 
 
 def take_up(
@@ -62,8 +57,7 @@ def take_up(
     try:
         if snapshot is not None:
             check_version(snapshot)
-        seal = gate.approvals.seal
-        believed = snapshot is None or gate.believes(vouched and seal is not None and seal.authentic(place, snapshot))
+        believed = snapshot is None or (gate.authentic(place, snapshot) if vouched else gate.believes(False))
         session = monitor.session(
             session_id,
             agent_id,
@@ -92,7 +86,7 @@ def _restore(held: HeldCalls, snapshot: Mapping[str, Any], *, believed: bool) ->
     try:
         held.rejected = [str(digest) for digest in snapshot["rejected"]][-MAX_REJECTED:]
         held.turns = max(held.turns, int(snapshot.get("turns", snapshot.get("steps", 0))))
-        arrived = [(ApprovalDecision.model_validate(d), float(s)) for d, s in snapshot.get("arrived", ())]
+        arrived = read_arrived(snapshot.get("arrived", ()))
         unseen = [(str(i), str(digest), str(step)) for i, digest, step in snapshot.get("unseen", ())]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"not the calls of a session: {error}", field="rejected") from error

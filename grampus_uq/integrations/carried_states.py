@@ -20,9 +20,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grampus_uq import ApprovalDecision, ApprovalRequest, ConfigurationError, DataError, Session, ToolCall
+from grampus_uq import ApprovalRequest, ConfigurationError, DataError, Session, ToolCall
 from grampus_uq.gate.call import UNVOUCHED, CallRecord, Terms, cleared
-from grampus_uq.gate.carried import read_decided, read_record, write_record
+from grampus_uq.gate.carried import read_arrived, read_decided, read_record, write_arrived, write_record
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import SEAL
 from grampus_uq.integrations.settings import AdapterSettings
@@ -200,7 +200,7 @@ class CarriedStates:
     def write_part(self, carried: Carried) -> dict[str, Any]:
         """Records and turn for a task's result, which is checkpointed: sealed, because others may write it."""
         calls = [write_record(record) for record in carried.records]
-        return self.sealed(carried.place, {"turn": {**(carried.turn or {}), "calls": calls}})
+        return self._gate.sealed(carried.place, {"turn": {**(carried.turn or {}), "calls": calls}})
 
     def read_part(self, carried: Carried, part: Mapping[str, Any]) -> Carried:
         """The state with what `write_part` wrote of just these calls, as far as it is believed; raises DataError."""
@@ -217,7 +217,7 @@ class CarriedStates:
 
     def write_decided(self, place: str, record: CallRecord) -> dict[str, Any]:
         """The decisions of humans on one call, beside the turn until the next one."""
-        return self.sealed(place, {"record": write_record(record)})
+        return self._gate.sealed(place, {"record": write_record(record)})
 
     def read_decided(self, place: str, state: Mapping[str, Any]) -> list[CallRecord]:
         """The decisions beside the latest turn, none on an earlier one, as far as believed; raises DataError."""
@@ -230,19 +230,14 @@ class CarriedStates:
                 raise DataError(f"not what humans decided: {error!r:.200}", field="decided") from error
             return []
 
-    def sealed(self, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """JSON values for the framework's state, with a seal where one is set."""
-        seal = self._gate.approvals.seal
-        return dict(values) if seal is None else seal.sealed(place, values)
-
     def believes(self, place: str, values: Mapping[str, Any], *keys: str) -> bool:
         """Return True if values from the framework's state are trusted: sealed, or from a host without signing.
 
         All of the `keys` must be there: a task's turn, which is sealed without a belief, is no state.
         """
-        seal, names = self._gate.approvals.seal, {*(keys or ("belief", "turn")), SEAL}
+        names = {*(keys or ("belief", "turn")), SEAL}
         found = {key: values[key] for key in names if key in values}
-        return self._gate.believes(seal is not None and found.keys() == names and seal.authentic(place, found))
+        return self._gate.authentic(place, found) if found.keys() == names else self._gate.believes(False)
 
 
 def requests_of(carried: Carried) -> list[dict[str, Any]]:
@@ -281,15 +276,14 @@ def _read_turn(turn: Mapping[str, Any], believed: bool) -> Turn:
 
     Of one that is not believed nobody knows when decisions arrived: now, so that nothing expired is made good.
     """
-    review, arrived, now_s = turn.get("review"), turn.get("arrived") or (), time.time()
-    arrived = [(ApprovalDecision.model_validate(one), float(at)) for one, at in arrived]
+    review, arrived, now_s = turn.get("review"), read_arrived(turn.get("arrived") or ()), time.time()
     return {
         **{name: value for name, value in turn.items() if believed or name != "reviewed"},
         **{name: [str(one) for one in turn[name]] for name in ("handed", "now") if name in turn},
         "step_id": str(turn["step_id"]),
         "calls": list(turn["calls"]),
         "review": None if review is None else ApprovalRequest.model_validate(review).model_dump(mode="json"),
-        "arrived": [[one.model_dump(mode="json"), at if believed else now_s] for one, at in arrived],
+        "arrived": write_arrived((one, at if believed else now_s) for one, at in arrived),
     }
 
 

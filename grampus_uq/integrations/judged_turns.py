@@ -45,8 +45,10 @@ from grampus_uq.gate.call import (
     settled,
     under,
 )
+from grampus_uq.gate.carried import read_arrived, write_arrived
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import record_answer
+from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.starts import by_itself, permitted
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
 from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
@@ -197,7 +199,7 @@ class TurnJudge:
             if decision.request_id not in known:
                 refusals.append(f"No pending request {decision.request_id:.40}: stale or already decided.")
         turn: Turn = dict(carried.turn or {})
-        arrived = [(ApprovalDecision.model_validate(one), at) for one, at in turn.get("arrived") or ()]
+        arrived = read_arrived(turn.get("arrived") or ())
         arrived += [(decision, now_s) for decision in decisions if decision.request_id in known]
         records = []
         for record in carried.records:
@@ -218,11 +220,11 @@ class TurnJudge:
                 turn["review"] = again.model_dump(mode="json")
         after_all = replace(carried, turn=turn, records=tuple(records))
         waiting = {request["id"] for request in requests_of(after_all)}
-        turn["arrived"] = [(d.model_dump(mode="json"), at) for d, at in arrived if d.request_id in waiting]
+        turn["arrived"] = write_arrived(one for one in arrived if one[0].request_id in waiting)
         return after_all, refusals
 
     async def _decided(
-        self, record: CallRecord, terms: Terms, arrived: Sequence[tuple[ApprovalDecision, float]], now_s: float
+        self, record: CallRecord, terms: Terms, arrived: Sequence[Arrived], now_s: float
     ) -> tuple[CallRecord, list[str]]:
         if not arrived:
             return record, []
@@ -327,9 +329,7 @@ class TurnJudge:
         return RAN_BEFORE if not by_itself(record) and self.gate.starts.spent(record, carried.terms.run_id) else None
 
 
-def _on(
-    requests: Sequence[ApprovalRequest], arrived: Sequence[tuple[ApprovalDecision, float]]
-) -> list[tuple[ApprovalDecision, float]]:
+def _on(requests: Sequence[ApprovalRequest], arrived: Sequence[Arrived]) -> list[Arrived]:
     ids = {request.id for request in requests}
     return [entry for entry in arrived if entry[0].request_id in ids]
 

@@ -237,7 +237,7 @@ class UncertaintyGuard:
         run.hear_rejections(result.to_input_list(), open_calls)  # no model was asked since, and what is refused is over
         await run.calls.tell()
         await run.ask(waiting, result.last_agent)
-        envelope = {
+        envelope: dict[str, Any] = {
             "v": VERSION,
             "session_id": run.calls.session.session_id,
             "agent_id": run.calls.session.agent_id,
@@ -245,11 +245,8 @@ class UncertaintyGuard:
             "calls": run.snapshot(),
             "run_state": result.to_state().to_json(**serializing),
         }
-        if self._gate.approvals.seal is not None:
-            envelope = self._gate.approvals.seal.sealed(run.calls.place, envelope)
-        return PausedRun(
-            session_id=run.calls.session.session_id, requests=run.calls.requests(), text=json.dumps(envelope)
-        )
+        text = json.dumps(self._gate.sealed(run.calls.place, envelope))
+        return PausedRun(session_id=run.calls.session.session_id, requests=run.calls.requests(), text=text)
 
     @staticmethod
     def waiting(text: str) -> tuple[ApprovalRequest, ...]:
@@ -301,8 +298,7 @@ class UncertaintyGuard:
         envelope = read_paused(text)
         if session_id is not None and session_id != envelope["session_id"]:
             raise DataError(f"of session {envelope['session_id']!r:.80}, not {session_id!r:.80}", field="session_id")
-        seal, place = self._gate.approvals.seal, session_place(envelope["agent_id"], envelope["session_id"])
-        vouched = self._gate.believes(seal is not None and seal.authentic(place, envelope))
+        vouched = self._gate.authentic(session_place(envelope["agent_id"], envelope["session_id"]), envelope)
         run = self._start(
             envelope["session_id"], envelope["agent_id"], envelope["model"], envelope["calls"], vouched=vouched
         )
