@@ -248,6 +248,40 @@ class _Anybody:
         return True
 
 
+def test_what_others_carry_is_believed_as_it_was_sealed_and_where_it_belongs() -> None:
+    signing, values = Gate(approvals=ApprovalPolicy(signer=_Anybody())), {"a": 1}
+    sealed = signing.sealed("here", values)
+    assert signing.authentic("here", sealed)
+    for place, forged in (("there", sealed), ("here", {**sealed, "a": 2}), ("here", values)):
+        assert not signing.authentic(place, forged)
+    assert GATE.sealed("here", values) == values
+    assert GATE.sealed("here", values) is not values
+    assert GATE.authentic("here", {"a": 2})
+
+
+def test_a_gate_asks_takes_up_and_recovers_by_its_own_rules_and_clock() -> None:
+    gate, child = at(NOW), waiting(child_session="below")
+    pairs = [
+        (gate.asked(NEW, TERMS, DOUBT), asked(NEW, TERMS, OPEN, DOUBT, NOW)),
+        (gate.asked_again(child, TERMS), asked_again(child, TERMS, OPEN, NOW)),
+        (gate.asked_again(child, TERMS, "it changed"), asked_again(child, TERMS, OPEN, NOW, "it changed")),
+        (gate.restored(child, TERMS, believed=False), restored(child, TERMS, OPEN, NOW, believed=False)),
+    ]
+    for stored, believed, delegates in product((NEW, child, cleared(NEW)), (True, False), (True, False)):
+        given: dict[str, bool] = {"believed": believed, "delegates": delegates}
+        pairs.append((gate.restored(stored, TERMS, **given), restored(stored, TERMS, OPEN, NOW, **given)))
+    began = cleared(NEW, effect=Effect.READ).change(phase=CallPhase.STARTED)
+    effects = Effect.READ, Effect.IRREVERSIBLE
+    pairs += [(gate.recovered(began, TERMS, one), recovered(began, TERMS, OPEN, one, NOW)) for one in effects]
+    on_run, purely = gate.review(TERMS, DOUBT, "llm_3"), review(TERMS, OPEN, DOUBT, "llm_3", NOW)
+    pairs.append((child.change(requests=(on_run,)), child.change(requests=(purely,))))
+    for ours, theirs in pairs:
+        requests = [one.model_copy(update={"id": ""}) for one in theirs.requests]
+        assert [one.model_copy(update={"id": ""}) for one in ours.requests] == requests
+        assert ours.change(requests=()) == theirs.change(requests=())
+        assert ours.cleared_here == theirs.cleared_here
+
+
 def test_terms_name_the_session_and_the_digest_of_the_rules_that_hold_now() -> None:
     gate = Gate(approvals=OPEN)
     terms = gate.terms("clerk", "s", GUARDS_PAY, run_id="r", vouched=False)
