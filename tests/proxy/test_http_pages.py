@@ -117,6 +117,13 @@ async def front(*, advisory: bool = False) -> AsyncIterator[Front]:
         group.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("advisory", [False, True])
+async def test_a_status_that_the_proxys_own_server_cannot_send_is_not_passed_on(advisory: bool) -> None:
+    async with front(advisory=advisory) as one:
+        one.answer = answer(999, {"content-type": "application/json"}, b'{"jsonrpc":"2.0","id":1,"result":{}}')
+        assert (await one.post(id=1, method="ping")).status_code == 502
+
+
 @sampled("types", [[None, "application/json", "text/event-stream"]], full=[_TYPES])
 async def test_no_answer_shows_a_client_a_definition_that_was_not_read_here(types: Any) -> None:
     passed = refused = 0

@@ -17,6 +17,8 @@ EVENTS: Final = frozenset({"text/event-stream", "text/event-stream;charset=utf-8
 JSON: Final = frozenset({"application/json", "application/json;charset=utf-8", 'application/json;charset="utf-8"'})
 NO_BODY: Final = frozenset({202, 204})
 """Answers without a body, by the protocol: what a server sends with one all the same reaches nobody."""
+BEYOND: Final = 600
+"""No status of HTTP from here on: this proxy's own server cannot send one."""
 LONGEST_PAGE: Final = 1_000
 _MARK: Final = re.compile(r"[^a-z0-9-]")  # between words: gateways and web frameworks read an underscore as a hyphen
 SHARED: Final = "shared"
@@ -145,6 +147,8 @@ def answer_problem(status: int, headers: Mapping[str, str]) -> str | None:
     """The reason not to pass an answer on: a client could read in it what was not read here, or be led elsewhere."""
     if status in NO_BODY:
         return None
+    if status >= BEYOND:
+        return f"the server answered with {status}, which is no status of HTTP"
     if 300 <= status < 400:
         return (
             f"the server answered with a redirect ({status}), which is not followed: give the address it redirects to"

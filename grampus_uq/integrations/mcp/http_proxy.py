@@ -27,6 +27,7 @@ from grampus_uq.integrations.mcp.byte_budget import ByteBudget
 from grampus_uq.integrations.mcp.call_exchange import Answered, CallExchange, Passed
 from grampus_uq.integrations.mcp.event_stream import written_event
 from grampus_uq.integrations.mcp.http_headers import (
+    BEYOND,
     SHARED,
     answer_problem,
     check_routing,
@@ -269,7 +270,8 @@ class _Door:
         if not isinstance(answer, httpx.Response):
             ran = body is None or not isinstance(answer, httpx.ConnectError | httpx.ConnectTimeout)
             return await self._unanswered(session, owed, "the server cannot be reached", ran=ran, goes_on=goes_on)
-        problem = None if self._upstream.advisory else answer_problem(answer.status_code, answer.headers)
+        passes = self._upstream.advisory and answer.status_code < BEYOND
+        problem = None if passes else answer_problem(answer.status_code, answer.headers)
         if problem is None and goes_on and answer.status_code >= 400:
             problem = f"the server does not go on with its answer ({answer.status_code})"
         if problem is not None:
@@ -328,7 +330,7 @@ class _Door:
             try:
                 answer = await self._client.send(self._outgoing(request, body, session, owed), stream=True)
             except Exception as error:  # noqa: BLE001 (whatever it was, somebody is told what became of the call)
-                self._say(f"the server cannot be reached: {type(error).__name__}: {error}")
+                self._say(f"the server cannot be reached: {type(error).__name__}: {error!s:.100}")
                 answer = error
             group.cancel_scope.cancel()
         return answer
