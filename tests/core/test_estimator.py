@@ -8,7 +8,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grampus_uq import Message, MissingReason, ModelError, Reading, Role, UncertaintyEstimator
+from grampus_uq import (
+    Message,
+    MissingReason,
+    ModelError,
+    Reading,
+    Role,
+    SaupPropagator,
+    UncertaintyEstimator,
+    UncertaintyPropagator,
+)
+from grampus_uq.core.estimator import fuse_step, worst_values
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.vocabulary import NOT_DUE
 from grampus_uq.testing import ScriptedModel, answer, top_logprobs
@@ -46,10 +56,12 @@ def test_the_fusion_is_the_weighted_mean_of_the_corrected_values(verbalized, p_t
     assert estimator.fuse(verbalized, p_true, p_true_ran=False) == verbalized * (1 - b_v)
 
 
-@given(unit, weight.filter(lambda w: w > 0.0))
-def test_one_reading_alone_is_its_corrected_value_exactly(value, w):
+@given(unit, weight.filter(lambda w: w > 0.0), st.dictionaries(st.just("other"), unit))
+@example(0.9, 0.3, {"other": 1.0})
+@example(0.1, 0.7, {"other": 0.0})
+def test_one_reading_alone_is_its_corrected_value_exactly_whatever_is_read_that_has_no_weight(value, w, beside):
     estimator = UncertaintyEstimator(verbalized_weight=w, verbalized_calibration_bias=0.0)
-    assert estimator.fuse_readings({"verbalized": value}) == value
+    assert estimator.fuse_readings({"verbalized": value, **beside}) == value
 
 
 @given(st.dictionaries(names, unit), st.dictionaries(st.sampled_from(["mine", "other"]), weight))
@@ -87,6 +99,7 @@ def test_the_slow_path_is_triggered_within_its_zone_both_ends_included(fused):
     st.none() | st.floats(0.0, 0.72),
 )
 @example({"mine": 0.72}, None)
+@example({"mine": 0.73}, None)
 def test_the_slow_path_is_due_where_nothing_is_known_and_up_to_the_end_of_its_zone(found, low):
     given_low = {} if low is None else {"semantic_trigger_low": low}
     estimator = UncertaintyEstimator(extra_weights={"mine": 1.0}, **given_low)
@@ -99,6 +112,40 @@ def test_the_slow_path_is_due_where_nothing_is_known_and_up_to_the_end_of_its_zo
     fused, least = estimator.fuse_readings(known), estimator.fuse_readings(known | lacking)
     due = fused is None or (least <= 0.72 if low is None else low <= fused <= 0.72)
     assert estimator.needs_sampling(readings) is due
+
+
+class Own(UncertaintyEstimator):
+    """An estimator of one's own: what its fusion makes of a statement is not known, and of nothing it makes nothing."""
+
+    def fuse_readings(self, values):
+        assert values
+        return super().fuse_readings(values)
+
+
+@given(
+    st.sampled_from([UncertaintyEstimator(), Own()]),
+    st.sampled_from([UncertaintyPropagator(), SaupPropagator()]),
+    st.dictionaries(names, unit)
+    | st.fixed_dictionaries({"verbalized": unit}, optional={"p_true": unit, "other": unit}),
+    st.none() | unit,
+)
+def test_without_the_models_word_a_step_is_fused_as_if_nothing_were_stated_unless_the_word_lowers_it(
+    estimator, propagator, values, semantic
+):
+    def fusion_of(known):
+        return estimator.pessimistic(estimator.fuse_readings(known) if known else None, semantic)
+
+    fast, stated = UncertaintyEstimator().fuse_readings(values), 0.75 * values.get("verbalized", 1.0)
+    usual = type(estimator) is UncertaintyEstimator and type(propagator) is UncertaintyPropagator
+    lowers = usual and "verbalized" in values and fast is not None and stated < fast
+    others = {source: value for source, value in values.items() if source != "verbalized"}
+    expected = fusion_of(values), fusion_of(values if lowers else others)
+    assert fuse_step(estimator, propagator, values, semantic) == expected
+
+
+@given(st.lists(unit, min_size=1))
+def test_of_several_readings_of_a_source_the_lowest_counts(values):
+    assert worst_values([Reading(source="mine", value=value) for value in values]) == ({"mine": min(values)}, [])
 
 
 # -- switches --
