@@ -191,7 +191,9 @@ def test_decisions_count_on_the_one_request_of_their_call_and_a_refusal_says_wha
 
 
 @given(
-    st.sampled_from(["new", "waiting", "cleared", "stored", "granted", "approved", "edited", "started"]),
+    st.sampled_from(
+        ["new", "waiting", "cleared", "irreversible", "stored", "granted", "approved", "edited", "started"]
+    ),
     st.sampled_from(
         [PAY, PAY.model_copy(update={"name": "refund"}), PAY.model_copy(update={"arguments": {"to": "A", "amount": 1}})]
     ),
@@ -202,6 +204,7 @@ def test_decisions_count_on_the_one_request_of_their_call_and_a_refusal_says_wha
 )
 @example("cleared", PAY, False, Effect.READ, NOW, None)
 @example("cleared", PAY, False, Effect.READ, NOW, GUARDED)
+@example("irreversible", PAY, False, Effect.IRREVERSIBLE, NOW, None)
 def test_a_host_that_keeps_no_record_is_told_what_the_check_says(
     life: str, call: ToolCall, vouched: bool, effect: Effect, now_s: float, policy: UncertaintyPolicy | None
 ) -> None:
@@ -212,6 +215,7 @@ def test_a_host_that_keeps_no_record_is_told_what_the_check_says(
         "new": new,
         "waiting": waiting(),
         "cleared": cleared(new),
+        "irreversible": cleared(new, effect=Effect.IRREVERSIBLE),
         "stored": stored(cleared(new)),
         "granted": granted(waiting(), grant),
         "approved": approved(),
