@@ -258,6 +258,7 @@ def test_the_last_release_reads_the_state_of_a_run_that_a_stated_confidence_did_
         assert state.turns
         for written in (StateWriter().write(state), state_to_json(state), json.dumps(state_to_values(state))):
             assert "unaided" not in written
+            assert "read_before" not in written
             assert state_from_json(written) == state
 
 
