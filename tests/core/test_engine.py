@@ -42,15 +42,16 @@ IRREVERSIBLE = Profile(estimator=UNBIASED, policy=Policy(irreversible_tool_names
 unit = st.floats(0.0, 1.0)
 
 sources = st.sampled_from(["verbalized", "p_true", "token_probability", "token_entropy", "semantic_entropy", "mine"])
+spent = {"calls": st.integers(0, 3), "input_tokens": st.integers(0, 9), "output_tokens": st.integers(0, 9)}
 readings = st.lists(
-    st.builds(Reading, source=sources, value=unit, calls=st.integers(0, 3), samples=st.integers(0, 5))
+    st.builds(Reading, source=sources, value=unit, samples=st.integers(0, 5), **spent)
     | st.builds(
         Reading,
         source=sources,
         value=st.none(),
         reason=st.sampled_from(MissingReason),
-        calls=st.integers(0, 3),
         cost_usd=st.none() | st.just(0.5),
+        **spent,
     ),
     max_size=6,
 )
@@ -63,6 +64,7 @@ steps = st.builds(
     tool_calls=st.lists(calls, max_size=1).map(tuple),
     effect=st.none() | st.sampled_from(Effect),
     input_tokens=st.integers(0, 9),
+    output_tokens=st.integers(0, 9),
 )
 profiles = st.builds(
     Profile,
@@ -136,8 +138,13 @@ def test_every_number_stays_in_its_range_and_the_inputs_stay_as_they_were(profil
         assert after.n_high - state.n_high == (after.level in {Level.HIGH, Level.CRITICAL})
         assert assessment.level.severity >= after.level.severity, "a call's may leave the model's own word out"
         assert after.has_reading or assessment.level is not Level.LOW
-        assert after.monitor_calls - state.monitor_calls == sum(reading.calls for reading in found)
-        assert after.agent_tokens - state.agent_tokens == step.input_tokens
+        asked = [reading for reading in found if reading.calls]
+        assert after.monitor_calls - state.monitor_calls == sum(reading.calls for reading in asked)
+        tokens = sum(reading.input_tokens + reading.output_tokens for reading in asked)
+        assert after.monitor_tokens - state.monitor_tokens == tokens
+        assert after.monitor_cost_usd - state.monitor_cost_usd == sum(reading.cost_usd or 0.0 for reading in asked)
+        assert after.agent_tokens - state.agent_tokens == step.input_tokens + step.output_tokens
+        assert after.last_step_id == step.step_id
         assert assessment.timestamp == datetime.fromtimestamp(step.time_s, UTC)
         assert (assessment.guarantee, assessment.p_success, assessment.log_e_value) == (None, None, None)
         state = after
