@@ -79,6 +79,7 @@ from grampus_uq.records.vocabulary import UncertaintySource
     multiple=True,
     help="Streams that the detector reads.  [default: p_success, else fused or unaided]",
 )
+@click.option("--trust-stated", is_flag=True, help="Let p_success use the model's stated confidence beside others.")
 @click.option(
     "--detector-at",
     type=click.Choice(["calls", "steps"]),
@@ -185,7 +186,7 @@ def _fit_budget(
         on_refused=on_refused,
         workers=workers,
     )
-    data = data if streams else data.by_what_was_stated()
+    data = data if streams else data.by_what_was_stated(trusted=options.trust_stated)
     fit = fit_budget(data, rng=np.random.default_rng(options.seed), share=budget)
     threshold, number = fit.detector.threshold, len(fit.report.threshold_ids)
     artifact = ProfileArtifact(

@@ -84,11 +84,10 @@ class Profile(Configuration):
 
     @property
     def released_by_counts(self) -> bool:
-        """True if nothing but counts lifts the probability that releases irreversible calls."""
+        """True if the probability that releases irreversible calls was fitted on counts only."""
         if self.release is None or self.calibration is None:
             return False
-        readings = self.calibration.readings
-        return all(is_count(name) or not readings[name].lifts for name in self.calibration.moved_by)
+        return all(map(is_count, self.calibration.moved_by))
 
     @property
     def fitted_streams(self) -> frozenset[str]:

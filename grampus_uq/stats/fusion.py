@@ -2,8 +2,7 @@
 
 `p = sigma(intercept + sum over present i of (offset_i + slope_i (logit(v_i) - mean_i) / sd_i))`, slopes not negative
 except those of counts, whose direction is learned. A missing reading drops out with its offset, so that the absence of
-a reading can be informative. A reading that lifts nothing adds at most 0, what its absence does, and is not enough by
-itself. Plain numbers and plain arithmetic: it is computed at every step of a live run. Fitted by
+a reading can be informative. Plain numbers and plain arithmetic: it is computed at every step of a live run. Fitted by
 `grampus_uq.learn.fit.fit_calibration`.
 """
 
@@ -11,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.stored_values import FROZEN
@@ -31,10 +30,7 @@ _Coefficient = Annotated[float, Field(ge=-1e9, le=1e9)]  # beyond any fit: sums 
 
 
 class FusedReading(BaseModel):
-    """The contribution of one reading: standardised log-odds times `slope`, plus `offset` for its presence.
-
-    `lifts` False: log-odds above the mean count as the mean, and `offset` is at most 0.
-    """
+    """The contribution of one reading: standardised log-odds times `slope`, plus `offset` for its presence."""
 
     model_config = FROZEN
 
@@ -42,19 +38,6 @@ class FusedReading(BaseModel):
     sd: float = Field(ge=1e-9)
     slope: _Coefficient
     offset: _Coefficient = 0.0
-    lifts: bool = True
-
-    @model_validator(mode="after")
-    def _lowers_at_most(self) -> Self:
-        if not self.lifts and (self.offset > 0.0 or self.slope < 0.0):
-            raise ValueError(f"`offset` must be at most 0 and `slope` at least 0 without `lifts`. Got {self!r:.120}.")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `lifts` out where it is True, so that older profiles keep their fingerprints."""
-        values: dict[str, Any] = write(self)
-        return {name: value for name, value in values.items() if name != "lifts" or value is False}
 
 
 class LogisticFusion(BaseModel):
@@ -103,7 +86,7 @@ class LogisticFusion(BaseModel):
 
         `values`: by name, each in [0, 1], higher = more likely to succeed; None or absent is missing, and names that
         the fusion does not know are left alone. Returns the probability that the run will succeed, in [epsilon, 1 -
-        epsilon]; None without any of its readings that lift.
+        epsilon]; None without any of its readings.
 
         >>> fusion = LogisticFusion(readings={"p_true": FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)
         >>> fusion({"p_true": 0.8}), fusion({"p_true": None})
@@ -117,13 +100,10 @@ class LogisticFusion(BaseModel):
                 continue
             if not 0.0 <= value <= 1.0:
                 raise ConfigurationError.of("values", "LogisticFusion", f"in [0, 1] ({name!r:.60})", value)
+            seen = True
             clipped = low if value < low else high if value > high else value
-            scaled = (math.log(clipped) - math.log1p(-clipped) - reading.mean) / reading.sd
-            if reading.lifts:
-                seen = True
-            elif scaled > 0.0:
-                scaled = 0.0
-            z += reading.offset + reading.slope * scaled
+            log_odds = math.log(clipped) - math.log1p(-clipped)
+            z += reading.offset + reading.slope * ((log_odds - reading.mean) / reading.sd)
         if not seen:
             return None
         small = math.exp(-abs(z))

@@ -34,14 +34,6 @@ fusions = st.builds(
     readings=st.fixed_dictionaries({"a": fused_readings, "b": fused_readings}),
     intercept=st.floats(-3, 3),
 )
-lowering = st.builds(
-    FusedReading,
-    mean=st.floats(-5, 5),
-    sd=st.floats(0.1, 5),
-    slope=st.floats(0, 5),
-    offset=st.floats(-3, 0),
-    lifts=st.just(False),
-)
 
 
 def world(n: int, rng: np.random.Generator, *, silent: float = 0.0):
@@ -63,39 +55,6 @@ def test_no_reading_lowers_the_result_by_rising_and_it_stays_inside(fusion, low,
     low, high = sorted((low, high))
     first, second = fusion({"a": low, "b": other}), fusion({"a": high, "b": other})
     assert fusion.epsilon <= first <= second <= 1.0 - fusion.epsilon
-
-
-@given(fusions, lowering, unit, unit)
-def test_a_reading_that_lifts_nothing_only_lowers_and_is_not_enough_by_itself(fusion, word, other, stated):
-    hears = fusion.model_copy(update={"readings": {**fusion.readings, "word": word}})
-    assert hears({"a": other, "word": stated}) <= fusion({"a": other})
-    assert hears({"word": stated}) is None
-    arrays = {"a": np.array([other, np.nan]), "word": np.array([stated, stated])}
-    assert apply_fusion(hears, arrays) == pytest.approx([hears({"a": other, "word": stated}), np.nan], nan_ok=True)
-    assert LogisticFusion.model_validate_json(hears.model_dump_json()) == hears
-
-
-def test_a_reading_that_lifts_nothing_has_no_offset_that_does_and_one_that_lifts_is_written_as_before():
-    with pytest.raises(ValidationError, match="`offset` must be at most 0"):
-        FusedReading(mean=0.0, sd=1.0, slope=1.0, offset=0.1, lifts=False)
-    assert set(FusedReading(mean=0.0, sd=1.0, slope=1.0).model_dump()) == {"mean", "sd", "slope", "offset"}
-
-
-@pytest.mark.parametrize("silent", [0.0, 0.4])
-def test_a_stream_that_lifts_nothing_is_fitted_as_it_is_used(silent):
-    """The fit sees what the live step sees: above its mean it is the mean, also where its silence tells of failure."""
-    streams, outcomes, _ = world(4000, np.random.default_rng(5), silent=silent)
-    fusion = fit_fusion(streams, outcomes, lowering=["b"])
-    b = fusion.readings["b"]
-    assert not b.lifts
-    assert b.slope > 0.0 >= b.offset
-    assert (b.offset == 0.0) is (silent == 0.0)
-    assert fusion({"a": 0.5, "b": 1.0}) <= fusion({"a": 0.5})
-    p = apply_fusion(fusion, {name: traces.forecasts for name, traces in streams.items()})
-    y = streams["a"].spread(outcomes)
-    for low, high in [(0.1, 0.4), (0.4, 0.6), (0.6, 0.9)]:
-        inside = (p >= low) & (p < high)
-        assert abs(p[inside].mean() - y[inside].mean()) < 0.05
 
 
 @given(fused_readings, st.floats(-5, 5), unit)

@@ -76,11 +76,11 @@ class DetectorRuns:
             name for name, column in zip(self.streams, self.values.T, strict=True) if not np.isnan(column).any()
         )
 
-    def by_what_was_stated(self) -> DetectorRuns:
-        """The runs with the second of three streams where the third is ever read, and the second at every second step
-        at least; else with the first."""
+    def by_what_was_stated(self, *, trusted: bool) -> DetectorRuns:
+        """The runs with the second of three streams where the third is ever read and not trusted, and the second is
+        there at every second step at least; else with the first."""
         read = 2 * (~np.isnan(self.values)).sum(axis=0)
-        place = 1 if read[2] > 0 and read[1] >= len(self.values) else 0
+        place = 1 if not trusted and read[2] > 0 and read[1] >= len(self.values) else 0
         return replace(self, streams=self.streams[place : place + 1], values=self.values[:, place : place + 1])
 
     def take(self, chosen: npt.ArrayLike) -> DetectorRuns:

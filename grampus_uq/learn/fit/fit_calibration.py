@@ -7,7 +7,7 @@ Score, so that it is fitted to what it will be judged by. What it is worth is re
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +26,6 @@ Streams = Mapping[str, ForecastTraces]
 
 _SD_FLOOR = 1e-6
 """Least standard deviation of the log-odds: a saturated stream with one value would otherwise divide by 0."""
-_NOT_ALWAYS_THERE = 1e-9
-"""What a stream that lifts nothing takes at least by its presence where it was sometimes missing: 0 means never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,12 +63,7 @@ class FittedSuccess:
 
 
 def cross_fit(
-    streams: Streams,
-    outcomes: npt.ArrayLike,
-    ids: Sequence[str],
-    *,
-    run_weights: npt.ArrayLike | None = None,
-    lowering: Collection[str] = (),
+    streams: Streams, outcomes: npt.ArrayLike, ids: Sequence[str], *, run_weights: npt.ArrayLike | None = None
 ) -> CrossFit:
     """Calibrate every run by a fusion fitted on the other half (`split_halves`); its steps share the half.
 
@@ -91,7 +84,7 @@ def cross_fit(
     fusions = []
     for trained in (~second, second):
         taught = {name: traces.select(trained) for name, traces in streams.items()}
-        fusions.append(fit_fusion(taught, y[trained], run_weights=counts[trained], lowering=lowering))
+        fusions.append(fit_fusion(taught, y[trained], run_weights=counts[trained]))
         inside = np.repeat(~trained, first.lengths)
         forecasts[inside] = apply_fusion(fusions[-1], {name: t.forecasts[inside] for name, t in streams.items()})
     return CrossFit(traces=first.with_forecasts(forecasts), second_half=second, fusions=(fusions[0], fusions[1]))
@@ -103,7 +96,6 @@ def fit_success(
     ids: Sequence[str],
     *,
     run_weights: npt.ArrayLike | None = None,
-    lowering: Collection[str] = (),
 ) -> FittedSuccess:
     """Fit the fusion, and judge it by cross-fitting.
 
@@ -111,17 +103,17 @@ def fit_success(
     step has: a source, `fused`, `propagated`, `semantic_entropy`. `outcomes`: shape (n,), 0 or 1; censored runs and
     informative stops have no place here. `ids`: n distinct, stable names. `run_weights`: shape (n,), > 0, one over the
     chance that a run's outcome was seen; None: 1 for all. They enter the fit; the score reported is that of the runs as
-    they are. `lowering`: streams that may lower the result and lift nothing. Raises ConfigurationError for streams of
-    different runs, no stream, a half without any reading, an outcome other than 0 or 1, and repeated ids.
+    they are. Raises ConfigurationError for streams of different runs, no stream, a half without any reading, an
+    outcome other than 0 or 1, and repeated ids.
     """
-    crossed = cross_fit(streams, outcomes, ids, run_weights=run_weights, lowering=lowering)
+    crossed = cross_fit(streams, outcomes, ids, run_weights=run_weights)
     traces, second, y = crossed.traces, crossed.second_half, np.asarray(outcomes, dtype=np.float64)
     kept = ~traces.missing
     rates = np.where(second, y[~second].mean(), y[second].mean())
     scores = tps(traces.select(kept), y[kept], score=LOG)
     base = tps(traces.with_forecasts(traces.spread(rates)).select(kept), y[kept], score=LOG)
     return FittedSuccess(
-        fusion=fit_fusion(streams, y, run_weights=run_weights, lowering=lowering),
+        fusion=fit_fusion(streams, y, run_weights=run_weights),
         cross=crossed,
         score=float(scores.mean()) if kept.any() else None,
         base_score=float(base.mean()) if kept.any() else None,
@@ -134,7 +126,6 @@ def fit_fusion(
     outcomes: npt.ArrayLike,
     *,
     run_weights: npt.ArrayLike | None = None,
-    lowering: Collection[str] = (),
 ) -> LogisticFusion:
     """Maximise `sum w ln P(y | p) - (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0 (of counts: any).
 
@@ -150,8 +141,7 @@ def fit_fusion(
     if y.shape != (len(first),) or not np.isin(y, (0.0, 1.0)).all():
         raise ConfigurationError.of("outcomes", "fit_fusion", f"{len(first)} of 0 or 1", outcomes)
     values = np.column_stack([traces.forecasts for traces in streams.values()])
-    lifts = np.array([name not in lowering for name in streams])
-    read = ~np.isnan(values[:, lifts]).all(axis=1)
+    read = ~np.isnan(values).all(axis=1)
     if not read.any():
         raise ConfigurationError.of("streams", "fit_fusion", "with at least one reading", list(streams))
     counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
@@ -161,16 +151,15 @@ def fit_fusion(
     present, x = ~np.isnan(values[read]), log_odds(values[read], EPSILON)
     mean, sd = _standard(x, present, w)
     z = np.where(present, (np.nan_to_num(x) - mean) / sd, 0.0)
-    z = np.where(lifts, z, np.minimum(z, 0.0))
-    signs = np.array([is_count(name) for name in streams])
-    beta = _constrained(z, present, targets, w, either_sign=signs, lifts=lifts)
-    slopes, offsets = beta[1:].reshape(2, -1)
-    offsets = np.where(lifts | present.all(axis=0), offsets, np.minimum(offsets, -_NOT_ALWAYS_THERE))
-    found = zip(streams, mean.tolist(), sd.tolist(), slopes.tolist(), offsets.tolist(), lifts.tolist(), strict=True)
+    either_sign = np.array([is_count(name) for name in streams])
+    beta = _constrained(z, present, targets, w, either_sign)
+    k = len(streams)
     return LogisticFusion(
         readings={
-            name: FusedReading(mean=mean, sd=sd, slope=slope, offset=offset, lifts=lifting)
-            for name, mean, sd, slope, offset, lifting in found
+            name: FusedReading(
+                mean=float(mean[i]), sd=float(sd[i]), slope=float(beta[1 + i]), offset=float(beta[1 + k + i])
+            )
+            for i, name in enumerate(streams)
         },
         intercept=float(beta[0]),
         epsilon=EPSILON,
@@ -188,9 +177,8 @@ def apply_fusion(fusion: LogisticFusion, values: Mapping[str, FloatArray]) -> Fl
         if name in values:
             there = ~np.isnan(values[name])
             scaled = (log_odds(values[name], fusion.epsilon) - reading.mean) / reading.sd
-            scaled = scaled if reading.lifts else np.minimum(scaled, 0.0)
             z += np.where(there, reading.offset + reading.slope * scaled, 0.0)
-            seen |= there & reading.lifts
+            seen |= there
     p = np.clip(logistic(z), fusion.epsilon, 1.0 - fusion.epsilon)
     return np.where(seen, p, np.nan)
 
@@ -222,12 +210,9 @@ def _constrained(
     present: BoolArray,
     y: FloatArray,
     w: FloatArray,
-    *,
     either_sign: BoolArray,
-    lifts: BoolArray,
 ) -> FloatArray:
-    """Coefficients (intercept, slopes, offsets), fitted again until no slope is negative but those that may be, and no
-    offset above 0 of a stream that lifts nothing."""
+    """Coefficients (intercept, slopes, offsets), fitted again until no slope is negative but those that may be."""
     k = z.shape[1]
     rate = float(w @ y / w.sum())
     flat = np.zeros(1 + 2 * k)
@@ -241,10 +226,10 @@ def _constrained(
         beta, penalty = np.zeros_like(flat), np.ones(int(free.sum()))
         penalty[0] = 0.0
         beta[free] = fit_logistic(design[:, free], y, w, l2=penalty, start=flat[free])
-        wrong = np.concatenate([np.where(either_sign, 0.0, -beta[1 : 1 + k]), np.where(lifts, 0.0, beta[1 + k :])])
-        if (wrong <= 0.0).all():
+        slopes = np.where(either_sign, 0.0, beta[1 : 1 + k])
+        if (slopes >= 0.0).all():
             return beta
-        free[1 + int(wrong.argmax())] = False
+        free[1 + int(slopes.argmin())] = False
 
 
 def _same_runs(streams: Streams) -> ForecastTraces:

@@ -36,12 +36,14 @@ from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual, r
 from grampus_uq.learn.profiles.labelled import LabelledRuns, labelled_runs
 from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.p_success import (
+    STATED,
     FittedPSuccess,
     can_learn,
     fit_p_success,
     keep_p_success,
     most_read,
     rank_by_one,
+    without_the_word,
 )
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.profiles.releasing import fit_release
@@ -58,6 +60,12 @@ from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 _MOST_INPUTS = 1000
 _MOST_TEACHERS = 20_000
 _TAUGHT = "taught"
+_LEFT_OUT = Part(
+    name=f"stream {STATED}",
+    status="not asked for",
+    why="Left out beside other readings: whoever can make the model state more would release its calls.",
+    needs="an agent that reads nothing which an attacker may have written, and --trust-stated",
+)
 _ALWAYS_READ = 0.9  # a stream that was read on so many steps is meant to be read on every one
 
 
@@ -149,12 +157,15 @@ def fit_profile(
     if tracer is not None:
         # The same runs in the same order, with the risk among their streams.
         runs = labelled_runs(paths, bare, task_key=options.task_key, **spread)
+    heard = without_the_word(runs, trusted=options.trust_stated)
     if kept is None:
-        fitted, parts = fit_p_success(runs, parted, rng)
+        fitted, parts = fit_p_success(heard, parted, rng)
+        if STATED in runs.streams and STATED not in heard.streams:
+            parts = [*parts, _LEFT_OUT]
     else:
         fitted, parts = keep_p_success(runs, kept, _served(runs, base))
-    ranked = rank_by_one(runs) if fitted is None else None
-    detector, detector_part = _detector(runs, parted, fitted if ranked is None else ranked.solid, options, rng)
+    ranked = rank_by_one(heard) if fitted is None else None
+    detector, detector_part = _detector(runs, heard, parted, fitted if ranked is None else ranked.solid, options, rng)
     rings = detector is not None and not detector.detector.threshold.shortage
     fitted = fitted or (None if ranked is None else ranked.fitted)
     release, release_part = fit_release(runs, fitted, options, rng, alone=not rings)
@@ -236,7 +247,12 @@ def _digest(name: str) -> str:
 
 
 def _detector(
-    runs: LabelledRuns, parted: BoolArray, fitted: FittedPSuccess | None, options: FitOptions, rng: np.random.Generator
+    runs: LabelledRuns,
+    heard: LabelledRuns,
+    parted: BoolArray,
+    fitted: FittedPSuccess | None,
+    options: FitOptions,
+    rng: np.random.Generator,
 ) -> tuple[DetectorFit | None, Part]:
     """The alarm, on p_success; where too few successes are left to set its threshold, on what nothing taught."""
     if not options.detector:
@@ -246,7 +262,7 @@ def _detector(
         return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs without intervention")
     available = {**runs.streams, **({} if fitted is None else {"p_success": fitted.values})}
     first = ("call_probability",) if _at_calls(runs, options) else ()
-    untaught = (most_read(runs, (*first, "fused", UNAIDED)) or "fused",)
+    untaught = (most_read(heard, (*first, "fused", UNAIDED)) or "fused",)
     streams = options.streams or (("p_success",) if fitted is not None else untaught)
     unknown = [name for name in streams if name not in available]
     if unknown and options.streams is None:

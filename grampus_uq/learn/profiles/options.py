@@ -31,7 +31,10 @@ class FitOptions:
             chosen. None: by score where the labelled ones score otherwise than the rest (Mann-Whitney at .001), or
             where every labelled run with an irreversible call succeeded and others like it have no label.
         streams: what the detector watches; None: `p_success` where it could be fitted, else the calls' own
-            probability where each has one and the detector looks at calls, else `fused`.
+            probability where each has one and the detector looks at calls, else `fused` or, where a confidence was
+            stated and is not trusted, `unaided`.
+        trust_stated: let `p_success` use the confidence that the model states, though other readings exist: whoever can
+            write what the agent reads may then release its calls.
         held_out: share of the runs that set thresholds and teach nothing, where anything is learned.
         detector: fit one.
         detector_at: what it looks at: "calls", irreversible ones alone, each by the turn that proposes it, or "steps",
@@ -54,6 +57,7 @@ class FitOptions:
     keep_p_success: bool = False
     labels: Literal["random", "by_score"] | None = None
     streams: tuple[str, ...] | None = None
+    trust_stated: bool = False
     held_out: float = 0.5
     detector: bool = True
     detector_at: Literal["calls", "steps"] | None = None

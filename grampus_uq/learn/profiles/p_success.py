@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -92,31 +92,33 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
 
 
 def most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
-    """The call's own probability where no moment lacks it, else `fused`, or `unaided` where the model states more than
-    its word; else the reading that is there most often, but no count, whose direction the outcomes teach, and no
-    trajectory risk, whose parameters may have been fitted on these runs."""
-    lowering = _lowering(runs, runs.streams)
-    main = UNAIDED if lowering else "fused"
-    never = {"fused", UNAIDED, "propagated", "trajectory_risk", *lowering} - {main}
-    may = sorted(n for n in names if n in runs.streams and n not in never and not is_count(n))
+    """The call's own probability where no moment lacks it, else `fused` or `unaided`, else the reading that is there
+    most often; no count, whose direction the outcomes teach, and no trajectory risk, whose parameters may have been
+    fitted on these runs."""
+    may = sorted(
+        n for n in names if n in runs.streams and n not in ("propagated", "trajectory_risk") and not is_count(n)
+    )
     moments = runs.moments
     read = {name: int((~np.isnan(runs.streams[name][moments])).sum()) for name in may}
     first = UncertaintySource.CALL_PROBABILITY
     if 0 < read.get(first, 0) == int(moments.sum()):
         return first
-    name = main if read.get(main) else max(may, key=lambda one: read[one], default="")
+    main = next((name for name in ("fused", UNAIDED) if read.get(name)), None)
+    name = main or max(may, key=lambda one: read[one], default="")
     return name if read.get(name) else None
 
 
-def _lowering(runs: LabelledRuns, names: Iterable[str]) -> tuple[str, ...]:
-    """What the model states of itself, where it is read beside others: it may then lower a chance and never lift one.
+def without_the_word(runs: LabelledRuns, *, trusted: bool = False) -> LabelledRuns:
+    """The runs without what the model states of itself, if every second moment or more has another reading.
 
-    Whoever can make the model state more would else release its calls.
+    Whoever can make the model state more would release its calls. Without it `unaided` takes the place of `fused`.
+    `trusted`: all streams but that one.
     """
-    others = [name for name in names if name not in (*DERIVED, STATED) and not is_count(name)]
-    read = [~np.isnan(runs.streams[name][runs.moments]) for name in others if name in runs.streams]
-    beside = STATED in runs.streams and bool(read) and 2 * np.any(read, axis=0).sum() >= len(read[0]) > 0
-    return (STATED,) if beside else ()
+    others = [s for name, s in runs.streams.items() if name not in (*DERIVED, STATED) and not is_count(name)]
+    read = np.any([~np.isnan(stream[runs.moments]) for stream in others], axis=0)
+    beside = STATED in runs.streams and bool(others) and 2 * read.sum() >= read.size > 0
+    left_out = {STATED, "fused"} if beside and not trusted else {UNAIDED}
+    return replace(runs, streams={name: s for name, s in runs.streams.items() if name not in left_out})
 
 
 def _rising(fusion: LogisticFusion, name: str) -> LogisticFusion:
@@ -178,9 +180,7 @@ def fit_p_success(
     why = f"On {quantity(len(names), 'stream')} of {int(learn.sum())} runs"
     why += f", {asked} of them at the turn that proposes an irreversible call" if asked else ""
     why += ", and it says no more than the success rate does." if useless else "."
-    if _lowering(runs, names):
-        why += f" {STATED} may lower it, and lifts nothing."
-    elif STATED in names:
+    if STATED in names:
         why += " It takes the model's word: whoever can make the model state more raises it."
     parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
     return FittedPSuccess(fusion=fusion, values=values, taught=~held_out), parts
@@ -241,9 +241,7 @@ def _stream_part(runs: LabelledRuns, held_out: BoolArray, learn: BoolArray, name
 def _fit(runs: LabelledRuns, learn: BoolArray, names: list[str]) -> FittedSuccess:
     streams = {name: runs.at_moments(name, learn) for name in names}
     ids = [name for name, chosen in zip(runs.ids, learn, strict=True) if chosen]
-    return fit_success(
-        streams, runs.success[learn], ids, run_weights=runs.weights[learn], lowering=_lowering(runs, names)
-    )
+    return fit_success(streams, runs.success[learn], ids, run_weights=runs.weights[learn])
 
 
 def _figures(runs: LabelledRuns, held_out: BoolArray, values: FloatArray) -> dict[str, JsonValue]:

@@ -30,7 +30,7 @@ from tests.learn.profiles.recorded import HASH, POLICY, record
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 
-BASE = Profile(policy=POLICY)
+BASE, SEND = Profile(policy=POLICY), ToolCall(name="send_mail")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_everything_that_the_labels_allow_is_fitted_and_the_rest_says_why(fitted
         "tracer": "not fitted",
         "stream noise": "fitted",
         "stream token_probability": "fitted",
-        "stream verbalized": "fitted",
+        "stream verbalized": "not asked for",
         "p_success": "fitted",
         "release": "fitted",
         "detector": "fitted",
@@ -94,34 +94,40 @@ def test_no_run_teaches_what_it_sets_a_threshold_for(folder: Path, fitted: Profi
     assert set(fitted.detector.report.threshold_ids) <= {i for i, h in zip(read.ids, held, strict=True) if h}
     learned = {i for i, h in zip(read.ids, held, strict=True) if not h}
     assert not learned & set(fitted.detector.report.threshold_ids)
-    names = [name for name in read.streams if name not in DERIVED]
+    names = [name for name in read.streams if name not in (*DERIVED, "verbalized")]
     learned = read.taught_by(~held)
-    streams = {name: read.at_moments(name, learned) for name in names}
-    alone = fit_fusion(streams, read.success[learned], lowering=["verbalized"])
+    alone = fit_fusion({name: read.at_moments(name, learned) for name in names}, read.success[learned])
     assert alone == fitted.artifact.profile.calibration
 
 
-@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_no_statement_lifts_a_chance_that_other_readings_give(fitted: ProfileFit, drawn: float, stated: float) -> None:
-    chance = fitted.artifact.profile.calibration
-    assert chance({"token_probability": drawn, "verbalized": stated}) <= chance({"token_probability": drawn})
-    assert chance({"verbalized": stated}) is None
-    assert "verbalized may lower it, and lifts nothing." in part(fitted, "p_success").why
-
-
-def test_a_call_for_which_nothing_but_the_models_word_speaks_waits_under_a_profile_that_heard_more(
-    fitted: ProfileFit,
+def test_what_the_model_states_is_left_out_beside_other_readings_unless_it_is_trusted(
+    folder: Path, fitted: ProfileFit
 ) -> None:
-    profile = fitted.artifact.profile.model_copy(update={"advisory": False, "detector": None})
-    at_least = profile.release.at_least
-    assert profile.calibration({"token_probability": 0.99, "verbalized": 0.99}) >= at_least
-    call = ToolCall(name="send_mail")
-    heard = {"token_probability": 0.99, "verbalized": 0.99, "noise": 0.5}
-    for readings, released in ((heard, True), ({"verbalized": 0.99}, False)):
-        session = UncertaintyMonitor(profile=profile).session("x", "a")
-        known = [Reading(source=source, value=value) for source, value in readings.items()]
-        session.commit(Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(call,)), known)
-        assert session.would_allow(call, effect="irreversible").allowed is released
+    assert set(fitted.artifact.profile.calibration.readings) == {"token_probability", "noise"}
+    assert "whoever can make the model state more" in part(fitted, "stream verbalized").why
+    trusting = fit_profile(folder, base=BASE, options=FitOptions(accuracy=0.85, trust_stated=True))
+    assert "verbalized" in trusting.artifact.profile.calibration.readings
+    assert "It takes the model's word" in part(trusting, "p_success").why
+
+
+def test_a_promise_on_wrong_releases_holds_whatever_an_attacker_makes_the_model_state(folder: Path) -> None:
+    """He writes what every deployed run states; with the word trusted he releases most of what is wrong."""
+    released = {}
+    for trusted in (False, True):
+        options = FitOptions(wrong_releases=0.1, detector=False, trust_stated=trusted)
+        fit, rng = fit_profile(folder, base=BASE, options=options), np.random.default_rng(5)
+        monitor, wrong = UncertaintyMonitor(profile=fit.artifact), 0
+        for number in range(300):
+            chance = 0.08 if rng.random() < 0.5 else 0.97
+            drawn = float(np.clip(chance + rng.normal(0.0, 0.35), 0.0, 1.0))
+            session = monitor.session(f"{number}", "a", model="m", prompt_hash=HASH, tools_hash=HASH)
+            heard = {"verbalized": 1.0, "noise": rng.random(), "token_probability": drawn}
+            readings = [Reading(source=source, value=float(value)) for source, value in heard.items()]
+            session.commit(Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(SEND,)), readings)
+            wrong += session.would_allow(SEND, effect="irreversible").allowed and rng.random() >= chance
+        released[trusted] = wrong
+    assert released[False] <= binomial_ceiling(300, 0.1)
+    assert released[True] > 0.3 * 300
 
 
 def test_trials_of_one_task_stay_in_one_part(tmp_path: Path) -> None:
