@@ -1,19 +1,4 @@
-"""The settings of the proxy: a TOML file, read strictly; every error names the file, the line and the field.
-
-agent = "desktop"                          # names the agent in the store and in recordings
-store = "sqlite:////home/ann/guard.db"     # where sessions, requests and decisions are kept
-session = "desktop"                        # optional: goes on under this name after a restart
-starts = "sqlite:////home/ann/starts.db"   # optional: a store apart, where what was approved is written as it starts
-recordings = "/home/ann/runs"              # optional: one recording a session
-otlp_endpoint = "http://localhost:4317"    # optional: spans of the calls and of what the monitor made of them
-trusted = true                             # the server's readOnlyHint counts
-[effects]
-"read_*" = "read"
-[policy]
-always_ask_tool_names = ["deploy"]
-[approvals]
-public_keys = { ann = "ed25519:..." }
-"""
+"""The settings of the proxy (docs/mcp.md): a TOML file, read strictly; each error names file, line and field."""
 
 from __future__ import annotations
 
@@ -159,11 +144,7 @@ class ProxySettings(_Table):
         return UncertaintyMonitor(policy=policy, estimator=UncertaintyEstimator(extra_weights=weighs), **given)
 
 
-_TABLES: Final[dict[str, type[BaseModel]]] = {
-    "approvals": ApprovalSettings,
-    "reader": ReaderSettings,
-    "servers": ServerSettings,
-}
+_TABLES: Final = dict[str, type[_Table]](approvals=ApprovalSettings, reader=ReaderSettings, servers=ServerSettings)
 
 
 def read_settings(path: str | None, **given: Any) -> ProxySettings:
