@@ -63,8 +63,8 @@ _TAUGHT = "taught"
 _LEFT_OUT = Part(
     name=f"stream {STATED}",
     status="not asked for",
-    why="Left out beside other readings: whoever can make the model state more would release its calls.",
-    needs="an agent that reads nothing which an attacker may have written, and --trust-stated",
+    why="Left out: whoever can make the model state more would release its calls. See --trust-stated.",
+    needs="an agent that reads nothing which an attacker may have written",
 )
 _ALWAYS_READ = 0.9  # a stream that was read on so many steps is meant to be read on every one
 
