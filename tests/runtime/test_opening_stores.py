@@ -245,6 +245,26 @@ async def test_whatever_is_wrong_with_a_server_or_its_address_no_traceback_holds
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize("odd", ["x'fffe'", "CAST(x'fffe' AS TEXT)", "'text'", "7.5", "1e999"])
+async def test_a_value_of_another_type_in_a_sqlite_file_is_read_as_its_columns_and_no_row_is_in_anothers_way(
+    tmp_path: Path, odd: str
+) -> None:
+    store = SQLiteStore(tmp_path / "s.db")
+    await store.write(Put(kind="k", key="a", body="1", expected=0), Append(log="l", bodies=("1",), expected=0))
+    await store.put("k", "b", "2", expected=0)
+    for table, columns in {"documents": ("key", "version", "label", "written_s", "body"), "logs": ("body",)}.items():
+        for column in columns:
+            await store._run(lambda db: db.execute(f"UPDATE {table} SET {column} = {odd} WHERE body = '1'"))  # noqa: B023 (awaited)
+            found = {one.body: one for one in await store.scan("k")}
+            assert found["2"].key == "b"
+            types = {
+                (type(d.key), type(d.version), type(d.label), type(d.body), type(d.written_s)) for d in found.values()
+            }
+            assert types == {(str, int, str, str, float)}
+            assert [type(entry) for entry in await store.read("l")] == [str]
+    await store.aclose()
+
+
 async def test_a_conflict_in_one_sqlite_handle_leaves_it_usable(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "s.db")
     await store.put("k", "a", "1", expected=0)

@@ -15,13 +15,15 @@ _NAMES = ("kind", "key", "version", "label", "body", "written_s", "read_s")
 class SQLStore(ThreadedStore):
     """Reads documents by one range of an index, and logs by their places; a dialect says where it differs.
 
-    `_key`: the key in the order of code points. `_clock`: seconds since 1970. `_by_label`: what makes the planner use
-    the index by label. `_of_each`: for each text of a JSON array the documents of a range. `_mark`: a parameter.
+    `_columns`: a document's, in their types. `_key`: the key in the order of code points. `_clock`: seconds since 1970.
+    `_by_label`: what makes the planner use the index by label. `_of_each`: for each text of a JSON array the documents
+    of a range. `_mark`: a parameter.
     """
 
     _documents = "documents"
     _logs = "logs"
     _by_label = ""
+    _columns: str
     _key = "documents.key"
     _clock: str
     _mark = "?"
@@ -32,8 +34,7 @@ class SQLStore(ThreadedStore):
         return found
 
     async def _select(self, where: str, values: Sequence[Any], source: str = "") -> list[Document]:
-        columns = f"kind, {self._key}, version, label, body, written_s, {self._clock}"
-        sql = f"SELECT {columns} FROM {source or self._documents} WHERE {where}"  # noqa: S608 (made of our own texts)
+        sql = f"SELECT {self._columns}, {self._clock} FROM {source or self._documents} WHERE {where}"  # noqa: S608 (made of our own texts)
         rows = await self._run(lambda db: self._rows(db, sql, values))
         return [Document(**dict(zip(_NAMES, row, strict=True))) for row in rows]
 
@@ -71,5 +72,5 @@ class SQLStore(ThreadedStore):
         return await self._select(f"TRUE ORDER BY {self._key}", (json.dumps(parents), kind), source)
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
-        sql = f"SELECT body FROM {self._logs} WHERE log = ? AND position >= ? ORDER BY position"  # noqa: S608 (made of our own texts)
+        sql = f"SELECT CAST(body AS text) FROM {self._logs} WHERE log = ? AND position >= ? ORDER BY position"  # noqa: S608 (made of our own texts)
         return await self._run(lambda db: [row[0] for row in self._rows(db, sql, (log, start))])

@@ -144,6 +144,7 @@ class PostgresStore(SQLStore):
 
     _documents, _logs = "grampus_documents", "grampus_logs"
     _key = 'grampus_documents.key COLLATE "C"'
+    _columns = f"kind, {_key}, version, label, body, written_s"
     _clock = "extract(epoch FROM clock_timestamp())::float8"
     _mark = "%s"
     _of_each = (  # the bounds within, and OFFSET 0 around them: else the planner may read a whole kind for each text

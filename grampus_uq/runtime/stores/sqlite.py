@@ -54,6 +54,10 @@ class SQLiteStore(SQLStore):
 
     _by_label = "INDEXED BY documents_by_label"  # the planner prefers the primary key
     _clock = "grampus_now()"
+    _columns = (  # SQLite keeps values of any type: whoever writes the file could put one there that ends its readers
+        "CAST(kind AS TEXT), CAST(documents.key AS TEXT), CAST(version AS INTEGER), CAST(label AS TEXT),"
+        " CAST(body AS TEXT), CAST(written_s AS REAL)"
+    )
 
     def __init__(
         self, path: str | Path, *, synchronous: str = "NORMAL", timeout_s: float = 30.0, create: bool = True
@@ -140,6 +144,7 @@ class SQLiteStore(SQLStore):
         db = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
         try:
             db.create_function("grampus_now", 0, time.time)
+            db.text_factory = lambda text: text.decode("utf-8", "replace")
             file = _identity(self.path)
             _migrate(db, create=self._create)  # first: a file of somebody else stays as it is
             db.execute("PRAGMA journal_mode = WAL")
