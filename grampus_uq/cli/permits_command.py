@@ -192,13 +192,8 @@ def _recorded(permit: Permit, given: dict[str, Any]) -> RecordedAnswers | None:
     if not paths:
         return None
     judge = Profile() if profile is None else load(profile).profile
-    found = recorded_answers(  # a file that cannot be read ends it: which answers it holds is not known
-        paths,
-        permit,
-        judge,
-        agent_version=given["agent_version"],
-        nothing_in_force=given["nothing_in_force"],
-    )
+    said = {name: given[name] for name in ("agent_version", "nothing_in_force")}
+    found = recorded_answers(paths, permit, judge, **said)  # ends at a file that cannot be read
     if not found.calls:
         left_out = _counted(found.left_out) or "no call of the scope waited"
         raise DataError(f"no answer to start with ({left_out}).", path=", ".join(paths))

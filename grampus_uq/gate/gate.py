@@ -309,11 +309,7 @@ class Gate:
                 record = record.change(requests=(request.model_copy(update={"reason": reason}),))
             return record, released.in_force
         session.record_decision(
-            PERMIT,
-            principal=released.principal,
-            step_id=record.step_id,
-            call=record.proposed,
-            message=released.why,
+            PERMIT, principal=released.principal, step_id=record.step_id, call=record.proposed, message=released.why
         )
         return cleared(record, released.by), None
 

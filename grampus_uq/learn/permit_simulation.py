@@ -79,13 +79,8 @@ def read_labelled_calls(
 
     With a profile, streams are computed anew by it.
     """
-    columns = read_columns(
-        paths,
-        partial(recorded_rows, profile=profile, streams=(stream,), tool=tool),
-        workers=workers,
-        on_refused=on_refused,
-        on_runs=on_runs,
-    )
+    rows = partial(recorded_rows, profile=profile, streams=(stream,), tool=tool)
+    columns = read_columns(paths, rows, workers=workers, on_refused=on_refused, on_runs=on_runs)
     firsts = [run.calls[:1] for run in columns.runs]
     values = iter(at_rows(columns.stream(stream), columns.lengths, firsts))
     left_out: Counter[str] = Counter()

@@ -57,19 +57,12 @@ class RecordedAnswers:
     def entries(self) -> list[Entry]:
         """The entries of a permit's log on them, each asked for certain and answered at once."""
         found = []
-        for number, call in enumerate(self.calls):
-            found.append(
-                Entry(
-                    do="propose",
-                    now_s=call.time_s,
-                    score=call.score,
-                    same=f"{number}",
-                    judge=call.judge,
-                    draw=0.0,
-                    certain=True,
-                )
-            )
-            found.append(Entry(do="answer", now_s=call.time_s, ticket=number, wrong=call.wrong))
+        for n, call in enumerate(self.calls):
+            at_s = call.time_s
+            found += [
+                Entry(do="propose", now_s=at_s, score=call.score, same=f"{n}", judge=call.judge, certain=True),
+                Entry(do="answer", now_s=at_s, ticket=n, wrong=call.wrong),
+            ]
         return found
 
 

@@ -291,15 +291,8 @@ class StoredPermits:
             known = await self._ticket(permit, key)
             if known is not None and known.asked and known.wrong is None:
                 return _Said(standing=now)
-            entry = Entry(
-                do="propose",
-                now_s=now.now_s,
-                score=score,
-                same=same_of(record, terms),
-                judge=judge,
-                draw=draw,
-                alike=alike,
-            )
+            same = same_of(record, terms)
+            entry = Entry(do="propose", now_s=now.now_s, score=score, same=same, judge=judge, draw=draw, alike=alike)
             taken = issued(permit, now.state, entry)
             if taken is None:
                 return _Said(standing=now)
@@ -405,15 +398,9 @@ class StoredPermits:
 
     async def _written(self, now: Standing, state: PermitState, entry: Entry, *more: Change) -> bool:
         """Write the next state with its entry and what belongs to it, all or nothing; False where another was first."""
-        permit = now.permit
-        values = state.model_dump(mode="json")
-        put = Put(
-            kind=_STATE,
-            key=permit.id,
-            body=self._sealed(permit.id, values),
-            expected=now.version,
-            label="closed" if state.closed else "open",
-        )
+        permit, label = now.permit, "closed" if state.closed else "open"
+        body = self._sealed(permit.id, state.model_dump(mode="json"))
+        put = Put(kind=_STATE, key=permit.id, body=body, expected=now.version, label=label)
         log = Append(log=f"permit/{permit.id}", bodies=(canonical_json(entry.to_json()),), expected=None)
         written = await try_write(self.store, put, log, *more)
         if written:
