@@ -137,7 +137,7 @@ def advance(
     draft.unaided = unaided
     draft.worst_case = worst_case
     draft.turns = turns
-    if not were_read(turns) and (seen.unaided is not None or were_read(state.turns)):
+    if (seen.unaided is not None or were_read(state.turns)) and not were_read(turns):
         draft.read_before = True
     if risk_state is not None:
         draft.risk = risk_state
