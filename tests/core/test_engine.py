@@ -283,6 +283,16 @@ def test_an_effect_raises_the_danger_of_a_harmless_name(effect, action):
     assert tool(believing(0.7), "search", effect=effect).action is action
 
 
+@pytest.mark.parametrize("names", [("send", "search"), ("search", "send"), ("search", "find", "send")])
+def test_a_tool_step_of_several_calls_is_as_dangerous_as_the_most_dangerous_of_them(names):
+    calls = tuple(ToolCall(name=name) for name in names)
+    step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=calls)
+    assert advance(IRREVERSIBLE, believing(0.7), step, ())[1].action is Action.PAUSE_FOR_HUMAN
+    asks = Profile(estimator=UNBIASED, policy=Policy(always_ask_tool_names=["send"]))
+    said = advance(asks, believing(1.0), step, ())[1]
+    assert (said.action, said.rule, said.tool_name) == (Action.PAUSE_FOR_HUMAN, "always_ask", "send")
+
+
 def test_an_effect_never_lowers_the_danger_of_an_irreversible_name():
     assert tool(believing(0.7), "send_email", effect=Effect.READ).action is Action.PAUSE_FOR_HUMAN
 
