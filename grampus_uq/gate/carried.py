@@ -52,7 +52,7 @@ def write_arrived(arrived: Iterable[Arrived]) -> list[Any]:
 
 
 def read_arrived(entries: Iterable[Any]) -> list[Arrived]:
-    """What `write_arrived` wrote; raises TypeError or ValueError."""
+    """Read what `write_arrived` wrote; raises TypeError or ValueError."""
     return [(ApprovalDecision.model_validate(decision), float(arrived_s)) for decision, arrived_s in entries]
 
 

@@ -109,12 +109,13 @@ def most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
 
 
 def without_the_word(runs: LabelledRuns, *, trusted: bool = False) -> LabelledRuns:
-    """The runs without what the model states of itself, if every second moment or more has another reading.
+    """The runs without what the model states of itself, if at least every second moment has another reading.
 
-    Whoever can make the model state more would release its calls. Without it `unaided` takes the place of `fused`.
-    `trusted`: all streams but that one.
+    Whoever can make the model state more would release its calls. Counts and the trajectory's risk are no readings of
+    a moment. Without the word `unaided` takes the place of `fused`. `trusted`: all streams but that one.
     """
-    others = [s for name, s in runs.streams.items() if name not in (*DERIVED, STATED) and not is_count(name)]
+    no_others = (*DERIVED, STATED, "trajectory_risk")
+    others = [s for name, s in runs.streams.items() if name not in no_others and not is_count(name)]
     read = np.any([~np.isnan(stream[runs.moments]) for stream in others], axis=0)
     beside = STATED in runs.streams and bool(others) and 2 * read.sum() >= read.size > 0
     left_out = {STATED, "fused"} if beside and not trusted else {UNAIDED}

@@ -214,7 +214,7 @@ def test_where_runs_were_watched_with_tracer_its_parameters_and_its_stream_are_f
     assert part(fit, "tracer").figures["auroc_on_other_tasks"] > 0.7
     profile = fit.artifact.profile
     assert profile.trajectory_risk is not None
-    assert "trajectory_risk" in profile.calibration.readings
+    assert {"trajectory_risk", "verbalized"} <= set(profile.calibration.readings), "a run's risk is no other reading"
     replayed = [step for run in runs(tmp_path) for step in replay(run.events, profile)]
     assert any(step.assessment.p_success is not None for step in replayed)
 
