@@ -194,7 +194,7 @@ async def watched(watch: UncertaintyMonitor, name: str, rng: np.random.Generator
         said = "let me look at the same page again" if bad else f"step {index} does thing number {rng.integers(1000)}"
         stated = float(np.clip(rng.normal(0.6 if bad else 0.75, 0.15), 0.0, 1.0))
         call = ToolCall(id=f"c{index}", name="look", arguments={"page": 1 if bad else index})
-        await session.observe_llm_response(f'{said} {{"confidence": {stated:.2f}}}', f"s{index}", tool_calls=[call])
+        await session.observe_llm_response(f'{said}. {{"confidence": {stated:.2f}}}', f"s{index}", tool_calls=[call])
         session.observe_tool_result(call.id, "nothing found" if bad else f"page {index}", is_error=bad and index > 1)
     session.finish(Outcome(success=not bad))
 
