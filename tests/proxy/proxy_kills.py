@@ -37,7 +37,7 @@ PROXY = f"""
 import functools, sys
 from grampus_uq.cli import mcp_command
 from grampus_uq.integrations.mcp import proxy_parts
-proxy_parts.GuardedCalls = functools.partial(proxy_parts.GuardedCalls, lease_s={LEASE_S})
+proxy_parts.ConnectionSession = functools.partial(proxy_parts.ConnectionSession, lease_s={LEASE_S})
 mcp_command.command(sys.argv[1:])
 """
 _TRIES = 8
