@@ -41,6 +41,7 @@ from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Outcome, StepUncertainty
+from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.stats.arrays import FloatArray
 
 DERIVED: Final = ("fused", UNAIDED, "propagated", "p_success", "trajectory_risk")
@@ -234,8 +235,9 @@ def _step_streams(event: StepEvent, assessment: StepUncertainty, profile: Profil
     streams = {str(r.source): r.value for r in event.readings if r.value is not None and r.source not in DERIVED}
     if assessment.was_read:
         streams |= {"fused": assessment.fused_confidence, "propagated": assessment.propagated_confidence}
-        if profile is not None and (unaided := _unaided(event, profile)) is not None:
-            streams[UNAIDED] = unaided
+        if profile is not None:
+            unaided = _unaided(event, profile) if UncertaintySource.VERBALIZED in streams else streams["fused"]
+            streams |= {} if unaided is None else {UNAIDED: unaided}
     if assessment.p_success is not None:
         streams["p_success"] = assessment.p_success
     risk = confidence_of_risk(assessment.trajectory_risk)
