@@ -186,7 +186,9 @@ def _fit_budget(
         on_refused=on_refused,
         workers=workers,
     )
-    data = data if streams else data.by_what_was_stated(trusted=options.trust_stated)
+    if not streams:  # as `without_the_word` of a fit with labels
+        stated = not options.trust_stated and data.share_read(UncertaintySource.VERBALIZED) > 0.0
+        data = data.only(UNAIDED if stated and data.share_read(UNAIDED) >= 0.5 else "fused")
     fit = fit_budget(data, rng=np.random.default_rng(options.seed), share=budget)
     threshold, number = fit.detector.threshold, len(fit.report.threshold_ids)
     artifact = ProfileArtifact(

@@ -76,12 +76,14 @@ class DetectorRuns:
             name for name, column in zip(self.streams, self.values.T, strict=True) if not np.isnan(column).any()
         )
 
-    def by_what_was_stated(self, *, trusted: bool) -> DetectorRuns:
-        """The runs with the second of three streams where the third is ever read and not trusted, and the second is
-        there at every second step at least; else with the first."""
-        read = 2 * (~np.isnan(self.values)).sum(axis=0)
-        place = 1 if not trusted and read[2] > 0 and read[1] >= len(self.values) else 0
-        return replace(self, streams=self.streams[place : place + 1], values=self.values[:, place : place + 1])
+    def share_read(self, stream: str) -> float:
+        """The share of steps that have this stream."""
+        column = self.values[:, self.streams.index(stream)]
+        return float(np.count_nonzero(~np.isnan(column))) / max(len(column), 1)
+
+    def only(self, stream: str) -> DetectorRuns:
+        """The runs with this stream alone."""
+        return replace(self, streams=(stream,), values=self.values[:, [self.streams.index(stream)]])
 
     def take(self, chosen: npt.ArrayLike) -> DetectorRuns:
         """The runs of these indices (or this mask), in ascending order, each once."""
