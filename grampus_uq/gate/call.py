@@ -216,8 +216,10 @@ _VOUCHED = frozenset({CallPhase.CLEARED, CallPhase.STARTED})
 
 def doubt_of(judged: StepUncertainty | Verdict | ApprovalRequest) -> Doubt:
     """The reason of a judgement, as a request shows it."""
-    reason = judged.reasoning if isinstance(judged, StepUncertainty) else judged.reason
-    confidence = judged.believed if isinstance(judged, StepUncertainty) else None
+    if isinstance(judged, StepUncertainty):
+        reason, confidence = judged.reasoning, judged.believed
+    else:
+        reason, confidence = judged.reason, judged.confidence
     return Doubt(level=judged.level, rule=judged.rule, reason=reason, guarantee=judged.guarantee, confidence=confidence)
 
 
@@ -299,7 +301,7 @@ def asked_again(
     old = next((request for request in record.requests if request.child_session is None), None)
     doubt = VOID if terms.vouched else UNVOUCHED
     if old is not None:
-        doubt = replace(doubt_of(old), confidence=old.confidence)
+        doubt = doubt_of(old)
     if reason is not None:
         first = doubt.reason
         if first.startswith(_AGAIN):

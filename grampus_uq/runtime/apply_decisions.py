@@ -8,7 +8,6 @@ effect, and blocks no other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, ChangedToolsError
@@ -194,7 +193,7 @@ async def _renew(turn: Turn) -> None:
 
 def _ask_again(turn: Turn, request: ApprovalRequest, record: CallRecord | None) -> None:
     """Replace a request by a new one on the same thing: decisions on the old one lapse."""
-    state, doubt = turn.lease.state, replace(doubt_of(request), confidence=request.confidence)
+    state, doubt = turn.lease.state, doubt_of(request)
     if record is not None:
         state.keep(turn.gate.asked_again(record, turn.terms()))
         return

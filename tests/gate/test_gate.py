@@ -110,8 +110,9 @@ UNVOUCHED_TERMS = Terms(agent_id="clerk", session_id="s", run_id="r", rules="rul
 
 
 def test_a_request_shows_what_the_monitor_said_of_the_call() -> None:
-    verdict = Verdict(action=PAUSE, level=UncertaintyLevel.HIGH, rule="detector", reason="why", guarantee="promise")
-    assert doubt_of(verdict) == Doubt(level=UncertaintyLevel.HIGH, rule="detector", reason="why", guarantee="promise")
+    reason = {"rule": "detector", "reason": "why", "guarantee": "promise"}
+    said: dict[str, Any] = {"level": UncertaintyLevel.HIGH, "confidence": 0.7, **reason}
+    assert doubt_of(Verdict(action=PAUSE, **said)) == Doubt(**said)
     step = StepUncertainty(
         index=0, step_id="t", step_type="tool_call", fused_confidence=0.6, propagated_confidence=0.7,
         level=UncertaintyLevel.MEDIUM, action=PAUSE, rule="irreversible_override", reasoning="why", guarantee="promise",
