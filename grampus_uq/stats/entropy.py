@@ -8,31 +8,12 @@ from collections.abc import Sequence
 from grampus_uq.errors import ConfigurationError
 
 
-def shannon_entropy(weights: Sequence[float]) -> float:
-    """Shannon entropy in nats of non-negative weights, not all 0, normalised to sum 1: H = -sum p ln p.
-
-    Range [0, ln len(weights)]; weights of 0 contribute nothing.
-
-    >>> round(shannon_entropy([1, 1]), 6)
-    0.693147
-    """
-    try:
-        total = math.fsum(weights)
-    except (OverflowError, ValueError):  # the sum overflows, or holds both infinities
-        total = math.inf
-    if not math.isfinite(total) or total <= 0.0 or min(weights) < 0.0:
-        raise ConfigurationError.of(
-            "weights", "shannon_entropy", "non-negative, finite and not all zero", list(weights)[:8]
-        )
-    shares = [weight / total for weight in weights]
-    return max(0.0, -math.fsum(share * math.log(share) for share in shares if share > 0.0))
-
-
 def cluster_confidence(sizes: Sequence[int]) -> float:
     """Confidence 1 - H / ln n from the sizes of the meaning clusters of n sampled answers (n >= 2).
 
-    1 when all answers mean the same, 0 when no two do; higher is better. H is the discrete semantic entropy of Farquhar
-    et al. (Nature 2024) with each answer counted once. Raises ConfigurationError when fewer than 2 answers are given.
+    1 when all answers mean the same, 0 when no two do; higher is better. H = -sum p ln p, p the share of a cluster, is
+    the discrete semantic entropy of Farquhar et al. (Nature 2024) with each answer counted once. Raises
+    ConfigurationError when fewer than 2 answers are given.
 
     >>> cluster_confidence([3])
     1.0
@@ -42,7 +23,8 @@ def cluster_confidence(sizes: Sequence[int]) -> float:
     n = sum(sizes)
     if n < 2:
         raise ConfigurationError.of("sizes", "cluster_confidence", "at least 2 answers in all", list(sizes))
-    confidence = 1.0 - shannon_entropy([float(size) for size in sizes]) / math.log(n)
+    entropy = -math.fsum(size / n * math.log(size / n) for size in sizes)
+    confidence = 1.0 - entropy / math.log(n)
     # Within 1e-12 of an end of [0, 1] it is rounding.
     return 0.0 if confidence < 1e-12 else 1.0 if confidence > 1.0 - 1e-12 else confidence
 

@@ -10,33 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.entropy import cluster_confidence, shannon_entropy, top_k_entropy
+from grampus_uq.stats.entropy import cluster_confidence, top_k_entropy
 
-weights = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=30).filter(lambda values: sum(values) > 1e-6)
 sizes = st.lists(st.integers(1, 50), min_size=1, max_size=20).filter(lambda values: sum(values) >= 2)
 logprobs = st.lists(st.floats(-60.0, 0.0), min_size=1, max_size=20)
-
-
-@given(weights)
-def test_the_entropy_is_scipys(values):
-    assert shannon_entropy(values) == pytest.approx(float(scipy.stats.entropy(values)), rel=1e-9, abs=1e-12)
-
-
-@given(weights)
-def test_the_entropy_lies_between_0_and_the_log_of_the_number_of_weights(values):
-    assert 0.0 <= shannon_entropy(values) <= math.log(len(values)) + 1e-12
-
-
-def test_a_weight_that_vanishes_beside_another_is_no_error():
-    assert shannon_entropy([5e-324, 1e308]) == 0.0
-
-
-@pytest.mark.parametrize(
-    "bad", [[], [0.0], [-1.0, 2.0], [math.nan, 1.0], [math.inf], [math.inf, -math.inf], [1e308] * 9]
-)
-def test_weights_that_are_no_distribution_are_refused(bad):
-    with pytest.raises(ConfigurationError, match="weights"):
-        shannon_entropy(bad)
 
 
 @given(sizes)

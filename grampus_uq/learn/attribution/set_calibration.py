@@ -154,8 +154,12 @@ def _conformity(item: LabelledTrajectory, scorer: StepScorer, plan: Plan) -> flo
 
 
 def _entry(trajectory: Trajectory, scores: Sequence[StepScore], plan: Plan) -> EntryThresholds:
-    batch = ragged([[score.value for score in scores]], owner="attribution")
-    return plan.method.entry(batch, uniform_draws([trajectory.trajectory_id], plan.seed, "nodes"))
+    batch = ragged([[score.value for score in scores]])
+    entry = plan.method.entry(batch, uniform_draws([trajectory.trajectory_id], plan.seed, "nodes"))
+    if entry.values.shape != batch.values.shape:
+        rule = f"one that returns an entry threshold for each step {batch.values.shape}"
+        raise ConfigurationError.of("method", "attribution", rule, f"{plan.method.name}: {entry.values.shape}")
+    return entry
 
 
 def _scores(trajectory: Trajectory, scorer: StepScorer) -> Sequence[StepScore]:

@@ -243,6 +243,18 @@ def test_a_scorer_that_gives_something_else_is_refused_by_name() -> None:
         calibrate(failures(4, 25), short)
 
 
+def test_a_method_that_gives_no_threshold_for_some_step_is_refused_by_name() -> None:
+    def first_only(batch: RaggedBatch) -> EntryThresholds:
+        return EntryThresholds(values=batch.values[:, :1], lengths=np.ones(1, dtype=np.int64))
+
+    short = Plan(method=AttributionMethod(name="short", shape="one step", thresholds=first_only))
+    scorer = fit_step_scorer(failures(8, 32))
+    with pytest.raises(ConfigurationError, match=r"'method' parameter.*short"):
+        calibrate(failures(9, 33), scorer, short)
+    with pytest.raises(ConfigurationError, match=r"'method' parameter.*short"):
+        locate(failures(1, 34)[0].trajectory, replace(calibrate(failures(9, 33), scorer), plan=short))
+
+
 def test_a_result_is_plain_json() -> None:
     calibrated = fit_and_calibrate(failures(30, 26))
     found = locate(failures(1, 27)[0].trajectory, calibrated)
