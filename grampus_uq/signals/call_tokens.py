@@ -36,7 +36,7 @@ from grampus_uq.signals.call_slots import Written
 from grampus_uq.signals.call_support import names_of, support_of
 from grampus_uq.signals.prose import Span
 from grampus_uq.signals.token_signals import says_something
-from grampus_uq.signals.value_odds import BEHIND, value_odds
+from grampus_uq.signals.value_odds import BEHIND, LOWEST, value_odds
 from grampus_uq.stats.matching import matching
 from grampus_uq.wire.responses import stream_of
 
@@ -45,7 +45,6 @@ MAX_PARTS: Final = 32
 """Arguments of one call that are told apart; a call with more is read as a whole."""
 _MOST_SUPPORTS: Final = 128  # arguments of one step whose origin is sought
 _WHOLE: Final = -1
-_LOWEST: Final = -1e6
 _THOUGHT = re.compile(r"</\s{0,4}(?:seed:)?(?:think|thought|thinking|reasoning)s?>|\[/THINK\]|◁/think▷", re.IGNORECASE)
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
@@ -334,7 +333,7 @@ class _Read:
             begin, end = span
             found = self._overlapping(begin, end + BEHIND)
             odds = value_odds(self.text, begin, end, [(self.starts[at], self.tokens[at]) for at in found])
-            yield max(odds.value + further, _LOWEST)
+            yield max(odds.value + further, LOWEST)
             further = odds.further
 
     def _other_values(self, begin: int, end: int) -> Sequence[Other]:
@@ -359,7 +358,7 @@ class _Read:
 
 def _logprob(given: float) -> float:
     """At most 0, and large enough to be added up."""
-    return given if _LOWEST <= given <= 0.0 else max(min(given, 0.0), _LOWEST)
+    return given if LOWEST <= given <= 0.0 else max(min(given, 0.0), LOWEST)
 
 
 def _ends(place: Place, call: ToolCall) -> tuple[list[int], list[int]]:

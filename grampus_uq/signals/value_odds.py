@@ -20,6 +20,8 @@ from grampus_uq.signals.call_candidates import is_bare
 
 BEHIND: Final = 3
 """Characters behind a value in which it ends and goes on: a quote with its escape, and a comma."""
+LOWEST: Final = -1e6
+"""The least logarithm of a probability that is added up, in place of minus infinity."""
 _GOES_ON: Final = ","
 _CLOSES: Final = ("}", ")", "]")
 _MOST_ALTERNATIVES: Final = 32
@@ -38,7 +40,7 @@ def value_odds(text: str, begin: int, end: int, written: Sequence[tuple[int, Tok
     mark = end + (2 if text.startswith("\\", end) else 1) if quoted else end  # where it goes on
     value = further = 0.0
     for start, token in written:
-        stop, own = start + len(token.token), min(token.logprob, 0.0)
+        stop, own = start + len(token.token), max(min(token.logprob, 0.0), LOWEST)
         if stop <= end:
             value += own
             continue

@@ -88,7 +88,7 @@ def test_alternatives_of_any_kind_leave_each_value_a_probability_above_that_of_t
     name: str, arguments: dict[str, Any], form: str, others: list[tuple[str, float]], data: st.DataObject
 ) -> None:
     call, sure = ToolCall(name=name, arguments=arguments), tokens(FORMS[form](name, arguments))
-    logs = data.draw(st.lists(st.floats(-50, 0), min_size=len(sure), max_size=len(sure)))
+    logs = data.draw(st.lists(st.floats(max_value=0.0), min_size=len(sure), max_size=len(sure)))
     found = [replace(one, logprob=log, top=tuple(others)) for one, log in zip(sure, logs, strict=True)]
     for part in call_parts(found, [call]):
         assert part.value is None or 0.0 <= part.value <= 1.0
