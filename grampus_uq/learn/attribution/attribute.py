@@ -16,10 +16,11 @@ from grampus_uq.learn.attribution.failed_trajectory import (
     refuse_duplicates,
     uniform_draws,
 )
-from grampus_uq.learn.attribution.result import Attribution, smallest_calibration
+from grampus_uq.learn.attribution.result import Attribution
 from grampus_uq.learn.attribution.scorers import StepScorer
 from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan, calibrate, locate
 from grampus_uq.stats.conformal import whole_rank_size
+from grampus_uq.stats.eprocess_thresholds import successes_needed
 
 FIT_SHARE = 0.5
 """Share of the labelled failures that fits the step scorer; less where the level needs more of them to calibrate."""
@@ -52,7 +53,7 @@ def part_labelled(labelled: Sequence[LabelledTrajectory], level: float, *, seed:
         raise ConfigurationError.of("labelled", "part_labelled", "failures of at least two tasks", len(tasks))
     draws = uniform_draws([name for name, _ in tasks], seed, "parts")
     ordered = [tasks[i][1] for i in draws.argsort(kind="stable")]
-    spare = max(1, len(ordered) - smallest_calibration(level))
+    spare = max(1, len(ordered) - successes_needed(1.0 - level))
     fitting = min(max(1, math.ceil(FIT_SHARE * len(ordered) - 1e-9)), spare)
     calibration = max(1, whole_rank_size(len(ordered) - fitting, level))
     return Parts(fitting=tuple(chain(*ordered[:-calibration])), calibration=tuple(chain(*ordered[-calibration:])))

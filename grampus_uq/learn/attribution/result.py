@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from grampus_uq.stats.arrays import finite
-from grampus_uq.stats.conformal import TieBrokenThreshold, coverage_rank
+from grampus_uq.stats.conformal import TieBrokenThreshold
+from grampus_uq.stats.eprocess_thresholds import successes_needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class Attribution:
         if threshold.rank is None:
             return (
                 f"No statement: {threshold.n} calibration failures are too few for a level of {self.level:.0%} "
-                f"(at least {smallest_calibration(self.level)} are needed), so the set is the whole run."
+                f"(at least {successes_needed(1.0 - self.level)} are needed), so the set is the whole run."
             )
         share = "all" if self.recall == 1.0 else f"at least {self.recall:.0%}"
         several = self.several or self.recall < 1.0
@@ -150,18 +151,6 @@ class Attribution:
 def most_suspect_step(scores: Sequence[float]) -> int | None:
     """Return the index of the highest score, the first of equals; None when several steps all have the same."""
     return None if len(scores) > 1 and min(scores) == max(scores) else scores.index(max(scores))
-
-
-def smallest_calibration(level: float) -> int:
-    """Return the least number of calibration trajectories for which a set can be less than the whole run.
-
-    >>> smallest_calibration(0.8), smallest_calibration(0.95)
-    (4, 19)
-    """
-    n = 1
-    while coverage_rank(n, level) is None:
-        n += 1
-    return n
 
 
 def spans(indices: Sequence[int]) -> str:

@@ -30,13 +30,13 @@ from grampus_uq.learn.attribution import (
 from grampus_uq.learn.attribution.attribute import part_labelled
 from grampus_uq.learn.attribution.conditional_logit import fit_step_scorer
 from grampus_uq.learn.attribution.labelled_recordings import labelled_recordings
-from grampus_uq.learn.attribution.result import smallest_calibration
 from grampus_uq.recording import runs as runs_of
 from grampus_uq.stats.arrays import RaggedBatch
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
     two_way_entry,
 )
+from grampus_uq.stats.eprocess_thresholds import successes_needed
 from tests.benchmarks.split_evaluation import with_fallback
 from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import recorded_failures
@@ -123,7 +123,7 @@ def test_too_few_failures_give_the_whole_run_and_say_how_many_are_needed() -> No
     found = attribute(failures(1, 10)[0].trajectory, failures(3, 11), scorer=CONSTANT, plan=Plan(level=0.8))
     assert found.set_steps == tuple(range(len(found.steps)))
     assert "3 calibration failures are too few" in found.coverage
-    assert f"at least {smallest_calibration(0.8)}" in found.coverage
+    assert f"at least {successes_needed(1.0 - 0.8)}" in found.coverage
 
 
 def test_an_empty_set_is_explained_and_gives_no_place_to_restart() -> None:
@@ -208,7 +208,7 @@ def test_parts_do_not_overlap_and_waste_no_rank() -> None:
     for n in range(2, 12):
         small = part_labelled(runs[:n], 0.8)
         assert len(small.fitting) >= 1
-        assert len(small.calibration) >= min(n - 1, smallest_calibration(0.8))
+        assert len(small.calibration) >= min(n - 1, successes_needed(1.0 - 0.8))
 
 
 def test_a_high_level_takes_failures_from_the_fit_before_every_set_becomes_the_whole_run() -> None:
