@@ -24,6 +24,7 @@ from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.learn.guarded import guarding_as_recorded
 from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
+from grampus_uq.learn.profiles.p_success import must_take_the_word, word_in
 from grampus_uq.learn.sensed import sensing_as_recorded
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
 from grampus_uq.recording.runs import Refused, beginnings, recording_files
@@ -77,7 +78,7 @@ from grampus_uq.records.vocabulary import UncertaintySource
     "--stream",
     "streams",
     multiple=True,
-    help="Streams that the detector reads.  [default: p_success, else fused or unaided]",
+    help="Streams that the detector reads.  [default: p_success, else unaided]",
 )
 @click.option("--trust-stated", is_flag=True, help="Let p_success use the model's stated confidence beside others.")
 @click.option(
@@ -186,9 +187,9 @@ def _fit_budget(
         on_refused=on_refused,
         workers=workers,
     )
-    if not streams:  # as `without_the_word` of a fit with labels
-        stated = not options.trust_stated and data.share_read(UncertaintySource.VERBALIZED) > 0.0
-        data = data.only(UNAIDED if stated and data.share_read(UNAIDED) >= 0.5 else "fused")
+    if not streams:
+        taken = must_take_the_word(data.share_read(UncertaintySource.VERBALIZED), data.share_read(UNAIDED))
+        data = data.only("fused" if options.trust_stated or taken else UNAIDED)
     fit = fit_budget(data, rng=np.random.default_rng(options.seed), share=budget)
     threshold, number = fit.detector.threshold, len(fit.report.threshold_ids)
     artifact = ProfileArtifact(
@@ -205,7 +206,7 @@ def _fit_budget(
     part = Part(
         name="detector",
         status="not fitted" if threshold.shortage else "fitted",
-        why=threshold.shortage or fit.report.reason,
+        why=threshold.shortage or fit.report.reason + word_in(data.streams),
         promise="" if threshold.shortage else threshold.guarantee,
         figures={"statistic": fit.report.member, "streams": list(data.streams)},
     )

@@ -186,7 +186,7 @@ def _least_believed(now: Situation) -> Situation:
 
 def leaves_word_out(profile: Profile) -> bool:
     """True where the model's own word releases no irreversible call: no fit measured it, and no evidence stops."""
-    return profile.detector is None and profile.release is None and profile.policy.on_missing_evidence.stops
+    return not profile.takes_the_word and profile.policy.on_missing_evidence.stops
 
 
 def _tier(now: Situation) -> _Ruling:
@@ -315,17 +315,20 @@ def _missing(now: Situation) -> str | None:
         return f"irreversible call with arguments that the model did not propose; {_numbers(now)}"
     profile, alarm = now.profile, now.state.alarm
     counted = profile.released_by_counts and now.turn.p_success is not None
-    if not now.state.has_reading and not counted:
-        return "irreversible call: no reading yet"
-    if not now.turn.read and not now.turn.word_alone and not counted:
-        return f"irreversible call: no reading of the turn that proposes it; {_numbers(now)}"
     fitted = profile.release is not None or profile.detector is not None
+    known = counted or (fitted and now.turn.measured)
+    if not now.state.has_reading and not known:
+        return "irreversible call: no reading yet"
+    if not now.turn.read and not now.turn.word_alone and not known:
+        return f"irreversible call: no reading of the turn that proposes it; {_numbers(now)}"
     if fitted and not counted and now.doubt is not None and now.doubt.part == UNREAD_CALL:
         return f"irreversible call: the log-probabilities of its own tokens are missing; {_numbers(now)}"
     if profile.release is not None and now.turn.p_success is None:
         return f"irreversible call: no chance of success for the turn that proposes it; {_numbers(now)}"
     if profile.detector is not None and (alarm is None or alarm.evidence.log_m is None):
         return f"irreversible call: the detector has no score yet; {_numbers(now)}"
+    if fitted and now.word_alone and not known:
+        return f"irreversible call: nothing but the model's own word speaks for it; {_numbers(now)}"
     return None
 
 

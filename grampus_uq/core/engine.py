@@ -50,7 +50,7 @@ from grampus_uq.records.vocabulary import (
     UncertaintySource,
 )
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.stats.fusion import LogisticFusion
+from grampus_uq.stats.fusion import LogisticFusion, is_count
 
 _EVERY_STEP = ("n_steps", "n_high", "cumulative", "level", "has_reading", "last_step_id", "agent_tokens")
 _draft_of = drafter(SessionState, but=(*_EVERY_STEP, "memory", "worst_case", "turns"))
@@ -112,7 +112,8 @@ def advance(
     worst_case = state.worst_case
     if worst_case is not None or seen.due or risk_due or calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fusion, streams, risk_due=risk_due)
-    turns, turn = _turns_after(state, step, readings, seen, unaided, worst_case)
+    measured = seen.unaided is None and not (calibration is None and detector is None) and _measured(profile, seen)
+    turns, turn = _turns_after(state, step, readings, seen, unaided, worst_case, measured=measured)
     if is_call:
         turns, doubt = doubt_after(state.turns, turns, turn, step, readings)
     draft = _draft_of(state)
@@ -220,6 +221,8 @@ def _turns_after(
     seen: Tally,
     unaided: Unaided | None,
     worst_case: WorstCase | None,
+    *,
+    measured: bool,
 ) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
     """The turns of the model after a step, and the evidence of its own; for a call, of the turn that proposed it."""
     lowest, calls = None if seen.fused is None else seen.lowest(), step.tool_calls
@@ -227,6 +230,7 @@ def _turns_after(
         turn = new_turn(
             step=text_key(step.step_id),
             read=seen.unaided is not None,
+            measured=measured,
             p_success=seen.p_success,
             lowest=lowest,
             stated="verbalized" in seen.values,
@@ -247,6 +251,12 @@ def _turns_after(
             turn = replace(turn, unaided=None, worst_belief=None)
         turn = replace(turn, read=read, lowest=lowest, belief=None)  # the belief has it already
     return turns, turn
+
+
+def _measured(profile: Profile, seen: Tally) -> bool:
+    """True where a reading was that the profile was fitted on, but for counts and what the model states."""
+    used = profile.fitted_streams.intersection(seen.values)
+    return any(name != UncertaintySource.VERBALIZED and not is_count(name) for name in used)
 
 
 def _told_more(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import (
     AliasChoices,
@@ -36,10 +36,12 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.call_parts import Unit
 from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.strict_json import snapshot_fault
-from grampus_uq.records.vocabulary import UncertaintyLevel
+from grampus_uq.records.vocabulary import UncertaintyLevel, UncertaintySource
 from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.stats.stored_values import FROZEN
 
+WITH_THE_WORD: Final = frozenset({str(UncertaintySource.VERBALIZED), "fused", "propagated"})
+"""The streams that hold what a model states of its own confidence."""
 _MAX_WHY = 300
 Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not when `advance` builds one
 
@@ -94,6 +96,16 @@ class Profile(Configuration):
         """The streams that calibration and detector were fitted on."""
         used = set() if self.detector is None else set(self.detector.streams)
         return frozenset(used) if self.calibration is None else frozenset(used | set(self.calibration.moved_by))
+
+    @property
+    def takes_the_word(self) -> bool:
+        """True if a detector or a release was fitted on the confidence that the model states, alone or in a fusion."""
+        if self.detector is None and self.release is None:
+            return False
+        used = set(() if self.detector is None else self.detector.streams)
+        fused = {} if self.calibration is None else self.calibration.readings
+        used |= {name for name, one in fused.items() if one.slope != 0.0 or one.offset != 0.0}
+        return not used.isdisjoint(WITH_THE_WORD)
 
     @property
     def always_there(self) -> frozenset[str]:
@@ -233,7 +245,12 @@ def state_to_values(state: SessionState) -> dict[str, Any]:
 
 def _absent(state: SessionState) -> dict[str, Any]:
     """What the last release does not know, where it is not there: its workers refuse a state that names it."""
-    turns = {place: {"unaided"} for place, turn in enumerate(state.turns) if turn.unaided is None}
+    turns = {
+        place: {
+            name for name, there in (("unaided", turn.unaided is not None), ("measured", turn.measured)) if not there
+        }
+        for place, turn in enumerate(state.turns)
+    }
     own: dict[str, Any] = {name: True for name in ("unaided", "read_before") if not getattr(state, name)}
     worst = state.worst_case is not None and state.worst_case.unaided is None
     return own | ({"turns": turns} if turns else {}) | ({"worst_case": {"unaided"}} if worst else {})

@@ -42,20 +42,22 @@ Scores = tuple[Unit | None, ...]
 class TurnEvidence:
     """Readings of one model turn.
 
-    `read`: whether anything was but the model's own word; `p_success`: the calibrated chance after it, `worst_chance`:
-    the same in the worst case, where a reading was due and did not come; `lowest`: its lowest reading, as source and
-    value; `stated`: whether the model stated a confidence; `belief`: the propagated confidence after it, `unaided`: the
-    same without what the model states, where that is less, `worst_belief`: the less of both in the worst case. `calls`
-    are the keys of the calls it proposed that were not observed yet, `called` of those that were; `more` is True for
-    open calls beyond what is kept. `listed` are the digests of all of them, name and arguments, marked once one is
-    made. `doubts`: how sure the model was of each; one without a call is of those beyond what is kept. `gone`: the
-    least doubts, a tool each, of calls whose turns are kept no more, and behind them those about the latest answers in
-    words; the latest turn holds them. `scores`: the streams of a detector that looks at calls, in its order, and
-    `worst_scores` the same in the worst case.
+    `read`: whether anything was but the model's own word; `measured`: where not, whether the profile was fitted on a
+    reading of it, which has no weight; `p_success`: the calibrated chance after it, `worst_chance`: the same in the
+    worst case, where a reading was due and did not come; `lowest`: its lowest reading, as source and value; `stated`:
+    whether the model stated a confidence; `belief`: the propagated confidence after it, `unaided`: the same without
+    what the model states, where that is less, `worst_belief`: the less of both in the worst case. `calls` are the keys
+    of the calls it proposed that were not observed yet, `called` of those that were; `more` is True for open calls
+    beyond what is kept. `listed` are the digests of all of them, name and arguments, marked once one is made. `doubts`:
+    how sure the model was of each; one without a call is of those beyond what is kept. `gone`: the least doubts, a tool
+    each, of calls whose turns are kept no more, and behind them those about the latest answers in words; the latest
+    turn holds them. `scores`: the streams of a detector that looks at calls, in its order, and `worst_scores` the same
+    in the worst case.
     """
 
     step: str = ""
     read: bool = False
+    measured: bool = False
     p_success: Unit | None = None
     worst_chance: Unit | None = None
     lowest: tuple[str, Unit] | None = None
@@ -514,6 +516,7 @@ def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
     silent = any(not turn.read and not turn.word_alone for turn in turns)
     return TurnEvidence(
         read=all(turn.read for turn in turns),
+        measured=any(t.measured for t in turns) and all(t.read or t.measured for t in turns),
         p_success=None if None in chances else min(c for c in chances if c is not None),
         worst_chance=least_of(*[turn.at_worst for turn in turns]),
         lowest=None if silent else min(lows, key=lambda low: low[1], default=None),
@@ -541,4 +544,6 @@ def _least_scores(found: Sequence[Scores]) -> Scores:
 
 def without_chances(turns: Turns) -> Turns:
     """The turns under another profile: what the old one made of their readings holds no more."""
-    return tuple([replace(turn, p_success=None, worst_chance=None, scores=(), worst_scores=()) for turn in turns])
+    return tuple(
+        [replace(t, measured=False, p_success=None, worst_chance=None, scores=(), worst_scores=()) for t in turns]
+    )

@@ -92,6 +92,7 @@ class Case:
             advisory=self.advisory,
             policy=self.policy, detector=self.detector, release=self.release, fallback=self.fallback,
             released_by_counts=self.by_counts, chain=self.chain,
+            takes_the_word=self.detector is not None or self.release is not None,
         )  # fmt: skip
         state = SessionState(
             session_id="s", has_reading=self.has_reading, worst=self.worst, acknowledged=self.acknowledged,

@@ -234,10 +234,10 @@ def test_with_a_detector_alone_a_call_waits_whose_turn_lacks_a_stream_that_no_fi
         without_gaps=always,
     )
     profile = Profile(policy=POLICY, detector=detector_from_json(json.loads(json.dumps(detector_to_json(detector)))))
-    good_turn = ("llm_call", {"verbalized": 1.0, "p_true": 0.99})
+    good_turn = ("llm_call", {"semantic_entropy": 1.0, "p_true": 0.99})
     whole, _ = told(profile, [good_turn, good_turn])
     assert paid(profile, whole).action is Action.PROCEED
-    state, _ = told(profile, [good_turn, ("llm_call", {"verbalized": 1.0, "p_true": reason})])
+    state, _ = told(profile, [good_turn, ("llm_call", {"semantic_entropy": 1.0, "p_true": reason})])
     decided = paid(profile, state)
     if always == () and reason in NOT_DUE:  # its absence was calibrated
         assert decided.action is Action.PROCEED

@@ -37,6 +37,9 @@ from grampus_uq.core.state import (
 from grampus_uq.gate.call import doubt_of, of_the_tool
 from grampus_uq.monitor.history import unaided_part
 from grampus_uq.monitor.session import score_of
+from grampus_uq.stats.eprocess import Detector
+from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.sampling import examples
 
@@ -391,3 +394,45 @@ def test_what_was_only_stated_is_no_step_of_a_propagator_that_the_run_is_handed_
     for stated in (None, 0.95):
         state, _ = advance(Profile(estimator=UNBIASED), START, step, read({"verbalized": stated}))
         assert judged(other, read({"p_true": 0.75}), change_profile(other, state)).action.stops
+
+
+FITTED_ON = ["p_true", "token_probability", "semantic_entropy", "call_probability", "own", "unaided", "count_calls"]
+
+
+@st.composite
+def fitted_profiles(draw):
+    """A release, a detector of steps or of calls, or both, fitted on anything but what the model states."""
+    part, names = draw(st.sampled_from(["release", "detector", "both"])), None
+    if part != "detector":
+        names = draw(st.lists(st.sampled_from(FITTED_ON), min_size=1, max_size=3, unique=True))
+        offset = st.just(0.0) | st.floats(-1.0, 1.0)
+        names = {n: FusedReading(mean=0.0, sd=1.0, slope=draw(st.floats(0.3, 3.0)), offset=draw(offset)) for n in names}
+    detector = None
+    if part != "release":
+        sources = FITTED_ON[:-1] + ["p_success"] * (part == "both")
+        streams = tuple(draw(st.lists(st.sampled_from(sources), min_size=1, max_size=2, unique=True)))
+        detector = Detector(
+            streams=streams,
+            scorer=running_minimum(bounded=(True,) * len(streams), neutral=(0.7,) * len(streams)),
+            thresholds=(ville_threshold(draw(st.floats(0.1, 0.8))),),
+            deployed=0,
+            salt="s",
+            without_gaps=draw(st.none() | st.just(())),
+            at_calls=draw(st.booleans()),
+        )
+    return draw(PROFILES).model_copy(
+        update={
+            "calibration": names and LogisticFusion(readings=names, intercept=draw(st.floats(0.0, 2.0))),
+            "release": names and ReleaseRule(at_least=draw(st.floats(0.1, 0.8))),
+            "detector": detector,
+        }
+    )
+
+
+@settings(max_examples=examples(2_000))
+@given(profile=fitted_profiles(), steps=STEPS)
+def test_under_a_profile_that_was_fitted_on_other_readings_a_call_waits_whatever_the_model_states(profile, steps):
+    silent = verdicts(profile, steps, stated=False)
+    for (without, why), (heard, reason) in zip(silent, verdicts(profile, steps), strict=True):
+        assert heard.stops or not without.stops, (why, reason)
+        assert not without.stops or of_the_tool(why) or not of_the_tool(reason), "no grant lifts more"

@@ -27,6 +27,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
+from grampus_uq.core.release import ReleaseRule
 from grampus_uq.errors import ConfigurationError, RateLimitedError
 from grampus_uq.models import OpenAICompatibleModel
 from grampus_uq.monitor import sensing
@@ -338,7 +339,13 @@ async def test_a_judgement_that_fails_skips_no_sampling_that_a_low_one_has_to_pa
 @pytest.mark.anyio
 @pytest.mark.parametrize(("without_evidence", "samples"), [("pause_for_human", 2), ("proceed", 0)])
 @pytest.mark.parametrize(
-    "parts", [{}, {"trajectory_risk": TrajectoryRiskSettings()}, {"calibration": fitted_on("verbalized")}]
+    "parts",
+    [
+        {},
+        {"trajectory_risk": TrajectoryRiskSettings()},
+        {"calibration": fitted_on("verbalized")},
+        {"calibration": fitted_on("p_true"), "release": ReleaseRule(at_least=0.5)},
+    ],
 )
 async def test_what_the_model_states_skips_no_sampling_unless_it_may_release_a_call(without_evidence, samples, parts):
     policy = UncertaintyPolicy(enable_semantic_sampling=True, on_missing_evidence=without_evidence)

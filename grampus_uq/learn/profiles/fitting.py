@@ -44,6 +44,7 @@ from grampus_uq.learn.profiles.p_success import (
     most_read,
     rank_by_one,
     without_the_word,
+    word_in,
 )
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.profiles.releasing import fit_release
@@ -262,7 +263,7 @@ def _detector(
         return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs without intervention")
     available = {**runs.streams, **({} if fitted is None else {"p_success": fitted.values})}
     first = ("call_probability",) if _at_calls(runs, options) else ()
-    untaught = (most_read(heard, (*first, "fused", UNAIDED)) or "fused",)
+    untaught = (most_read(heard, (*first, "fused", UNAIDED)) or UNAIDED,)
     streams = options.streams or (("p_success",) if fitted is not None else untaught)
     unknown = [name for name in streams if name not in available]
     if unknown and options.streams is None:
@@ -323,7 +324,7 @@ def _detector_part(
     needs = _advice(found, runs, options)
     if threshold.shortage:
         return Part(name="detector", status="not fitted", why=threshold.shortage, needs=needs, figures=figures)
-    why, promise = found.report.reason, threshold.guarantee
+    why, promise = found.report.reason + word_in(streams), threshold.guarantee
     return Part(name="detector", status="fitted", why=why, needs=needs, promise=promise, figures=figures)
 
 

@@ -31,8 +31,8 @@ class FitOptions:
             chosen. None: by score where the labelled ones score otherwise than the rest (Mann-Whitney at .001), or
             where every labelled run with an irreversible call succeeded and others like it have no label.
         streams: what the detector watches; None: `p_success` where it could be fitted, else the calls' own
-            probability where each has one and the detector looks at calls, else `fused` or, where a confidence was
-            stated and is not trusted, `unaided`.
+            probability where each has one and the detector looks at calls, else `unaided`, or `fused` where the
+            word of the model is trusted or nearly all there is.
         trust_stated: let `p_success` use the confidence that the model states, though other readings exist: whoever can
             write what the agent reads may then release its calls.
         held_out: share of the runs that set thresholds and teach nothing, where anything is learned.

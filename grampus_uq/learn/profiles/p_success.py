@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
+from grampus_uq.core.state import WITH_THE_WORD
 from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.fit_calibration import FittedSuccess, apply_exactly, apply_fusion, fit_fusion, fit_success
@@ -55,7 +56,7 @@ def keep_p_success(runs: LabelledRuns, fusion: LogisticFusion, taught: BoolArray
     if taught.any():
         why += f" {int(taught.sum())} runs that served its fit may not."
     figures = _figures(runs, ~taught, values) if len(runs) else {}
-    part = Part(name="p_success", status="fitted", why=why, figures=figures)
+    part = Part(name="p_success", status="fitted", why=why + word_in(fusion.readings), figures=figures)
     return FittedPSuccess(fusion=fusion, values=values, taught=taught, kept=True), [part]
 
 
@@ -87,7 +88,7 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
     solid = min(good, bad) >= LEAST_OF_EACH
     why += "" if solid else " It ranks; how sure it is, so few cannot say."
     fitted = FittedPSuccess(fusion=fusion, values=values, taught=np.zeros(len(runs), dtype=np.bool_))
-    part = Part(name="p_success", status="fitted", why=why, figures={"streams": [name]})
+    part = Part(name="p_success", status="fitted", why=why + word_in([name]), figures={"streams": [name]})
     return RankedByOne(fitted=fitted, solid=fitted if solid else None, part=part)
 
 
@@ -109,17 +110,30 @@ def most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
 
 
 def without_the_word(runs: LabelledRuns, *, trusted: bool = False) -> LabelledRuns:
-    """The runs without what the model states of itself, if at least every second moment has another reading.
+    """The runs without what the model states of itself, but where it is trusted, or there is little else to read.
 
-    Whoever can make the model state more would release its calls. Counts and the trajectory's risk are no readings of
-    a moment. Without the word `unaided` takes the place of `fused`. `trusted`: all streams but that one.
+    Counts and the trajectory's risk are no readings of a moment. Without the word `unaided` takes the place of `fused`,
+    also where none was recorded: one that is stated later would lift it. `trusted`: all streams but that one.
     """
-    no_others = (*DERIVED, STATED, "trajectory_risk")
-    others = [s for name, s in runs.streams.items() if name not in no_others and not is_count(name)]
-    read = np.any([~np.isnan(stream[runs.moments]) for stream in others], axis=0)
-    beside = STATED in runs.streams and bool(others) and 2 * read.sum() >= read.size > 0
-    left_out = {STATED, "fused"} if beside and not trusted else {UNAIDED}
+    no_others = (*DERIVED, "trajectory_risk")
+    at = runs.moments
+    read = {n: ~np.isnan(s[at]) for n, s in runs.streams.items() if n not in no_others and not is_count(n)}
+    found = np.sum(read.pop(STATED, False)), np.sum(np.any([*read.values()], axis=0))
+    stated, others = (float(number) / max(1, int(at.sum())) for number in found)
+    left_out = {UNAIDED} if trusted or must_take_the_word(stated, others) else {STATED, "fused"}
     return replace(runs, streams={name: s for name, s in runs.streams.items() if name not in left_out})
+
+
+def must_take_the_word(stated: float, others: float) -> bool:
+    """True where a fit can go by little else than what the model states: whoever can make it state more then has calls
+    released. Given the shares of moments with a stated confidence, and with another reading."""
+    return others < min(stated, 0.5)
+
+
+def word_in(streams: Iterable[str]) -> str:
+    """A sentence of a report on what was fitted on these streams: nothing where no word of the model is in them."""
+    told = " It takes the model's word: whoever can make the model state more has calls released."
+    return "" if WITH_THE_WORD.isdisjoint(streams) else told
 
 
 def _rising(fusion: LogisticFusion, name: str) -> LogisticFusion:
@@ -181,9 +195,7 @@ def fit_p_success(
     why = f"On {quantity(len(names), 'stream')} of {int(learn.sum())} runs"
     why += f", {asked} of them at the turn that proposes an irreversible call" if asked else ""
     why += ", and it says no more than the success rate does." if useless else "."
-    if STATED in names:
-        why += " It takes the model's word: whoever can make the model state more raises it."
-    parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
+    parts.append(Part(name="p_success", status="fitted", why=why + word_in(names), figures=figures))
     return FittedPSuccess(fusion=fusion, values=values, taught=~held_out), parts
 
 

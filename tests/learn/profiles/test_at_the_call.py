@@ -180,7 +180,7 @@ def test_a_detector_looks_at_calls_where_half_of_the_runs_have_one_and_live_as_i
     assert np.mean(bad) > np.mean(fine) + 0.25
 
 
-@pytest.mark.parametrize(("gaps", "stream"), [(0, "call_probability"), (1, "fused")])
+@pytest.mark.parametrize(("gaps", "stream"), [(0, "call_probability"), (1, "unaided")])
 def test_few_labels_rank_by_the_calls_own_probability_unless_a_call_lacks_it(
     tmp_path: Path, gaps: int, stream: str
 ) -> None:

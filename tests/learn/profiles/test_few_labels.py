@@ -305,11 +305,12 @@ def test_recordings_with_nothing_but_the_models_word_are_fitted_on_it_and_say_so
 
 
 @pytest.mark.parametrize("options", [["--budget", "0.45"], ["--assurance", "0", "--false-alarms", "0.3"]])
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("read", ["both", "nothing stated", "only stated"])
 def test_no_statement_silences_an_alarm_where_other_readings_were_recorded(
-    tmp_path: Path, options: list[str], beside: bool
+    tmp_path: Path, options: list[str], read: str
 ) -> None:
     """With few labels and without any: the word is heard as a doubt, and as evidence where there was nothing else."""
+    beside = read != "only stated"
     folder, output = tmp_path / "runs", tmp_path / "profile.json"
     rng = np.random.default_rng(1)
     step = Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(CALL,))
@@ -322,14 +323,16 @@ def test_no_statement_silences_an_alarm_where_other_readings_were_recorded(
         watch = UncertaintyMonitor(processors=[recorder], advisory=True, policy=POLICY)
         for number in range(40):
             session, good = watch.session(f"r{number}", **FITTING), 0.3 + 0.4 * (rng.random() > 0.3)
-            session.commit(step, readings(good + 0.05 * rng.random(), good + 0.05 * rng.random()))
+            stated = None if read == "nothing stated" else good + 0.05 * rng.random()
+            session.commit(step, readings(stated, good + 0.05 * rng.random()))
             session.commit(Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(CALL,)), ())
             session.finish(Outcome(success=good > 0.5))
     fitted = CliRunner().invoke(_group, ["fit", str(folder), *options, "--irreversible", "send", "-o", str(output)])
     assert fitted.exit_code == 0, fitted.output
+    assert beside is ("It takes the model's word" not in " ".join(fitted.output.split()))
     monitor, released = UncertaintyMonitor(profile=load(output)), {}
     for stated in (None, 0.2, 0.97) if beside else (0.2, 0.97):
         session = monitor.session(f"s{stated}", **FITTING)
-        session.commit(step, readings(stated, 0.62))
+        session.commit(step, readings(stated, 0.62 if read == "both" else 0.68))
         released[stated] = session.would_allow(CALL, effect=Effect.IRREVERSIBLE).allowed
     assert released == ({None: False, 0.2: False, 0.97: False} if beside else {0.2: False, 0.97: True})

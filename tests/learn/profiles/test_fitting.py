@@ -22,6 +22,7 @@ from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.profiles import FitOptions, ProfileFit, counterfactual, fit_profile, rates
 from grampus_uq.learn.profiles.labelled import DERIVED, labelled_runs
 from grampus_uq.learn.profiles.p_success import MOST_STEPS, _enough
+from grampus_uq.monitor.session import Session
 from grampus_uq.recording import RecordingProcessor, runs
 from grampus_uq.recording.artifacts import FittedFor, load, save
 from grampus_uq.recording.replay import replay
@@ -108,6 +109,35 @@ def test_what_the_model_states_is_left_out_beside_other_readings_unless_it_is_tr
     trusting = fit_profile(folder, base=BASE, options=FitOptions(accuracy=0.85, trust_stated=True))
     assert "verbalized" in trusting.artifact.profile.calibration.readings
     assert "It takes the model's word" in part(trusting, "p_success").why
+    kept = fit_profile(folder, base=trusting.artifact, options=FitOptions(accuracy=0.85, keep_p_success=True))
+    assert "It takes the model's word" in part(kept, "p_success").why
+
+
+@pytest.mark.parametrize("given", [FitOptions(wrong_releases=0.2, detector=False), FitOptions(wrong_releases=0.2)])
+def test_a_turn_with_nothing_but_a_statement_is_as_silent_as_one_without_where_the_fit_had_gaps(
+    tmp_path: Path, given: FitOptions
+) -> None:
+    """Tokens in three of five runs, counts in all: a statement would open the door for what counts say of any run."""
+    rng, turn = np.random.default_rng(2), Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(SEND,))
+
+    def session_of(watch: UncertaintyMonitor, name: str, **values: float) -> Session:
+        session = watch.session(name, "a", model="m", prompt_hash=HASH, tools_hash=HASH)
+        session.commit(turn, [Reading(source=source, value=value) for source, value in values.items()])
+        return session
+
+    with RecordingProcessor(tmp_path) as recorder:
+        watch = UncertaintyMonitor(processors=[recorder], advisory=True, policy=POLICY)
+        for number in range(150):
+            good = bool(rng.random() < 0.8)
+            read = {"token_probability": float(rng.uniform(0.5, 0.95) if good else rng.uniform(0.1, 0.6))}
+            read = {"verbalized": 0.9, "count_calls": 0.5} | (read if rng.random() < 0.6 else {})
+            session = session_of(watch, f"r{number}", **read)
+            session.commit(Step(step_id="t", kind="tool_call", time_s=1.0, tool_calls=(SEND,)), ())
+            session.finish(Outcome(success=good))
+    monitor = UncertaintyMonitor(profile=fit_profile(tmp_path, base=BASE, options=given).artifact)
+    tokens, stated, silent = {"token_probability": 0.95}, {"verbalized": 1.0}, {}
+    found = [session_of(monitor, f"{one}", count_calls=0.5, **one) for one in (tokens, stated, silent)]
+    assert [session.would_allow(SEND, effect="irreversible").allowed for session in found] == [True, False, False]
 
 
 def test_a_promise_on_wrong_releases_holds_whatever_an_attacker_makes_the_model_state(folder: Path) -> None:
