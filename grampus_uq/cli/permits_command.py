@@ -55,7 +55,7 @@ from grampus_uq.stats.earned_threshold import CANDIDATES, Target, earned_to_json
 
 _DAY_S, _HOUR_S = 86_400.0, 3_600.0
 _DEFAULT = {name: field.default for name, field in Permit.model_fields.items()}
-_RUN, _RECORDED_AS = _DEFAULT["stream"], "propagated"
+_RUN = _DEFAULT["stream"]
 
 
 @click.group(name="permits", cls=SummarisedGroup)
@@ -330,7 +330,7 @@ def _granted(permit: Permit, as_json: bool, state: PermitState) -> None:
 @click.option(
     "--stream",
     default=_RUN,
-    help=f"Score, in [0, 1]; higher: likelier right. {_RUN}: the run's, in recordings `{_RECORDED_AS}`.",
+    help=f"Score, in [0, 1]; higher: likelier right. {_RUN}: the run's, as a permit goes by it.",
 )
 @click.option("--tool", metavar="NAME", help="Only calls of this tool; by default all irreversible ones.")
 @click.option("--profile", metavar="FILE", help="Recompute the stream with this profile.")
@@ -362,9 +362,8 @@ def simulate(
     judge = None if profile is None else load(profile).profile
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
-            column = _RECORDED_AS if stream == _RUN else stream
             calls = read_labelled_calls(
-                paths, column, profile=judge, tool=tool, on_refused=refuse, on_runs=advance, workers=workers
+                paths, stream, profile=judge, tool=tool, on_refused=refuse, on_runs=advance, workers=workers
             )
         if not len(calls.scores):
             left_out = _counted(calls.left_out) or "there is no run"

@@ -31,21 +31,25 @@ from grampus_uq.core.estimator import fuse_step
 from grampus_uq.core.risk import confidence_of_risk
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.core.tally import tally_of
-from grampus_uq.core.turn_evidence import Turns, placed, text_key
+from grampus_uq.core.turn_evidence import placed, text_key
 from grampus_uq.core.worst_case import UNAIDED, unaided_of
 from grampus_uq.errors import DataError
 from grampus_uq.learn.eligibility import NO_OUTCOME, SUPERSEDED, Eligibility, eligibility
 from grampus_uq.learn.guarded import guarding_also
 from grampus_uq.learn.sensed import Sensed, sensed_in
+from grampus_uq.monitor.session import score_of
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
 from grampus_uq.records.events import StepEvent
-from grampus_uq.records.values import Outcome, StepUncertainty
+from grampus_uq.records.values import Outcome, StepUncertainty, ToolCall
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.stats.arrays import FloatArray
 
 DERIVED: Final = ("fused", UNAIDED, "propagated", "p_success", "trajectory_risk")
 """Streams that the engine computes; every other stream is a reading under the name of its source."""
+
+SCORE: Final = "confidence"
+"""What a permit goes by if nothing else is said: the run's confidence, as `score_of` has it."""
 
 TASK: Final = "task_id"
 """Name in a session's metadata of the task: trials of one task are not independent samples."""
@@ -196,12 +200,14 @@ def recorded_rows(
     profile: Profile | None = None,
     streams: Sequence[str] | None = None,
     tool: str | None = None,
+    scored: bool = False,
 ) -> RunRows:
     """Every step of the model of a run, eligible or not; with `streams`, only these.
 
     With a `profile` the recorded readings are fused, propagated and calibrated anew, as that profile would; without,
     the assessments are those recorded, and the tools that its monitor guarded by name are the irreversible ones. With a
-    `tool` its calls are the ones, whatever their effect.
+    `tool` its calls are the ones, whatever their effect. `scored`: the rows hold `SCORE` alone, at the turns
+    of calls: that of the first call, and no more than was recorded where no profile is given.
     """
     rows: list[Mapping[str, float]] = []
     calls: list[int] = []
@@ -210,18 +216,24 @@ def recorded_rows(
     policy = (profile or Profile()).policy
     if profile is None and run.start is not None:
         policy = guarding_also(policy, run.start)
-    for event, assessment, turns in _assessed(run, profile):
+    for event, assessment, state in _assessed(run, profile, replayed=scored or profile is not None):
         step = event.step
         if is_model_step(event):
             places[text_key(step.step_id)] = len(rows)
             proposed |= any(policy.is_irreversible(call.name) for call in step.tool_calls)
-            row = _step_streams(event, assessment, profile)
+            row = {} if scored else _step_streams(event, assessment, profile)
             rows.append(row if streams is None else {name: row[name] for name in streams if name in row})
             continue
         reported = True
         if is_irreversible(policy, step.tool_name, step.effect) if tool is None else step.tool_name == tool:
-            turn = placed(turns, step.tool_calls[0] if step.tool_calls else None, step.step_id)[1]
-            calls.append(places.get(turn.step, len(rows) - 1))
+            call = step.tool_calls[0] if step.tool_calls else None
+            turn = placed(state.turns, call, step.step_id)[1]
+            place = places.get(turn.step, len(rows) - 1)
+            calls.append(place)
+            if scored and place >= 0 and not rows[place]:
+                score = score_of(state, SCORE, call or ToolCall(name=step.tool_name or ""), step.step_id)
+                most = 1.0 if profile is not None else assessment.propagated_confidence
+                rows[place] = {} if score is None else {SCORE: min(score, most)}
     return RunRows(rows=rows, calls=tuple(calls), unreported=proposed and not reported)
 
 
@@ -284,16 +296,17 @@ def _columns_of_part(read_run: _ReadRun, task_key: str, runs: Iterator[Run], ref
     return columns_of(runs, read_run, task_key=task_key, on_refused=refused)
 
 
-def _assessed(run: Run, profile: Profile | None) -> Iterator[tuple[StepEvent, StepUncertainty, Turns]]:
-    """Each step, what is concluded, and the turns before it; without a profile no turn is known."""
-    state = SessionState(session_id=run.session_id)
+def _assessed(
+    run: Run, profile: Profile | None, *, replayed: bool
+) -> Iterator[tuple[StepEvent, StepUncertainty, SessionState]]:
+    """Each step, what is concluded or, without a profile, was, and the state before it: an empty one if not replayed,
+    the default profile's where none is given."""
+    state, judge = SessionState(session_id=run.session_id), profile or Profile()
     for event in run.steps:
-        if profile is None:
-            yield event, event.assessment, ()
-        else:
-            turns = state.turns
-            state, assessment = advance(profile, state, event.step, event.readings, event.trajectory)
-            yield event, assessment, turns
+        before, assessment = state, event.assessment
+        if replayed:
+            state, assessment = advance(judge, state, event.step, event.readings, event.trajectory)
+        yield event, event.assessment if profile is None else assessment, before
 
 
 def _row(run: Run, decided: Eligibility, read: RunRows, task_key: str) -> RunRow:

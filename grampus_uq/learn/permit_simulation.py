@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from grampus_uq.core.state import Profile
-from grampus_uq.learn.columns import at_rows, read_columns, recorded_rows
+from grampus_uq.learn.columns import SCORE, at_rows, read_columns, recorded_rows
 from grampus_uq.recording.runs import Paths, Refused
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.earned_threshold import (
@@ -77,9 +77,9 @@ def read_labelled_calls(
 ) -> LabelledCalls:
     """Read the first irreversible call of each labelled run, or with a `tool` its first call of that tool.
 
-    With a profile, streams are computed anew by it.
+    With a profile, streams are computed anew by it. The stream `SCORE` is what a permit goes by.
     """
-    rows = partial(recorded_rows, profile=profile, streams=(stream,), tool=tool)
+    rows = partial(recorded_rows, profile=profile, streams=(stream,), tool=tool, scored=stream == SCORE)
     columns = read_columns(paths, rows, workers=workers, on_refused=on_refused, on_runs=on_runs)
     firsts = [run.calls[:1] for run in columns.runs]
     values = iter(at_rows(columns.stream(stream), columns.lengths, firsts))

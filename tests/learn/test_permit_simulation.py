@@ -74,16 +74,27 @@ def test_without_options_it_is_the_permit_that_would_be_granted(tmp_path: Path) 
         session = monitor.session(f"r{number}", "a")
         for index, value in enumerate(stated):
             step = Step(step_id=f"s{index}", kind="llm_call", time_s=0.0)
-            session.commit(step, [Reading(source="verbalized", value=float(value))])
+            read = {"verbalized": 1.0, "p_true": value} if number % 2 else {"verbalized": value}
+            session.commit(step, [Reading(source=source, value=float(one)) for source, one in read.items()])
         scores.append(score_of(session.state, granted.stream, CALL, "t"))
+        assert scores[-1] < session.state.cumulative or not number % 2, "a statement lifts what the run believes"
         session.commit(Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(CALL,)), ())
         session.finish(Outcome(success=True))
     (tmp_path / "r.jsonl").write_bytes(kept.text())
-    assert read_labelled_calls([str(tmp_path)], "propagated").scores.tolist() == pytest.approx(scores)
+    assert read_labelled_calls([str(tmp_path)], granted.stream).scores.tolist() == pytest.approx(scores)
     found = json.loads(invoke(tmp_path, "--json").stdout)
     assert (found["at_most"], found["scored"], found["stream"]) == (granted.epsilon, 20, granted.stream)
     assert found["assurance"] == 1.0 - granted.delta
-    same = (tmp_path, "--stream", "propagated", "--at-most", granted.epsilon, "--audits", granted.audit_rate, "--json")
+    same = (
+        tmp_path,
+        "--stream",
+        granted.stream,
+        "--at-most",
+        granted.epsilon,
+        "--audits",
+        granted.audit_rate,
+        "--json",
+    )
     assert json.loads(invoke(*same).stdout)["out"] == found["out"]
 
 
