@@ -52,8 +52,8 @@ class Promise:
     about: what is bounded: "right" among released calls (from below), "wrong" releases or "held" calls (from above),
     "alarms" in runs that succeed, "paused" runs, "watch": histories that alarm, "missed" errors. level: the bound.
     delta: None: on average. label: which runs have a label (None: all). older: p_success comes from a profile fitted on
-    other runs. recorded: how a run looks in the recording, where that differs: a sabotage. once: another way than to
-    record, fit and act, of a generator, a folder and a number.
+    other runs. recorded: how a run looks in the recording, where that differs: a sabotage. attacked: every fresh run
+    states 1. once: another way than to record, fit and act, of a generator, a folder and a number.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Promise:
     label: Label | None = None
     older: bool = False
     recorded: Callable[[np.random.Generator, Runs], Runs] = lambda rng, runs: runs
+    attacked: bool = False
     fit: Fit = field(default=lambda *given: _fitted(*given))
     once: Once | None = None
 
@@ -160,6 +161,8 @@ def _seen(promise: Promise, artifact: ProfileArtifact | Profile | None, rng: np.
     of_calls = about_release or (detector is not None and detector.at_calls)
     alone = of_calls and isinstance(world, World) and not world.prone
     fresh = (replace(world, calls=1.0) if alone else world).draw(rng, FRESH)
+    if promise.attacked:
+        fresh = replace(fresh, stated=np.ones_like(fresh.stated))
     told = live(artifact, fresh, name=f"f{rng.integers(2**40)}")
     good, calls = fresh.chance, fresh.calls
     if promise.about == "alarms":
@@ -252,6 +255,7 @@ ROUND = World(digits=1)
 STEPS = World(steps=3)
 CALLS_NOTHING = World(calls=0.0)
 MOST_CALL = World(calls=0.6, shy=2.5)
+BESIDE = World(tokens=0.2)
 
 
 def _certificate(where: str, world: World, n: int, **given: Any) -> Promise:
@@ -341,6 +345,7 @@ PROMISES = {
     "wrong-sure": _wrong("every run calls", PLAIN, 60, delta=0.1),
     "wrong-sure-trials": _wrong("four trials a task", TRIALS, 240, delta=0.1),
     "wrong-round": _wrong("round numbers", ROUND, 60, delta=0.1),
+    "wrong-attacked": _wrong("the tokens are read too, and new runs state 1", BESIDE, 60, attacked=True),
     "held": _held("every run calls", PLAIN, 60),
     "held-shy": _held("runs that call say less", SHY, 200),
     "held-round": _held("round numbers", ROUND, 60),
@@ -353,12 +358,18 @@ PROMISES = {
     "conformal": _alarm("every run calls", PLAIN, 60, delta=None),
     "conformal-round": _alarm("round numbers", ROUND, 60, delta=None),
     "conformal-trials": _alarm("four trials a task", TRIALS, 240, delta=None),
+    "conformal-attacked": _alarm(
+        "the tokens are read too, and new runs state 1", BESIDE, 60, delta=None, attacked=True
+    ),
     "refit": replace(
         _alarm("refitted, half let through", CALLS_NOTHING, 200, delta=None), name="refit", fit=_refitted(0.5)
     ),
     "budget": _budget("no label", PLAIN, 40, at="steps"),
     "budget-calls": _budget("no label, most runs call, and say less", MOST_CALL, 80),
     "budget-trials": _budget("no label, four trials a task", TRIALS, 80),
+    "budget-attacked": _budget(
+        "no label, the tokens are read too, new runs state 1", BESIDE, 40, at="steps", attacked=True
+    ),
     "ville": Promise(
         name="Ville",
         where="a known ratio, 30 steps",
@@ -387,6 +398,10 @@ SABOTAGES: dict[str, Callable[[np.random.Generator, Runs], Runs] | dict[str, Any
         "label": praised,
     },
     "wrong-sure-trials": as_trials_of_many,
+    "wrong-attacked": {
+        "where": "the stated confidence is trusted, and new runs state 1",
+        "options": FitOptions(wrong_releases=0.1, assurance=0.0, detector=False, trust_stated=True),
+    },
     "held-shy": as_if_all_called,
     "pac": only_the_confident,
     "pac-trials": as_trials_of_many,

@@ -31,7 +31,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """stated: shape (n, steps). chance: of success given what was stated, and the task. calls: sends something."""
+    """stated: shape (n, steps). chance: of success given what was stated, and the task. calls: sends something.
+
+    tokens: shape (n,), a reading beside what is stated, at each step of the run; None: nothing else is read.
+    """
 
     stated: FloatArray
     chance: FloatArray
@@ -39,14 +42,19 @@ class Runs:
     calls: BoolArray
     task: npt.NDArray[np.int64]
     told: bool = True
+    tokens: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.success)
 
+    def token(self, place: int) -> float | None:
+        """The reading beside what one run states."""
+        return None if self.tokens is None else float(self.tokens[place])
+
     def take(self, chosen: npt.ArrayLike) -> Runs:
         at = np.asarray(chosen)
         parts = {name: getattr(self, name)[at] for name in ("stated", "chance", "success", "calls", "task")}
-        return replace(self, **parts)
+        return replace(self, **parts, tokens=None if self.tokens is None else self.tokens[at])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +66,8 @@ class World:
     for all its trials: statement, call and outcome. prone: every other task always calls, and mostly fails; the rest
     calls in one of four trials, and mostly succeeds. digits: to which it rounds what it states: models say round
     numbers. cut: where the chance jumps at once, None: it rises. steps: of the model, before the call; all but the last
-    state s and a little noise. told: whether the recording names the task.
+    state s and a little noise. told: whether the recording names the task. tokens: they are read too, s with this much
+    noise.
     """
 
     skill: tuple[float, float] = (0.35, 0.95)
@@ -72,6 +81,7 @@ class World:
     digits: int = 6
     cut: float | None = None
     told: bool = True
+    tokens: float | None = None
 
     def draw(self, rng: np.random.Generator, n: int) -> Runs:
         """n runs, the trials of a task one after the other."""
@@ -91,7 +101,8 @@ class World:
         noise = rng.normal(0.0, 0.02, (n, self.steps - 1))
         stated = np.column_stack([np.clip(s[:, None] + noise, 0.0, 1.0), s])
         success = uniform() < chance
-        return Runs(stated=stated, chance=chance, success=success, calls=sends, task=task, told=self.told)
+        read = None if self.tokens is None else np.clip(s + rng.normal(0.0, self.tokens, n), 0.0, 1.0)
+        return Runs(stated=stated, chance=chance, success=success, calls=sends, task=task, told=self.told, tokens=read)
 
     def chance(self, s: FloatArray, sends: BoolArray) -> FloatArray:
         """The chance of success of runs that state s."""
@@ -113,12 +124,13 @@ class Kept:
         return b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in self.lines)
 
 
-def _commit(session: Session, stated: Sequence[float], calls: bool) -> tuple[bool, bool]:
+def _commit(session: Session, stated: Sequence[float], calls: bool, tokens: float | None = None) -> tuple[bool, bool]:
     """Take a run's steps; whether it was stopped before it could call or by an alarm at it; and whether it called."""
     stopped = False
+    beside = [] if tokens is None else [Reading(source="token_probability", value=tokens)]
     for index, value in enumerate(stated):
         step = Step(step_id=f"s{index}", kind="llm_call", time_s=0.0)
-        stopped |= session.commit(step, [Reading(source="verbalized", value=float(value))]).action.stops
+        stopped |= session.commit(step, [Reading(source="verbalized", value=float(value)), *beside]).action.stops
     if not calls:
         return stopped, False
     seen = session.commit(Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(CALL,)), ())
@@ -133,7 +145,7 @@ def record(path: Path, runs: Runs, labelled: npt.ArrayLike | None = None, name: 
     for i in range(len(runs)):
         told = {"task_id": f"{name}{runs.task[i]}"} if runs.told else {}
         session = monitor.session(f"{name}-{i}", "a", metadata=told, **FITTING)
-        _commit(session, runs.stated[i], bool(runs.calls[i]))
+        _commit(session, runs.stated[i], bool(runs.calls[i]), runs.token(i))
         session.finish(Outcome(success=bool(runs.success[i]) if known[i] else None))
     path.write_bytes(kept.text())
     return path
@@ -145,7 +157,7 @@ def act(profile: ProfileArtifact, path: Path, runs: Runs, *, let_through: float,
     monitor = UncertaintyMonitor(profile=profile, processors=[kept], exploration=Exploration(let_through, seed=seed))
     for i in range(len(runs)):
         session = monitor.session(f"acted-{seed}-{i}", "a", **FITTING)
-        stopped, _ = _commit(session, runs.stated[i], False)
+        stopped, _ = _commit(session, runs.stated[i], False, runs.token(i))
         reason = StopReason.MONITOR_STOP if stopped else StopReason.CLEAN
         session.finish(Outcome(success=None if stopped else bool(runs.success[i]), stop_reason=reason))
     path.write_bytes(kept.text())
@@ -166,6 +178,6 @@ def live(profile: ProfileArtifact | Profile, runs: Runs, name: str = "live") -> 
     told = []
     for i in range(len(runs)):
         session = monitor.session(f"{name}-{i}", "a", **FITTING)
-        told.append(_commit(session, runs.stated[i], bool(runs.calls[i])))
+        told.append(_commit(session, runs.stated[i], bool(runs.calls[i]), runs.token(i)))
     paused, released = np.array(told, dtype=bool).reshape(-1, 2).T
     return Live(paused=paused, released=released)
