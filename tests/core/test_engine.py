@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -55,6 +56,7 @@ readings = st.lists(
     ),
     max_size=6,
 )
+effects = st.none() | st.sampled_from(Effect)
 calls = st.builds(ToolCall, name=st.sampled_from(["search", "send_email"]), arguments=st.just({"to": "Alice"}))
 steps = st.builds(
     Step,
@@ -62,7 +64,7 @@ steps = st.builds(
     kind=st.sampled_from(["llm_call", "tool_call", "decision", "memory_read", "plan"]),
     time_s=st.floats(0.0, 4e9),
     tool_calls=st.lists(calls, max_size=1).map(tuple),
-    effect=st.none() | st.sampled_from(Effect),
+    effect=effects,
     input_tokens=st.integers(0, 9),
     output_tokens=st.integers(0, 9),
 )
@@ -71,6 +73,7 @@ profiles = st.builds(
     policy=st.builds(
         Policy,
         irreversible_tool_names=st.just(["send"]) | st.just([]),
+        always_ask_tool_names=st.just([]) | st.just(["search"]),
         on_missing_evidence=st.sampled_from(Action),
         worst_so_far_floor=st.none() | unit,
         inject_reflection_on_high=st.booleans(),
@@ -150,15 +153,26 @@ def test_every_number_stays_in_its_range_and_the_inputs_stay_as_they_were(profil
         state = after
 
 
-@given(profiles, st.lists(st.tuples(steps, readings), max_size=6), calls, st.none() | st.sampled_from(Effect))
-def test_what_is_said_of_a_call_beforehand_is_what_is_decided_when_it_comes(profile, run, call, effect):
-    state = START
+@given(profiles, st.booleans(), st.lists(st.tuples(steps, readings), max_size=6), calls, effects)
+def test_what_is_said_of_a_call_beforehand_is_what_is_decided_when_it_comes(profile, explores, run, call, effect):
+    state = replace(START, let_through=explores)
     for step, found in run:
         state, _ = advance(profile, state, step, found)
     verdict = judge_call(profile, state, call.name, effect)
     step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(call,), effect=effect)
-    _, assessment = advance(profile, state, step, ())
-    assert (verdict.action, verdict.level, verdict.rule) == (assessment.action, assessment.level, assessment.rule)
+    _, decided = advance(profile, state, step, ())
+    assert (verdict.action, verdict.level, verdict.rule) == (decided.action, decided.level, decided.rule)
+    wanted, why = decided.advisory_action, "advisory only" if profile.advisory else "let through at random"
+    assert verdict.advisory_action is wanted
+    told = "" if wanted is None or not wanted.stops else f"{why}; would be {wanted.value}: "
+    assert verdict.reason == told + decided.reasoning
+
+
+@pytest.mark.parametrize(("effect", "action"), [(Effect.READ, Action.PROCEED_WITH_LOG), (None, Action.PAUSE_FOR_HUMAN)])
+def test_exploration_lets_a_call_go_on_that_is_known_to_be_reversible_and_says_so_beforehand(effect, action):
+    state = believing(0.45, let_through=True)
+    said, decided = judge_call(PLAIN, state, "look", effect), tool(state, "look", profile=PLAIN, effect=effect)
+    assert said.action is decided.action is action
 
 
 @given(profiles, st.lists(st.tuples(steps, readings), max_size=6))

@@ -202,6 +202,12 @@ def test_calls_beyond_those_that_are_kept_are_judged_on_the_least_of_the_open_tu
     assert judged(state, pay(str(MAX_CALLS + 1))).rule == "missing_evidence"
 
 
+@pytest.mark.parametrize(("beyond", "rule"), [(0, "missing_evidence"), (1, "tier")])
+def test_a_call_that_no_turn_lists_may_be_one_beyond_those_that_are_kept_where_there_are_any(beyond, rule):
+    state = turn(START, "1", 0.9, *[with_arguments(str(k), x=k) for k in range(MAX_CALLS + beyond)])
+    assert judge_call(PROFILE, state, pay("other"), Effect.IRREVERSIBLE).rule == rule
+
+
 @pytest.mark.parametrize("turns", ["gone", []])
 def test_a_state_without_its_turns_speaks_for_no_irreversible_call_until_the_models_next_turn(turns):
     """Of an older version, or with the turns stripped: whose calls are open, and what was read, is not known."""
@@ -597,6 +603,15 @@ def with_arguments(call_id: str, **arguments: object) -> ToolCall:
 )
 def test_a_call_with_arguments_is_compared_with_what_its_turn_listed(turns, call, step_id, vouched):
     assert is_proposed(turns, call, step_id) is vouched
+
+
+def test_a_verdict_compares_a_call_with_the_turn_of_its_step_and_exactly_where_that_is_asked():
+    state = turn(turn(START, "1", 0.95, with_arguments("a", x=1)), "2", 0.95, with_arguments("b", x=2))
+    rules = [judge_call(PROFILE, state, with_arguments("", x=2), Effect.IRREVERSIBLE, step_id=of).rule for of in "12"]
+    assert rules == ["missing_evidence", "tier"]
+    bare = ToolCall(id="b", name=PAY)
+    assert judge_call(PROFILE, state, bare, Effect.IRREVERSIBLE).rule == "tier"
+    assert judge_call(PROFILE, state, bare, Effect.IRREVERSIBLE, exactly=True).rule == "missing_evidence"
 
 
 def test_arguments_that_are_no_json_are_never_vouched_for():
