@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -41,15 +42,19 @@ def _as_configuration_error(error: ValidationError, owner: type[BaseModel]) -> C
     return ConfigurationError.of(field, owner.__name__, "a parameter that exists", first["input"], way_out)
 
 
-def web_address(url: str, parameter: str, owner: str, example: str) -> SplitResult:
+def web_address(
+    url: str, parameter: str, owner: str, example: str, taken: Callable[[str], object] = urlsplit
+) -> SplitResult:
     """The parts of an http or https address. Raises ConfigurationError for another, and shows no password or query.
+
+    `taken` raises ValueError for what the library that connects does not take.
 
     >>> web_address("http://h:8000/v1?key=x", "api_base", "OpenAICompatibleModel", "http://127.0.0.1:8000/v1").hostname
     'h'
     """
     try:
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+        parts, _ = urlsplit(url), taken(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and " " not in url.strip():
             return parts
     except ValueError:  # a port that is no number, half an IPv6 address
         pass

@@ -467,6 +467,28 @@ def test_a_key_file_is_its_owners_alone_and_is_never_written_over(tmp_path: Path
         Ed25519Signer.from_file(path)
 
 
+def test_a_key_that_its_disk_has_no_room_for_leaves_no_file(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="needs POSIX")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, before[1]))  # a write beyond is an error, as on a full disk
+    try:
+        with pytest.raises(ConfigurationError, match="a new file"):
+            write_key(tmp_path / "ann.key")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+    write_key(tmp_path / "ann.key")  # the name is free
+    assert [path.name for path in tmp_path.iterdir()] == ["ann.key"]
+
+
+@pytest.mark.parametrize("path", ["", ".", "\0", "nowhere/ann.key"])
+def test_what_cannot_be_a_key_file_is_refused(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="a new file"):
+        write_key(path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("content", ["[]", "{", '{"ann": 1}', '{"ann": ["ed25519:00"]}', "{}"])
 def test_a_file_of_public_keys_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "keys.json").write_text(content)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from grampus_uq.cli.mcp_command import command
 from grampus_uq.errors import DataError
-from grampus_uq.integrations.mcp.proxy_config import ProxySettings, read_settings
+from grampus_uq.integrations.mcp.proxy_config import ProxySettings, ServerSettings, read_settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
 SERVER = ("npx", "-y", "@modelcontextprotocol/server-filesystem", "/home/ann/work")
@@ -69,3 +74,38 @@ def test_a_misspelt_setting_is_named_by_its_line_with_what_was_meant(tmp_path: P
     path.write_text(f'store = "memory:"\n{line}\n')
     with pytest.raises(DataError, match=re.escape(said)):
         read_settings(str(path))
+
+
+_URLS = [
+    "https://n o/mcp",
+    "http://h:99999",
+    "http://h:0/",
+    "http://[::1",
+    "http://1.2.3.999/",
+    "https://",
+    "notes.example",
+]
+
+
+@pytest.mark.parametrize("url", [*_URLS, "ftp://h/", "http://h/\\u0000", "http://h\\u200b/"])
+def test_an_address_that_cannot_be_reached_is_refused_at_the_start_with_its_line(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "guard.toml"
+    path.write_text(f'[servers.a]\nurl = "http://a/"\n\n[servers.b]\ntrusted = true\nurl = "{url}"\n')
+    shown = f"{tomllib.loads(path.read_text())['servers']['b']['url']!r:.200}"
+    said = f"{path}:6, field 'servers.b.url': The 'url' parameter of `[servers.NAME]` must be an http or https address "
+    with pytest.raises(DataError, match=re.escape(f"{said}such as https://notes.example/mcp. Got {shown}.")):
+        read_settings(str(path))
+
+
+@given(st.text(st.sampled_from("h0.:/[]@%-é \n?#\x7f"), max_size=12) | st.text(max_size=8))
+def test_what_settings_take_as_an_address_a_request_can_be_made_for(rest: str) -> None:
+    with contextlib.suppress(ValidationError):
+        httpx.Request("POST", ServerSettings(url=f"http://{rest}").url)
+
+
+def test_an_address_that_is_refused_shows_no_password(tmp_path: Path) -> None:
+    path = tmp_path / "guard.toml"
+    path.write_text('[servers.a]\nurl = "http://ann:geheim@h h/?key=geheim"\n')
+    with pytest.raises(DataError) as refused:
+        read_settings(str(path))
+    assert "geheim" not in str(refused.value)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.policy import UncertaintyPolicy
@@ -20,7 +20,7 @@ from grampus_uq.gate.signatures import HmacSigner, PublicKeys
 from grampus_uq.integrations.mcp.message_lines import MAX_MESSAGE_BYTES
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.monitor.sensing_settings import Sensing
-from grampus_uq.records.configuration import nearest
+from grampus_uq.records.configuration import nearest, web_address
 from grampus_uq.records.protocols import Processor
 from grampus_uq.records.vocabulary import Effect
 from grampus_uq.signals.call_reader import Reader
@@ -90,10 +90,23 @@ class ReaderSettings(_Table):
         return Reader(client=client, model=self.model, timeout_s=self.timeout_s)
 
 
+def _reached(url: str) -> str:
+    import httpx  # a proxy of a command needs none
+
+    def taken(url: str) -> None:
+        try:
+            httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(str(error)) from error
+
+    web_address(url, "url", "[servers.NAME]", "https://notes.example/mcp", taken)
+    return url
+
+
 class ServerSettings(_Table):
     """A server that is reached over HTTP. `prefix` stands before the names of its tools, for the client and here."""
 
-    url: str = Field(pattern="^https?://[^/]")
+    url: Annotated[str, AfterValidator(_reached)]
     trusted: bool = False
     prefix: str = Field(default="", pattern="^[A-Za-z0-9_.-]{0,64}$")
 
@@ -161,13 +174,13 @@ def read_settings(path: str | None, **given: Any) -> ProxySettings:
         UncertaintyPolicy.model_validate(settings.policy)
         settings.tool_effects()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = [str(part) for part in first["loc"]]
+        first = error.errors(include_url=False)[0]
+        place, own = [str(part) for part in first["loc"]], first.get("ctx", {}).get("error")
         table = _TABLES.get(place[0], ProxySettings) if error.title == ProxySettings.__name__ else UncertaintyPolicy
         misspelt = first["type"] == "extra_forbidden"
         rule = f"there is no such field. {nearest(place[-1], table.model_fields)}" if misspelt else f"{first['msg']}."
         raise DataError(
-            f"{rule} Got {first['input']!r:.80}.",
+            str(own) if isinstance(own, ConfigurationError) else f"{rule} Got {first['input']!r:.80}.",
             path=path or "the command line",
             line=_line_of(text, place),
             field=".".join(place),
@@ -190,11 +203,9 @@ def _text(path: str) -> str:
 
 
 def _line_of(text: str, place: list[str]) -> int | None:
-    """The line of a field, where its name begins one."""
-    lines = text.splitlines()
-    for name in reversed(place):
-        quoted = re.escape(name)
-        for number, line in enumerate(lines, start=1):
-            if re.match(rf"\s*(\[\s*)?\"?{quoted}\"?\s*(=|\])", line):
-                return number
-    return None
+    """The line of a field in its table, or of the last of its tables that is named."""
+    at = -1
+    for name in place:
+        names = re.compile(rf"[^=#]*(?<![\w-]){re.escape(name)}[\"']?\s*[=.\]]")
+        at = next((n for n, line in enumerate(text.splitlines()) if n >= at and names.match(line)), at)
+    return at + 1 or None
