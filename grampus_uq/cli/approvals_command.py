@@ -10,7 +10,7 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup, options
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, print_whole, say_beside
-from grampus_uq.cli.store_options import Signer, as_option, key_option, on_store
+from grampus_uq.cli.store_options import Signer, as_option, on_store, signing
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, SessionError
 from grampus_uq.gate.delegations import Delegation
 from grampus_uq.gate.requests import ApprovalDecision
@@ -47,9 +47,8 @@ _BESIDE = {"call_id", "tool", "arguments", "readings", "thresholds", "unread", "
 _deciding = options(
     click.argument("request_id"),
     on_store,
-    as_option("Who decides"),
+    signing("Who decides"),
     click.option("--for", "place", metavar="NAME", help="Decide in place of NAME, by a delegation."),
-    key_option,
     click.option("--digest", help="Refuse if the call's digest, as printed by `show`, is another."),
     as_json_option,
 )

@@ -8,7 +8,7 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_list, print_result
-from grampus_uq.cli.store_options import Signer, as_option, key_option, on_store
+from grampus_uq.cli.store_options import Signer, as_option, on_store, signing
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.gate.delegations import LONGEST_S, Delegation
 from grampus_uq.records.visible_text import short, visible
@@ -22,7 +22,6 @@ from grampus_uq.runtime.stored_delegations import (
 )
 
 _HOUR_S, _TIME = 3600.0, "%Y-%m-%d %H:%M:%S UTC"
-_as_option = as_option("Your name")
 
 
 @click.group(name="delegations", cls=SummarisedGroup)
@@ -38,8 +37,7 @@ def command() -> None:
 @click.argument("deputy")
 @click.option("--hours", required=True, type=click.FloatRange(0.01, LONGEST_S / _HOUR_S), help="Duration from now on.")
 @click.option("--tool", "tools", multiple=True, metavar="NAME", help="Only on calls of this tool; may be repeated.")
-@key_option
-@_as_option
+@signing("Your name")
 @on_store
 @as_json_option
 async def grant(
@@ -97,7 +95,7 @@ def _tools(given: Delegation) -> str:
 
 @command.command()
 @click.argument("delegation_id")
-@_as_option
+@as_option("Your name")
 @on_store
 async def revoke(delegation_id: str, principal: str, store: SessionStore) -> None:
     """End a delegation now; the deputy's decisions that no runner has processed lapse."""

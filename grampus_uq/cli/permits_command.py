@@ -23,7 +23,7 @@ from grampus_uq.cli.printing import (
     progress,
     say_beside,
 )
-from grampus_uq.cli.store_options import Signer, as_option, key_option, on_store
+from grampus_uq.cli.store_options import Signer, as_option, on_store, signing
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.gate.permit_conditions import limits_of
@@ -83,8 +83,7 @@ _granting = options(
         "--at-most", type=FiniteRange(0.001, 0.5), help=f"Largest share of wrong calls [{_DEFAULT['epsilon']}]."
     ),
     click.option("--days", type=FiniteRange(0.01, 3_650.0), help="Duration in days [90]."),
-    as_option("Who grants"),
-    key_option,
+    signing("Who grants"),
     as_json_option,
 )
 """The options of commands that write a permit."""

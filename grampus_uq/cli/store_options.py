@@ -11,7 +11,9 @@ from typing import Any, Final, TypeVar
 import anyio
 import click
 
-from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, signer_from_environment
+from grampus_uq.cli.printing import print_lines
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys, signer_from_environment
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores import open_store
 
@@ -24,13 +26,20 @@ _store = partial(click.option, "--store", required=True, envvar="GRAMPUS_UQ_STOR
 store_option = _store("url", help=STORE_HELP)
 several_stores_option = _store("urls", multiple=True, help="Session store; repeat for the stores of several tenants.")
 
-key_option = click.option(
+_key_option = click.option(
     "--key",
     "signer",
     callback=lambda _ctx, _param, file: signer_from_environment() if file is None else Ed25519Signer.from_file(file),
     help="File with the private key of `approvals keygen` (or from the environment).",
 )
 """The signer of a key file, else of the environment; None without either."""
+_keys_option = click.option(
+    "--keys",
+    "keys_file",
+    envvar="GRAMPUS_UQ_APPROVERS_FILE",
+    show_envvar=True,
+    help="The approvers' public keys, as the runner has them: who signs with another's key is refused.",
+)
 
 
 def as_option(who: str) -> Callable[[_Command], _Command]:
@@ -41,6 +50,38 @@ def as_option(who: str) -> Callable[[_Command], _Command]:
         callback=lambda _ctx, _param, name: name or getpass.getuser(),
         help=f"{who}.  [default: the login name]",
     )
+
+
+def signing(who: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options `--as`, `--key` and `--keys` of a command that signs, which gets `principal` and `signer`."""
+
+    def decorated(work: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(work)
+        def command(*, principal: str | None, signer: Signer | None, keys_file: str | None, **given: Any) -> Any:
+            return work(principal=_signs_as(principal, signer, keys_file), signer=signer, **given)
+
+        help_ = f"{who}.  [default: the owner of the key by --keys, or the login name]"
+        return click.option("--as", "principal", help=help_)(_key_option(_keys_option(command)))
+
+    return decorated
+
+
+def _signs_as(given: str | None, signer: Signer | None, keys_file: str | None) -> str:
+    """Who signs, said where nobody was named. Raises ConfigurationError for a name that is not the key's."""
+    keys = None if keys_file is None else PublicKeys.from_file(keys_file)
+    owners = set() if keys is None else keys.principals
+    if keys is not None and isinstance(signer, Ed25519Signer):
+        text = b"whose key is this?"
+        owners = {name for name in owners if keys.verifies(name, text, signer.signature(text))}
+    owned = given is None and isinstance(signer, Ed25519Signer) and len(owners) == 1
+    name = next(iter(owners)) if owned else given or getpass.getuser()
+    if keys is not None and name not in owners:
+        rule = f"the owner of the key by {keys_file}: {', '.join(sorted(owners)) or 'nobody'}"
+        raise ConfigurationError.of("--as", "--key", rule, name)
+    if given is None and signer is not None:
+        why = "the owner of the key." if owned else "the login name: --as NAME signs as another."
+        print_lines([f"Signs as {name}, {why}"], err=True)
+    return name
 
 
 def with_store(url: str, work: Callable[[SessionStore], Awaitable[_Result]], *, create: bool = False) -> _Result:

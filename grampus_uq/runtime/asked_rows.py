@@ -12,8 +12,8 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.runtime.store import Change, Document, Put, SessionStore
-from grampus_uq.runtime.worker_jobs import Job, stamp
+from grampus_uq.runtime.store import Change, Document, Put, SessionStore, pages
+from grampus_uq.runtime.worker_jobs import Job, read_job, stamp
 
 ASKED: Final = "asked"
 
@@ -33,6 +33,12 @@ def asked_in(row: Document) -> str:
 def is_over(row: Document) -> bool:
     """Return True if the request has expired: it can no longer be decided, and no list shows it."""
     return bool(row.label) and row.label <= stamp(row.read_s)
+
+
+async def sessions_asking(store: SessionStore, agent_id: str) -> set[str]:
+    """The sessions of an agent that wait for a decision."""
+    jobs = [read_job(row.body) async for row in pages(store, ASKED) if not is_over(row)]
+    return {job.session_id for job in jobs if job is not None and job.agent_id == agent_id}
 
 
 def row_key(request_id: str, created_s: float) -> str:

@@ -23,7 +23,9 @@ from grampus_uq.integrations.mcp.http_traffic import Bounds
 from grampus_uq.integrations.mcp.proxy_config import ProxySettings, ServerSettings
 from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 from grampus_uq.runtime import http_server
+from grampus_uq.runtime.asked_rows import ASKED, asked_row
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.worker_jobs import Job
 from tests.proxy.test_http_pages import answer
 from tests.proxy.test_http_proxy import decide, notes, proxied, serving
 from tests.servers import free_port
@@ -258,6 +260,52 @@ async def test_clients_that_nothing_tells_apart_get_sessions_of_their_own_where_
         assert await begins() == "theirs"
         await one.post("a", "ping", {"mcp-session-id": "theirs"})
         assert one.reached[-1][2]["mcp-session-id"] == "theirs"
+
+
+@pytest.mark.parametrize("named", ["mcp-session-id", "grampus-session"])
+async def test_a_session_serves_no_other_login_whatever_names_it(named: str) -> None:
+    async with clients({"a": ""}, effects={"send": "irreversible"}) as one:
+        ann, eve = ({named: "s-1", "authorization": f"Bearer {who}"} for who in ("ann", "eve"))
+        for headers in (ann, eve):
+            await one.post("a", "tools/list", headers)
+        assert "waits for a human" in await one.call("a", "send", ann, n=1)
+        ((request,),) = [session.requests for session in await one.ledger.pending()]
+        await one.ledger.decide(request.decide("approve", principal="bob"))
+        with anyio.fail_after(60):
+            while await one.ledger.pending():  # noqa: ASYNC110 (until it is taken up: nothing tells it)
+                await anyio.sleep(0.05)
+        for stranger in (eve, {named: "s-1"}, {"authorization": "Bearer eve"}):
+            await one.client.delete("http://test/a", headers=stranger)
+            assert "done" not in await one.call("a", "send", stranger, n=1)
+        assert one.ran() == []
+        assert "done" in await one.call("a", "send", ann, n=1)
+        assert one.ran() == [("a", "send")]
+
+
+async def test_sessions_with_held_calls_are_bounded_and_nobody_is_asked_for_one_more() -> None:
+    async with clients({"a": "", "b": ""}, shadowing="allow", effects={"send": "irreversible"}) as one:
+        sent = [{"grampus-session": name} for name in ("first", "last")]
+        for headers in sent:
+            await one.post("a", "tools/list", headers)
+        await one.post("b", "tools/list")
+        assert "waits for a human" in await one.call("a", "send", sent[0])
+        ((request,),) = [session.requests for session in await one.ledger.pending()]
+        rows = [
+            asked_row(request.model_copy(update={"id": f"{number}"}), Job(agent_id=agent, session_id=f"{number}"))
+            for number, agent in enumerate(["mcp/a"] * 999 + ["somebody-else"] * 999)
+        ]
+        await one.ledger.store.write(*rows)
+        refused = await one.call("a", "send", sent[1])
+        assert "nobody was asked: calls of 1,000 other sessions of this server already wait" in refused
+        assert len(await one.ledger.pending()) == 1
+        assert "done" in await one.call("a", "read", sent[1])  # what nobody has to decide on goes on
+        assert "waits for a human" in await one.call("a", "send", sent[0], n=2)  # and so do sessions that ask already
+        assert "waits for a human" in await one.call("b", "send")
+        row = await one.ledger.store.get(ASKED, rows[0].key)
+        assert row is not None
+        await one.ledger.store.write(row.removal())
+        assert "waits for a human" in await one.call("a", "send", sent[1])
+        assert one.ran() == [("a", "read")]
 
 
 async def test_a_client_that_ends_a_session_ends_nothing_of_the_calls_that_are_at_work_in_it() -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from grampus_uq import AgentRunner, ApprovalDecision, ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
 from grampus_uq.cli.approvals_command import command
 from grampus_uq.cli.calibration_command import command as watch_command
-from grampus_uq.errors import GrampusError
+from grampus_uq.errors import ConfigurationError, GrampusError
 from grampus_uq.records.values import TokenLogprob, ToolCall
 from grampus_uq.records.visible_text import arguments_in_short, legend, visible
 from grampus_uq.records.vocabulary import AgentStatus
@@ -241,6 +241,33 @@ def test_a_key_made_here_approves_and_a_strangers_decision_that_came_first_takes
     assert "signed: stored" in desk.cli("approve", desk.request.id, "--as", "ann", **environment).output
     assert desk.resume().status is AgentStatus.COMPLETED
     assert desk.world.sent == [("bob", "hi")]
+
+
+def test_who_gives_no_name_reads_whom_the_key_signs_for(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, approvals=ApprovalPolicy(signer=keys(tmp_path, "ann")))
+    given = ("approve", desk.request.id, "--key", str(tmp_path / "ann.key"))
+    said = desk.cli(*given, "--json", LOGNAME="deploy")
+    assert "Signs as deploy, the login name: --as NAME signs as another." in said.stderr
+    assert json.loads(said.stdout)["principal"] == "deploy"
+    assert "login name" not in desk.cli(*given, "--as", "ann").output
+    assert "login name" not in desk.cli("reject", desk.request.id, LOGNAME="deploy").output  # nothing is signed
+
+
+def test_with_the_approvers_keys_at_hand_a_name_that_is_none_or_has_another_key_is_refused(tmp_path: Path) -> None:
+    policy = ApprovalPolicy(signer=keys(tmp_path, "ann", "bob", "eve"))
+    desk, known = Desk(tmp_path, approvals=policy), tmp_path / "keys.json"
+    lines = {name: Ed25519Signer.from_file(tmp_path / f"{name}.key").public_key for name in ("ann", "bob")}
+    known.write_text(json.dumps(lines))
+    for key, name, whose in (("ann", "bob", "ann"), ("ann", "deploy", "ann"), ("eve", "ann", "nobody")):
+        given = ("--key", str(tmp_path / f"{key}.key"), "--keys", str(known), "--as", name)
+        refused = desk.cli("approve", desk.request.id, *given).exception
+        assert isinstance(refused, ConfigurationError)
+        assert f"the owner of the key by {known}: {whose}. Got '{name}'" in str(refused)
+    environment = {"GRAMPUS_UQ_APPROVERS_FILE": str(known), "LOGNAME": "deploy"}
+    assert isinstance(desk.cli("approve", desk.request.id, "--as", "eve", **environment).exception, ConfigurationError)
+    said = desk.cli("approve", desk.request.id, "--key", str(tmp_path / "ann.key"), **environment).output
+    assert "Signs as ann, the owner of the key." in said
+    assert desk.resume().status is AgentStatus.COMPLETED
 
 
 def test_four_eyes_by_command_line(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from grampus_uq.errors import SessionConflictError, StoreError
-from grampus_uq.gate.call import CallPhase, CallRecord, Doubt
+from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, settled
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.integrations.mcp.call_notes import CallNotes, likeness, noted
 from grampus_uq.integrations.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
@@ -30,6 +30,7 @@ from grampus_uq.integrations.mcp.tool_pins import UNLISTED, ToolPins, changed
 from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
+from grampus_uq.runtime.asked_rows import sessions_asking
 from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Note
 from grampus_uq.runtime.run_state import AgentState
@@ -40,8 +41,13 @@ _MAX_OPEN: Final = 1_000
 _MAX_MESSAGES: Final = 400
 _MAX_TEXT: Final = 2_000
 _MAX_WAITING: Final = 8_000_000
+_MAX_ASKING: Final = 1_000
 _PROMPT: Final = 24
 _ABORTED: Final = "Not executed: the policy aborted this session. No call of it runs any more."
+_CROWDED: Final = (
+    f"Not executed, and nobody was asked: calls of {_MAX_ASKING:,} other sessions of this server already wait for a "
+    "human. Call this tool again once some of them were decided."
+)
 _WITHDRAWN: Final = "its client gave it up when it was approved: its server has not heard of it"
 _FORGOTTEN: Final = "It is not known here what became of this call: it may have run."
 _UNCLASSIFIED: Final = "nothing says what this tool does ([effects] in the settings can)"
@@ -114,9 +120,21 @@ class GuardedCalls:
                 if call.name in self.gate.effects.unclassified():
                     record = noted(record, _UNCLASSIFIED)
                 record = state.keep(self._asked_under(record, opened.shown))
+                await self._check_room(turn, record)
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened
+
+    async def _check_room(self, turn: Turn, asked: CallRecord) -> None:
+        """Raise RefusedError for the first call of a session that would wait where too many other sessions do."""
+        names, state = self.session.names, turn.lease.state
+        if any(one.waiting for one in state.turn if one is not asked):
+            return
+        if len(await sessions_asking(self.ledger.store, names.agent_id) - {names.session_id}) < _MAX_ASKING:
+            return
+        state.turn = [one for one in state.turn if one is not asked]
+        await self.gate.answered(settled(asked, _CROWDED, is_error=True), turn.terms())
+        raise RefusedError(_CROWDED)
 
     async def _doubt(self, call: ToolCall, shown: tuple[Pin, ...]) -> Doubt | None:
         """Why a call waits, whatever the policy: its tool's definition, or the same one went ahead before."""

@@ -23,7 +23,7 @@ LONGEST_PAGE: Final = 1_000
 _MARK: Final = re.compile(r"[^a-z0-9-]")  # between words: gateways and web frameworks read an underscore as a hyphen
 SHARED: Final = "shared"
 """The session of all clients that name none."""
-_SESSION: Final = ("mcp-session-id", "grampus-session")
+_SESSION: Final = ("mcp-session-id", "grampus-session", "authorization")
 _OWN_SESSION: Final = "grampus-"
 Headers = list[tuple[bytes, bytes]]
 _ONCE: Final = frozenset(
@@ -117,13 +117,11 @@ def check_routing(headers: Mapping[str, str], message: Message) -> None:
 
 
 def session_name(headers: Mapping[str, str]) -> str:
-    """The name of the session that a request belongs to: the server's own, one that the client chose, or its login.
+    """The name of the session that a request belongs to: the server's own and one that the client chose, of its login.
 
-    No value of one header stands for that of another, and who sends a `Grampus-Session` is in no session without it.
+    No value of one header stands for that of another, and who sends one of them is in no session without it.
     """
     given = [(name, value) for name in _SESSION if (value := headers.get(name))]
-    if not given and (login := headers.get("authorization")):
-        given = [("authorization", login)]
     return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:32] if given else SHARED
 
 
