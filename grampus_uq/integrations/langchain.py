@@ -61,7 +61,7 @@ from grampus_uq.integrations.langchain_messages import (
     with_arguments,
     with_ids,
 )
-from grampus_uq.integrations.langgraph_steps import Log, Steps, awaiting, blocking, read_log
+from grampus_uq.integrations.langgraph_steps import AWAITING, BLOCKING, Log, Steps, read_log, to_its_end
 from grampus_uq.integrations.langgraph_threads import (
     KEY,
     answers_of_run,
@@ -196,13 +196,13 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     @hook_config(can_jump_to=["model"])
     async def aafter_agent(self, state: Any, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Hold an answer in grave doubt back until a human accepts it, or sends the agent on with a word."""
-        update: dict[str, Any] | None = await awaiting(self._reviewed(state))
+        update: dict[str, Any] | None = await AWAITING.take(self._reviewed(state))
         return update
 
     @hook_config(can_jump_to=["model"])
     def after_agent(self, state: Any, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """`aafter_agent` for agents that run without awaiting."""
-        update: dict[str, Any] | None = blocking(self._reviewed(state))
+        update: dict[str, Any] | None = to_its_end(BLOCKING.take(self._reviewed(state)))
         return update
 
     def _reviewed(self, agent_state: Any) -> Steps:
@@ -228,15 +228,15 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     ) -> Any:
         """Run a call that was cleared, or that a human approved; ask first where one is needed."""
         await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
-        run, record = await awaiting(self._cleared(request))
+        run, record = await AWAITING.take(self._cleared(request))
         result = run if isinstance(run, ToolMessage) else await handler(run)
-        return result if record is None else await awaiting(self._ended(request, result, record))
+        return result if record is None else await AWAITING.take(self._ended(request, result, record))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """`awrap_tool_call` for agents that run without awaiting."""
-        run, record = blocking(self._cleared(request))
+        run, record = to_its_end(BLOCKING.take(self._cleared(request)))
         result = run if isinstance(run, ToolMessage) else handler(run)
-        return result if record is None else blocking(self._ended(request, result, record))
+        return result if record is None else to_its_end(BLOCKING.take(self._ended(request, result, record)))
 
     def _cleared(self, request: ToolCallRequest) -> Steps:
         """The request to go on with, or the answer in the tool's place; and the record of a call that ends here."""

@@ -11,14 +11,13 @@ human with `interrupt()`, in a node of its own, which runs again from its top wh
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
 
 from lazy_loader import attach
 
 from grampus_uq import ConfigurationError, MissingDependencyError, UncertaintyMonitor
-from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.carried_states import Carried
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
 from grampus_uq.integrations.settings import Settings
@@ -30,6 +29,7 @@ from grampus_uq.integrations.langchain_asked import described
 from grampus_uq.integrations.langchain_messages import as_ai_message, find_record, read_message, schema_of, unrun
 from grampus_uq.integrations.langgraph_fork import Fork, fork_before
 from grampus_uq.integrations.langgraph_nodes import GuardNodes
+from grampus_uq.integrations.langgraph_steps import AWAITING, BLOCKING, Way, to_its_end
 from grampus_uq.integrations.langgraph_threads import KEY, read_state, resume, session_id_of, waiting
 from grampus_uq.integrations.langgraph_wrapping import GuardedNode, conditional_edge, lead_updates, wrap_node
 
@@ -132,8 +132,7 @@ class UncertaintyGuard:
         for name in leading:
             lead_updates(builder, name, conditional_edge(schema, nodes.updated))
         back = (after, gate, score)
-        look = None if nodes.own else nodes.look
-        led = wrap_node(builder, node, schema, nodes.behind_tools, back, nodes.fence, look, nodes.begin)
+        led = wrap_node(builder, node, schema, nodes.behind_tools, back, nodes.fence)
         path = conditional_edge(schema, nodes.updated_tools)
         if led:
             lead_updates(builder, node, path)
@@ -157,32 +156,25 @@ class UncertaintyGuard:
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Run a call only as it was cleared; for `ToolNode(wrap_tool_call=...)`."""
-        look = self._look(request)
-        hindered = None if look is None else run_blocking(look)
-        with nullcontext(hindered) if hindered else self._running(request) as refusal:
-            return handler(request) if refusal is None else unrun(request.tool_call, refusal)
+        return to_its_end(self._run(request, handler, BLOCKING))
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """`wrap_tool_call`, awaited; for `ToolNode(awrap_tool_call=...)`."""
-        look = self._look(request)
-        hindered = None if look is None else await look()
-        with nullcontext(hindered) if hindered else self._running(request) as refusal:
-            return await handler(request) if refusal is None else unrun(request.tool_call, refusal)
+        return await self._run(request, handler, AWAITING)
 
-    def _running(self, request: ToolCallRequest) -> AbstractContextManager[str | None]:
-        """`TurnJudge.running`."""
-        if not self.judge.acts:
-            return nullcontext()
+    async def _run(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any], way: Way) -> Any:
+        judge = self.judge
+        if not judge.acts:
+            return await way.call(handler, request)
         carried = self._carried(request)
         if carried is None:
-            return nullcontext(NOT_CLEARED)
-        return self.judge.running(carried, *find_record(carried, request.tool_call))
-
-    def _look(self, request: ToolCallRequest) -> Callable[[], Coroutine[Any, Any, str | None]] | None:
-        carried = self._carried(request) if self.judge.acts and self.judge.gate.permits is not None else None
-        return None if carried is None else self.judge.look(find_record(carried, request.tool_call)[0])
+            return unrun(request.tool_call, NOT_CLEARED)
+        record, call = find_record(carried, request.tool_call)
+        hindered = None if judge.gate.permits is None else await way.do(judge.look(record))
+        with nullcontext(hindered) if hindered else judge.running(carried, record, call) as refusal:
+            return unrun(request.tool_call, refusal) if refusal is not None else await way.call(handler, request)
 
     def _carried(self, request: ToolCallRequest) -> Carried | None:
         """The state; for a node of the user's own that has no channel of ours the thread's latest."""

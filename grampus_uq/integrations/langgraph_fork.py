@@ -22,6 +22,7 @@ from grampus_uq.gate.carried import read_decided, read_record
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.gate.starts import by_itself
 from grampus_uq.integrations.carried_states import FORKED, REJECTED
+from grampus_uq.integrations.langgraph_steps import AWAITING, BLOCKING, Way, to_its_end
 from grampus_uq.integrations.langgraph_threads import KEY
 from grampus_uq.monitor.snapshot import alarmed_in
 from grampus_uq.records.events import ALARMED, BRANCH
@@ -78,21 +79,21 @@ def fork_before(
     Raises:
         ConfigurationError: an empty set, or a step that this branch did not make.
     """
-    step, walk = _first(at), _Walk(messages_key)
-    snapshot: StateSnapshot | None = app.get_state(config)
-    while snapshot is not None and not walk.found(snapshot, step):
-        snapshot = app.get_state(snapshot.parent_config) if snapshot.parent_config else None
-    return walk.fork(snapshot, step, note)
+    return to_its_end(_forked(app.get_state, config, at, note, messages_key, BLOCKING))
 
 
 async def afork_before(
     app: Any, config: RunnableConfig, at: int | Suspects, *, note: str | None = None, messages_key: str = "messages"
 ) -> Fork:
     """`fork_before`, awaited."""
-    step, walk = _first(at), _Walk(messages_key)
-    snapshot: StateSnapshot | None = await app.aget_state(config)
+    return await _forked(app.aget_state, config, at, note, messages_key, AWAITING)
+
+
+async def _forked(get: Any, config: RunnableConfig, at: int | Suspects, note: str | None, key: str, way: Way) -> Fork:
+    step, walk = _first(at), _Walk(key)
+    snapshot: StateSnapshot | None = await way.call(get, config)
     while snapshot is not None and not walk.found(snapshot, step):
-        snapshot = await app.aget_state(snapshot.parent_config) if snapshot.parent_config else None
+        snapshot = await way.call(get, snapshot.parent_config) if snapshot.parent_config else None
     return walk.fork(snapshot, step, note)
 
 

@@ -9,8 +9,8 @@ import functools
 import json
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from grampus_uq.integrations.langchain_messages import (
     with_arguments,
     with_ids,
 )
-from grampus_uq.integrations.langgraph_steps import Steps, read_log
+from grampus_uq.integrations.langgraph_steps import Way, read_log
 from grampus_uq.integrations.langgraph_threads import (
     KEY,
     answers_of_run,
@@ -47,7 +47,7 @@ from grampus_uq.integrations.langgraph_threads import (
     read_state,
     session_id_of,
 )
-from grampus_uq.integrations.langgraph_wrapping import Look, Onward, is_pushed, leading
+from grampus_uq.integrations.langgraph_wrapping import Onward, is_pushed, leading
 
 _MAX_NOTED = 1_024
 
@@ -313,25 +313,34 @@ class GuardNodes:
 
     # -- the tools' node ------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def fence(self, given: Any, config: RunnableConfig) -> Iterator[list[Any]]:
+    @asynccontextmanager
+    async def fence(self, given: Any, config: RunnableConfig, way: Way) -> AsyncIterator[list[Any]]:
         """A list for the result of the tools' node, which is run only where there is none yet.
 
         The result of a call that runs once stays in it: a run that is cancelled now loses the node's.
         """
         key, judge = self.messages_key, self.judge
         found = given.get(KEY) if isinstance(given, dict) else None
-        calls = _calls(given, key) if judge.acts else []
-        if self._unjudged(given, config):
-            yield [{}]
-            return
-        if not calls or (self.own and not _handed_now(found)):
-            yield []
+        calls, handed = _calls(given, key) if judge.acts else [], _handed_now(found)
+        if not calls or (self.own and not handed):
+            yield [{}] if self._unjudged(given, config) else []
             return
         carried = read_state(judge, config, found)
         pairs = [find_record(carried, call) for call in calls]
-        held = self._held(carried, [record for record, _ in pairs])
-        if held or any(self._asks_again(config, carried, record) for record, _ in pairs):
+        records, looked = [record for record, _ in pairs], judge.gate.permits is not None and not self.own
+        if handed and len(records) == 1 and self.tools not in may_repeat.get():
+            await self._begin(config, carried, records[0], way)
+        held = self._held(carried, records)
+        goes_on = not held and not any(self._asks_again(config, carried, record) for record in records)
+        # Last, for storing that it begins may take its time; the guard's own node looks by itself.
+        refused = [await way.do(judge.look(record)) for record in records] if looked and goes_on else []
+        if any(refused):
+            yield [{key: [unrun(call, why or NOT_CLEARED) for call, why in zip(calls, refused, strict=True)]}]
+            return
+        if self._unjudged(given, config):
+            yield [{}]
+            return
+        if held or any(self._asks_again(config, carried, record) for record in records):
             yield held or [{}]
             return
         refused = [judge.refusal(carried, *pair) for pair in pairs]
@@ -343,22 +352,15 @@ class GuardNodes:
             answers = [unrun(call, why or NOT_CLEARED) for call, why in zip(calls, refused, strict=True)]
             yield held if not any(refused) else [] if self.own else [{key: answers}]
 
-    def begin(self, given: Any, config: RunnableConfig) -> Steps | None:
+    async def _begin(self, config: RunnableConfig, carried: Carried, record: CallRecord | None, way: Way) -> None:
         """Checkpoint that a call which runs once begins: another process cannot know that it may have run."""
-        found = given.get(KEY) if isinstance(given, dict) else None
-        if not self.judge.acts or not _handed_now(found) or self.tools in may_repeat.get():
-            return None
-        carried = read_state(self.judge, config, found)
-        records = [find_record(carried, call)[0] for call in _calls(given, self.messages_key)]
-        if len(records) != 1 or records[0] is None or self._asks_again(config, carried, records[0]):
-            return None
-        by = let_by(records[0], carried.terms.run_id)
-        take = functools.partial(self.judge.gate.starts.take, records[0], carried.terms)
-        return None if by is None else self._begun(by, take)
-
-    def _begun(self, by: str, take: Callable[[], Awaitable[bool]]) -> Steps:
+        by = None if record is None else let_by(record, carried.terms.run_id)
+        if record is None or by is None or self._asks_again(config, carried, record):
+            return
         entry = {"began": by, "at": [self._name, os.getpid()]}
-        if any(one.get("began") == by and one != entry for one in (yield from read_log(entry, take))):
+        take = functools.partial(self.judge.gate.starts.take, record, carried.terms)
+        log = await way.take(read_log(entry, take))
+        if any(one.get("began") == by and one != entry for one in log):
             self.judge.gate.starts.began_elsewhere(by)
 
     def _held(self, carried: Carried, records: Sequence[CallRecord | None]) -> list[Any]:
@@ -378,26 +380,6 @@ class GuardNodes:
             return False
         messages = state.get(self.messages_key) or ()
         return not _is_judged(read_state(self.judge, config, state.get(KEY)), messages)
-
-    def look(self, given: Any, config: RunnableConfig) -> Look | None:
-        """A check to await before the tools' node runs calls let ahead by permits: the answers instead."""
-        key, judge = self.messages_key, self.judge
-        calls = _calls(given, key) if judge.acts and judge.gate.permits is not None else []
-        if not calls:
-            return None
-        carried = read_state(judge, config, given.get(KEY) if isinstance(given, dict) else None)
-        records = [find_record(carried, call)[0] for call in calls]
-        if self._held(carried, records) or any(self._asks_again(config, carried, record) for record in records):
-            return None
-        looks = [judge.look(record) for record in records]
-
-        async def answers() -> Any:
-            whys = [None if look is None else await look() for look in looks]
-            if not any(whys):
-                return None
-            return {key: [unrun(call, why or NOT_CLEARED) for call, why in zip(calls, whys, strict=True)]}
-
-        return answers if any(looks) else None
 
     async def behind_tools(self, state: Any, result: Any, config: RunnableConfig) -> Any:
         """The result of the tools' node, and the next node; where a tool leads to the model, the guard does."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.config import get_config
@@ -15,6 +16,7 @@ from langgraph.func import task
 
 from grampus_uq.integrations.blocking import run_blocking
 
+T = TypeVar("T")
 Log = deque[Any]
 """What earlier attempts at a task checkpointed and this one has not used yet."""
 
@@ -43,26 +45,45 @@ def read_log(entry: Mapping[str, Any], first_do: Callable[[], Awaitable[Any]] | 
         log += [found] if found else []  # a step that was cancelled behind what it sent has none
 
 
-async def awaiting(steps: Steps) -> Any:
-    """The result of the steps."""
-    result = None
-    while True:
-        try:
-            work = steps.send(result)
-        except StopIteration as end:
-            return end.value
-        result = await _start(_once, work)
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an adapter's coroutines wait: `awaits` in the framework's loop, else for a caller whose thread stands still.
+
+    So what is done for both is written once: what the second way calls is stepped through by `to_its_end`.
+    """
+
+    awaits: bool
+
+    async def do(self, work: Callable[[], Coroutine[Any, Any, Any]] | None) -> Any:
+        """The result of a coroutine function of the adapter's own; None for none."""
+        return None if work is None else await work() if self.awaits else run_blocking(work)
+
+    async def call(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
+        """The result of a function of the framework's, which has to be awaited where the framework awaits."""
+        return await function(*given, **named) if self.awaits else function(*given, **named)
+
+    async def take(self, steps: Steps) -> Any:
+        """The result of the steps."""
+        result = None
+        while True:
+            try:
+                work = steps.send(result)
+            except StopIteration as end:
+                return end.value
+            result = await _start(_once, work) if self.awaits else _start(_once_blocking, work).result()
 
 
-def blocking(steps: Steps) -> Any:
-    """`awaiting` for nodes that run without awaiting."""
-    result = None
-    while True:
-        try:
-            work = steps.send(result)
-        except StopIteration as end:
-            return end.value
-        result = _start(_once_blocking, work).result()
+AWAITING, BLOCKING = Way(awaits=True), Way(awaits=False)
+
+
+def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that goes the way of `BLOCKING` alone, and so never has to wait."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("What nobody awaits can wait for nothing.")
 
 
 _CALL = "__pregel_call"

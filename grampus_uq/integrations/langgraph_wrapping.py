@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,15 +11,13 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.graph import StateGraph
 from langgraph.types import Command
 
-from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.langchain_asked import Asked
-from grampus_uq.integrations.langgraph_steps import Steps, awaiting, blocking
+from grampus_uq.integrations.langgraph_steps import AWAITING, BLOCKING, Way, to_its_end
 from grampus_uq.integrations.langgraph_threads import KEY, before_node
 
 _PUSHED = ("__pregel_push",)
 """What LangGraph's metadata give as the trigger of a task that a `Send` started."""
-Look = Callable[[], Coroutine[Any, Any, Any]]
-_Fence = Callable[[Any, RunnableConfig], AbstractContextManager[list[Any]]]
+Fence = Callable[[Any, RunnableConfig, Way], AbstractAsyncContextManager[list[Any]]]
 
 
 class GuardedNode(RunnableLambda[Any, Any]):
@@ -34,16 +32,10 @@ class GuardedNode(RunnableLambda[Any, Any]):
         work: Callable[..., Coroutine[Any, Any, Any]],
         inner: Any = None,
         read: Callable[[Any, RunnableConfig], Any] = lambda state, config: state,
-        fence: _Fence | None = None,
-        look: Callable[[Any, RunnableConfig], Look | None] | None = None,
-        begin: Callable[[Any, RunnableConfig], Steps | None] | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self.name = name
-        self._work, self._inner, self._read = work, inner, read
-        self._asking = Asked if fence is None else nullcontext
-        self._fence = fence or (lambda state, config: nullcontext([]))
-        self._look = look or (lambda state, config: None)
-        self._begin = begin or (lambda state, config: None)
+        self._work, self._inner, self._read, self._fence = work, inner, read, fence
         self.func, self.afunc = self.invoke, self.ainvoke
 
     @property
@@ -51,35 +43,23 @@ class GuardedNode(RunnableLambda[Any, Any]):
         return [] if self._inner is None else [self._inner]
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
-        config = config or {}
-        if self._inner is None:
-            return run_blocking(lambda: self._work(input, config))
-        begin = self._begin(input, config)
-        if begin is not None:
-            blocking(begin)
-        look = self._look(input, config)  # last: storing that it begins may take its time
-        hindered = None if look is None else run_blocking(look)
-        with self._asking():
-            with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
-                if not held:
-                    held.append(self._inner.invoke(self._read(input, config), config, **more))
-            return run_blocking(lambda: self._work(input, held[0], config))
+        return to_its_end(self._run(input, config or {}, BLOCKING, more))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
-        config = config or {}
+        return await self._run(input, config or {}, AWAITING, more)
+
+    async def _run(self, given: Any, config: RunnableConfig, way: Way, more: dict[str, Any]) -> Any:
         if self._inner is None:
-            return await self._work(input, config)
-        await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
-        begin = self._begin(input, config)
-        if begin is not None:
-            await awaiting(begin)
-        look = self._look(input, config)  # last: storing that it begins may take its time
-        hindered = None if look is None else await look()
-        with self._asking():
-            with nullcontext([hindered]) if hindered else self._fence(input, config) as held:
+            return await way.do(lambda: self._work(given, config))
+        if way.awaits:
+            await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
+        fence = nullcontext(list[Any]()) if self._fence is None else self._fence(given, config, way)
+        with Asked() if self._fence is None else nullcontext():
+            async with fence as held:
                 if not held:
-                    held.append(await self._inner.ainvoke(self._read(input, config), config, **more))
-            return await self._work(input, held[0], config)
+                    run = self._inner.ainvoke if way.awaits else self._inner.invoke
+                    held.append(await way.call(run, self._read(given, config), config, **more))
+            return await way.do(lambda: self._work(given, held[0], config))
 
 
 def wrap_node(
@@ -88,9 +68,7 @@ def wrap_node(
     schema: Any,
     work: Callable[..., Coroutine[Any, Any, Any]],
     ways: tuple[str, ...],
-    fence: _Fence | None = None,
-    look: Callable[[Any, RunnableConfig], Look | None] | None = None,
-    begin: Callable[[Any, RunnableConfig], Steps | None] | None = None,
+    fence: Fence | None = None,
 ) -> bool:
     """Let a node of the graph go on to `work` with its result; False for one that is not there, cached, or a graph.
 
@@ -108,7 +86,7 @@ def wrap_node(
         values = {key: state[key] for key in keys if key in state}
         return values if plain else own(**values)
 
-    runnable: Any = GuardedNode(name, work, spec.runnable, read, fence, look, begin)
+    runnable: Any = GuardedNode(name, work, spec.runnable, read, fence)
     ends = tuple(dict.fromkeys([*(spec.ends or ()), *ways]))
     builder.nodes[name] = replace(spec, runnable=runnable, input_schema=schema, ends=ends)
     return True
