@@ -20,7 +20,6 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.gate.starts import Starts
 from grampus_uq.monitor.monitor import UncertaintyMonitor
-from grampus_uq.recording.artifacts import prompt_hash, tools_hash
 from grampus_uq.records.events import ALARMED, BRANCH
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message
@@ -31,7 +30,7 @@ from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.looks import LOOKS_USED, LookingAgain, Looks
-from grampus_uq.runtime.loop import Loop, RunEvent
+from grampus_uq.runtime.loop import Loop, RunEvent, made_with
 from grampus_uq.runtime.run_state import (
     ATTENDED,
     DEATHS,
@@ -51,8 +50,6 @@ from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 from grampus_uq.wire.lone_surrogates import bounded_text
-from grampus_uq.wire.messages import leading_system
-from grampus_uq.wire.model_call import recorded_model
 
 if TYPE_CHECKING:
     from grampus_uq.runtime.sub_agents import SubAgent
@@ -151,7 +148,7 @@ class AgentRunner:
         self.checkpoints = checkpoints
         self.looks = looks
         self.changed_tools = ChangedTools(changed_tools)
-        self._endings = Endings(self.effects, calibration_watch)
+        self.endings = Endings(self.effects, calibration_watch)
         self.lease_s = lease_s
         self.leases = Leases(self.ledger, lease_s)
 
@@ -306,7 +303,7 @@ class AgentRunner:
             ended = "Interrupted: the run was ordered to stop."
             why = ("stopped", {"why": str(stopped)})
             yield RunEvent(
-                kind="stopped", result=await self._endings.end(lease, StopReason.CANCELLED, unrun=ended, notes=[why])
+                kind="stopped", result=await self.endings.end(lease, StopReason.CANCELLED, unrun=ended, notes=[why])
             )
         except UncertaintyError:
             raise
@@ -331,25 +328,9 @@ class AgentRunner:
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def _loop(self, lease: SessionLease, agent: AgentDefinition) -> Loop:
-        turn, looking = self._turn(lease), None
-        if self.looks is not None:
-            looking = LookingAgain(
-                turn=turn, looks=self.looks, client=self.model_client, model=agent.model, schemas=self.schemas
-            )
-        return Loop(
-            lease=lease,
-            turn=turn,
-            looking=looking,
-            agent=agent,
-            client=self.model_client,
-            schemas=self.schemas,
-            made_with=partial(self._made_with, agent, lease.state),
-            endings=self._endings,
-            checkpoints=self.ledger if self.checkpoints else None,
-            reflection=None if self.monitor is None else self.monitor.get_reflection_message,
-            logprobs=self.logprobs,
-            elicit_confidence=self.elicit_confidence,
-        )
+        turn = self._turn(lease)
+        looking = None if self.looks is None else LookingAgain(turn, self.looks, self, agent.model)
+        return Loop(runner=self, lease=lease, turn=turn, agent=agent, looking=looking)
 
     def _begun_with(self, agent: AgentDefinition) -> BegunWith:
         return BegunWith.of(agent, None if self.monitor is None else self.monitor.profile, self.schemas())
@@ -396,23 +377,12 @@ class AgentRunner:
             state.session_id,
             state.agent_id,
             snapshot=state.belief,
-            **self._made_with(agent, state, self.schemas()),
+            **made_with(self.model_client, agent, state, self.schemas()),
             metadata=({BRANCH: str(state.branch)} if state.branch else {})
             | ({ALARMED: "true"} if state.alarmed else {}),
         )
         self.monitor.bind(session)
         return session
-
-    def _made_with(
-        self, agent: AgentDefinition, state: AgentState, schemas: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
-        """What an answer is made with that the model gives with these tools: the facts of `Session.made_with`."""
-        model = recorded_model(self.model_client, agent.model)
-        return {
-            "model": model,
-            "prompt_hash": prompt_hash(leading_system(state.messages)),
-            "tools_hash": tools_hash(schemas),
-        }
 
     def schemas(self) -> list[dict[str, Any]]:
         """The tools as the model sees them, in the OpenAI wire form."""
