@@ -40,7 +40,42 @@ class ApprovalKind(StrEnum):
     RESPOND = "respond"
 
 
-class ApprovalRequest(BaseModel):
+class RequestFields(BaseModel):
+    """What a request says beside its call, as a card shows it too."""
+
+    model_config = FROZEN
+
+    id: str
+    agent_id: str
+    session_id: str
+    run_id: str = ""
+    step_id: str
+    rules: str = ""
+    level: UncertaintyLevel
+    rule: str
+    reason: str = ""
+    guarantee: str | None = None
+    confidence: float | None = None
+    unknown_outcome: bool = False
+    child_session: str | None = None
+    created_s: float
+    expires_s: float | None = None
+    started_by: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _said(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a starter that nobody asks for: workers of before do not know the field."""
+        content: dict[str, Any] = serialize(self)
+        if content.get("started_by") is None:
+            content.pop("started_by", None)
+        return content
+
+    def expired(self, now_s: float | None = None) -> bool:
+        """True once the time to decide has passed."""
+        return self.expires_s is not None and (time.time() if now_s is None else now_s) >= self.expires_s
+
+
+class ApprovalRequest(RequestFields):
     """A question to a human: about a call that may not run yet, or (without `call`) about the run itself.
 
     `why` holds the numbers, the rule, and `guarantee`: the sentence of the promise that the pause carries, or None.
@@ -49,29 +84,9 @@ class ApprovalRequest(BaseModel):
     `started_by` started the run and may not decide on it; None where the policy does not ask who did.
     """
 
-    model_config = FROZEN
-
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    agent_id: str
-    session_id: str
-    run_id: str = ""
-    step_id: str
-    rules: str = ""
-    call: ToolCall | None = None
-    level: UncertaintyLevel
-    rule: str
-    reason: str = ""
-    guarantee: str | None = None
-    confidence: float | None = None
-    unknown_outcome: bool = False
-    child_session: str | None = None
     created_s: float = Field(default_factory=time.time)
-    expires_s: float | None = None
-    started_by: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _said(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_starter(serialize(self))
+    call: ToolCall | None = None
 
     def digest(self) -> str:
         """SHA-256 over everything that a decision is bound to: call, session, run, step, rules, expiry, starter."""
@@ -79,10 +94,6 @@ class ApprovalRequest(BaseModel):
         place = [self.agent_id, self.session_id, self.run_id, self.step_id]
         bound = [2, self.id, place, call, self.rules, self.rule, self.unknown_outcome, self.expires_s]
         return sha256_of(canonical_json(bound if self.started_by is None else [*bound, self.started_by]))
-
-    def expired(self, now_s: float | None = None) -> bool:
-        """True once the time to decide has passed."""
-        return self.expires_s is not None and (time.time() if now_s is None else now_s) >= self.expires_s
 
     def decide(
         self,
@@ -114,13 +125,6 @@ class ApprovalRequest(BaseModel):
             never=never,
             delegation=delegation,
         )
-
-
-def without_starter(content: dict[str, Any]) -> dict[str, Any]:
-    """Without a `started_by` that says nothing: digests and releases of before do not know the field."""
-    if content.get("started_by") is None:
-        content.pop("started_by", None)
-    return content
 
 
 class ApprovalDecision(BaseModel):

@@ -10,7 +10,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord, edit_note
 from grampus_uq.gate.carried import read_record
 
 VERSION = 2
-_READABLE = (1, 2)
+READABLE = (1, 2)
 _MAX_SETTLED = 256
 OVER = (CallPhase.STARTED, CallPhase.SETTLED)
 Key = tuple[str, str]
@@ -117,7 +117,7 @@ class CallRecords(dict[int, CallRecord]):
 
 def check_version(snapshot: Mapping[str, Any]) -> None:
     """Raise DataError for a snapshot of another version."""
-    if snapshot.get("v") not in _READABLE:
+    if snapshot.get("v") not in READABLE:
         raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")
 
 

@@ -25,6 +25,7 @@ from grampus_uq.gate.call import UNVOUCHED, CallRecord, Terms, cleared
 from grampus_uq.gate.carried import read_arrived, read_decided, read_record, write_arrived, write_record
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import SEAL
+from grampus_uq.integrations.call_records import VERSION, check_version
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.records.events import ALARMED, BRANCH
 
@@ -36,8 +37,6 @@ HOST_AGENT: ContextVar[str] = ContextVar("grampus_uq_host_agent", default="")
 FORKED = "forked"
 """Beside belief and turn in a fork's state: what the session's metadata say of its branch, and what was rejected."""
 REJECTED = "rejected"
-_VERSION = 2
-_READABLE = (1, 2)
 _MAX_AT_HAND = 1_024
 _TAG = 64
 _TAGS = itertools.count()
@@ -127,8 +126,7 @@ class CarriedStates:
         snapshot = given.get("session")
         if snapshot is not None and snapshot["state"]["session_id"] != session_id:  # the framework names the session
             snapshot = {**snapshot, "state": {**snapshot["state"], "session_id": session_id}}
-        if given.get("v", _VERSION) not in _READABLE:
-            raise DataError(f"version {given.get('v')!r:.40} is not {_VERSION}", field="v")
+        check_version({"v": VERSION, **given})
         believed = (not given and not state.get("turn") and not begun) or self.believes(place, state)
         turn = None if not state.get("turn") else _read_turn(state["turn"], believed)
         belief = {**_FIRST, **{name: value for name, value in given.items() if name != "session"}}
@@ -180,7 +178,7 @@ class CarriedStates:
         """The JSON values that the framework is to keep: belief, turn and seal."""
         tag, session = f"{_PROCESS}-{next(_TAGS)}", carried.session
         belief: _Belief = _copied(carried.belief)
-        belief |= {"v": _VERSION, "tag": tag, "session": session.compact_snapshot()}
+        belief |= {"v": VERSION, "tag": tag, "session": session.compact_snapshot()}
         turn = _copied(carried.turn)
         if turn is not None:
             turn["calls"] = [write_record(record) for record in carried.records]

@@ -249,8 +249,23 @@ class GuardNodes:
         return self.gate_node if goto == self.agent and self._ready(state, (), carried) else goto
 
     def updated_tools(self, state: dict[str, Any], config: RunnableConfig) -> str:
-        """The way from the tools' node, also for a write of `update_state` as it."""
-        return self.score_node if self._unjudged(state, config) else self.after_tools(state, config)
+        """The way from the tools' node, also for a write of `update_state` as it.
+
+        Back to the gate while something waits or is to run, else to the model.
+        """
+        if self._unjudged(state, config):
+            return self.score_node
+        found = state.get(KEY) if isinstance(state, dict) else None
+        if not found:
+            return self.agent
+        carried = self._open(state, read_state(self.judge, config, found))
+        turn = carried.turn or {}
+        handed, now = turn.get("handed"), turn.get("now", ())
+        if len(now) > 1 or any(self._asks_again(config, carried, record, state) for record in carried.records):
+            return self.gate_node  # of several tasks one may be cut off: `gate` alone sees all of their results
+        cleared = [record.proposed.id for record in carried.records if record.phase is CallPhase.CLEARED]
+        more = handed is not None and not {*cleared} <= {*handed}
+        return self.gate_node if more or requests_of(carried) else self.agent
 
     def _open(self, state: dict[str, Any], carried: Carried) -> Carried:
         """The state in which calls with a result given by hand no longer wait; none where no answer is left."""
@@ -391,20 +406,6 @@ class GuardNodes:
     def _unled(self, one: Any) -> Any:
         led = isinstance(one, Command) and one.graph is None and one.goto in (self.agent, [self.agent], (self.agent,))
         return replace(one, goto=()) if led else one
-
-    def after_tools(self, state: Any, config: RunnableConfig) -> str:
-        """The way from the tools' node: back to the gate while something waits or is to run, else to the model."""
-        found = state.get(KEY) if isinstance(state, dict) else None
-        if not found:
-            return self.agent
-        carried = self._open(state, read_state(self.judge, config, found))
-        turn = carried.turn or {}
-        handed, now = turn.get("handed"), turn.get("now", ())
-        if len(now) > 1 or any(self._asks_again(config, carried, record, state) for record in carried.records):
-            return self.gate_node  # of several tasks one may be cut off: `gate` alone sees all of their results
-        cleared = [record.proposed.id for record in carried.records if record.phase is CallPhase.CLEARED]
-        more = handed is not None and not {*cleared} <= {*handed}
-        return self.gate_node if more or requests_of(carried) else self.agent
 
 
 def _handed_now(state: Any) -> bool:

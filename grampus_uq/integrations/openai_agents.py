@@ -31,7 +31,7 @@ from grampus_uq import (
 )
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.seal import session_place
-from grampus_uq.integrations.call_records import waiting_in
+from grampus_uq.integrations.call_records import VERSION, waiting_in
 from grampus_uq.integrations.carried_calls import take_up
 from grampus_uq.integrations.model_turn import hear_users
 from grampus_uq.integrations.settings import AdapterSettings, Settings
@@ -49,7 +49,6 @@ from grampus_uq.integrations.openai_agents_model import (
 )
 from grampus_uq.integrations.openai_agents_reach import AgentWatch
 from grampus_uq.integrations.openai_agents_run import (
-    VERSION,
     AbortedRunError,
     PausedRun,
     WatchedRun,

@@ -11,6 +11,7 @@ from agents import AgentsException
 
 from grampus_uq import AgentBeliefState, ApprovalRequest, DataError, ToolCall, UncertaintyError
 from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.integrations.call_records import READABLE, VERSION
 from grampus_uq.integrations.carried_calls import write_snapshot
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.model_turn import ModelTurn
@@ -146,9 +147,6 @@ class WatchedRun:
 
 # -- a run that waits --------------------------------------------------------------------------------------------------
 
-VERSION = 2
-_READABLE = (1, 2)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PausedRun:
@@ -176,7 +174,7 @@ def read_paused(text: str) -> dict[str, Any]:
         envelope = json.loads(text)
     except ValueError as failure:
         raise DataError(f"not a paused run: {failure}") from failure
-    if not isinstance(envelope, dict) or envelope.get("v") not in _READABLE:
+    if not isinstance(envelope, dict) or envelope.get("v") not in READABLE:
         raise DataError(f"not a paused run of version {VERSION}", field="v")
     for name, kind in _FIELDS.items():
         if not isinstance(envelope.get(name), kind):

@@ -7,66 +7,39 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from pydantic import BaseModel, Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, JsonValue
 
 from grampus_uq.core.turn_evidence import doubt_about
 from grampus_uq.errors import DataError
-from grampus_uq.gate.requests import ApprovalRequest, without_starter
+from grampus_uq.gate.requests import ApprovalRequest, RequestFields
 from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.records.call_parts import CallDoubt
 from grampus_uq.records.values import Message, StepUncertainty
 from grampus_uq.records.visible_text import short
-from grampus_uq.records.vocabulary import UncertaintyLevel, UncertaintySource
+from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.stats.stored_values import FROZEN
 
 _MOST_MESSAGES: Final = 20
 _MOST_CHARACTERS: Final = 2_000
 _MOST_IN_ALL: Final = 60_000
 
 
-class Card(BaseModel):
+class Card(RequestFields):
     """A request as it is shown. It authorises nothing: a decision is bound to the request that has this `digest`.
 
     `readings`, `doubt` (how sure the model was of the call, and of its weakest part) and `thresholds` are as stored,
     unchecked; `unread` says why there are none. `messages` are the end of the transcript, long ones cut.
     """
 
-    model_config = FROZEN
-
-    id: str
     digest: str
-    agent_id: str
-    session_id: str
-    run_id: str = ""
-    step_id: str
-    rules: str = ""
     call_id: str = ""
     tool: str | None = None
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
-    level: UncertaintyLevel
-    rule: str
-    reason: str = ""
-    guarantee: str | None = None
-    confidence: float | None = None
-    unknown_outcome: bool = False
-    child_session: str | None = None
-    created_s: float
-    expires_s: float | None = None
-    started_by: str | None = None
     readings: dict[str, float] = Field(default_factory=dict)
     doubt: CallDoubt | None = None
     thresholds: tuple[float, float, float] | None = None
     unread: str | None = None
     messages: tuple[Message, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _said(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_starter(serialize(self))
-
-    def expired(self, now_s: float) -> bool:
-        """True once the time to decide has passed."""
-        return self.expires_s is not None and now_s >= self.expires_s
 
 
 def card(request: ApprovalRequest, state: AgentState | None = None) -> Card:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.vocabulary import span
 from grampus_uq.runtime.ledger import Ledger, decision_values
-from grampus_uq.runtime.store import Document, SessionStore, pages
+from grampus_uq.runtime.store import SessionStore, pages, stored_number
 from grampus_uq.runtime.stored_drills import StoredDrills
 from grampus_uq.runtime.worker_jobs import WAKES
 from grampus_uq.stats.ranks import binomial_interval
@@ -122,7 +121,7 @@ async def store_health(store: SessionStore, *, days: float = 7.0, budget_a_day: 
             *(shown.created_s for shown in await StoredDrills(store).mixed([], now_s)),
         ],
         costs=[
-            _cost(document)
+            stored_number(document.body, None, "total_token_usage", "cost_usd")
             for status in ("completed", "failed")
             async for document in pages(store, "session", status)
             if document.written_s > since_s
@@ -156,11 +155,3 @@ def health_in_words(found: Health) -> dict[str, str]:
         "running": f"{found.running} runs on {found.workers} live workers",
         "stops": f"{found.stops} so far",
     }
-
-
-def _cost(document: Document) -> float | None:
-    try:
-        used: Any = json.loads(document.body)["total_token_usage"]
-        return None if used is None or used["cost_usd"] is None else float(used["cost_usd"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None

@@ -25,7 +25,18 @@ from grampus_uq.records.vocabulary import ENDED, AgentStatus, StopReason
 from grampus_uq.runtime.asked_rows import ASKED
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.run_state import AgentState, SessionHead
-from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore, pages, try_write
+from grampus_uq.runtime.store import (
+    WAKING,
+    Change,
+    Delete,
+    Document,
+    Drop,
+    Put,
+    SessionStore,
+    pages,
+    stored_number,
+    try_write,
+)
 from grampus_uq.runtime.stored_delegations import DELEGATION
 from grampus_uq.runtime.stored_drills import DRILL, SOURCE
 from grampus_uq.runtime.stored_starts import START
@@ -92,7 +103,7 @@ async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, float]]:
     for status in (*(one for one in AgentStatus if one not in ENDED), *ENDED):
         async for document in pages(store, "session", status.value):
             if await _rests(ledger, document):
-                created_s = _number(document.body, document.read_s, "created_s")
+                created_s = stored_number(document.body, document.read_s, "created_s")
                 yield document, document.written_s or created_s  # 0: from before schema 2
 
 
@@ -184,7 +195,7 @@ async def _prune_audits(store: SessionStore, older_than_s: float) -> None:
         log = f"audit/{document.key}"
         entries = await store.read(log)
         # one whose age nobody can say stays
-        last_s = _number(entries[-1], math.inf, "time_s") if entries else document.written_s
+        last_s = stored_number(entries[-1], math.inf, "time_s") if entries else document.written_s
         if document.read_s - last_s >= older_than_s:
             place = document.removal()
             # A session that begins meanwhile makes this write fail; one that begins behind it takes its place.
@@ -221,7 +232,7 @@ async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> DataE
                     await try_write(store, document.removal())
     for kind, end in (("grant", "expires_s"), (DELEGATION, "until_s")):
         async for document in pages(store, kind):
-            if document.read_s - _number(document.body, document.read_s, kind, end) >= older_than_s:
+            if document.read_s - stored_number(document.body, document.read_s, kind, end) >= older_than_s:
                 await try_write(store, document.removal())
     async for document in pages(store, "permit"):
         await _prune_permit(store, document, older_than_s)
@@ -230,11 +241,11 @@ async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> DataE
 
 async def _prune_permit(store: SessionStore, permit: Document, older_than_s: float) -> None:
     """Remove a permit that expired so long ago; of any other the tickets that were counted and are so old."""
-    expired = permit.read_s - _number(permit.body, permit.read_s, "permit", "expires_s") >= older_than_s
+    expired = permit.read_s - stored_number(permit.body, permit.read_s, "permit", "expires_s") >= older_than_s
     state = await store.get("permit-state", permit.key)
-    counted = -math.inf if state is None else _number(state.body, -math.inf, "counted")
+    counted = -math.inf if state is None else stored_number(state.body, -math.inf, "counted")
     async for ticket in pages(store, "permit-ticket", permit.key):
-        if expired or (ticket.age_s >= older_than_s and _number(ticket.body, math.inf, "number") < counted):
+        if expired or (ticket.age_s >= older_than_s and stored_number(ticket.body, math.inf, "number") < counted):
             await try_write(store, ticket.removal())
     if expired:
         gone = [one for one in (permit, state) if one is not None]
@@ -291,14 +302,3 @@ async def _session_of(store: SessionStore, row: Document) -> Document | None:
     """The session that a stored job names; None where there is none, or the job cannot be read."""
     job = read_job(row.body)
     return None if job is None else await store.get("session", session_key(job.agent_id, job.session_id))
-
-
-def _number(text: str, default: float, *path: str) -> float:
-    """A number in a stored JSON text; the default where it cannot be read."""
-    try:
-        found = json.loads(text)
-        for name in path:
-            found = found[name]
-        return float(found)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return default

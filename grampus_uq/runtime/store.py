@@ -31,6 +31,7 @@ migrated, and on one that only its owner may migrate and has not yet.
 OLDEST_SCHEMA = SCHEMA_VERSION - 1
 Stored = TypeVar("Stored", bound=BaseModel)
 Result = TypeVar("Result")
+Default = TypeVar("Default", float, None)
 WAKING: Final = "job"
 """The kind of documents that wake who waits in `wait_for_job`."""
 _POLL_S = 0.1
@@ -291,6 +292,17 @@ def parsed(model: type[Stored], body: str, what: str) -> Stored:
         return model.model_validate_json(body)
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"{what} cannot be read: {snapshot_fault(error, 'what it should be')!s:.500}") from None
+
+
+def stored_number(text: str, default: Default, *path: str) -> float | Default:
+    """A number in a stored JSON text; the default where it cannot be read."""
+    try:
+        found = json.loads(text)
+        for name in path:
+            found = found[name]
+        return float(found)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return default
 
 
 def check_schema(needed: int) -> None:
