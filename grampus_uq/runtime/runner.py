@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, update_wrapper
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import anyio
 from pydantic import JsonValue
@@ -54,6 +55,7 @@ from grampus_uq.wire.lone_surrogates import bounded_text
 if TYPE_CHECKING:
     from grampus_uq.runtime.sub_agents import SubAgent
 
+P = ParamSpec("P")
 _RELEASE_POLLS = 10
 _RESERVED = frozenset({ABOVE, ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, REPLACED, STARTED_BY})
 _LONGEST_KEY = 2_000  # what every store can index, with what is put before and behind it
@@ -67,6 +69,27 @@ class Unwatched:
 
 
 UNWATCHED = Unwatched()
+
+
+def _to_the_end(
+    steps: Callable[P, AsyncGenerator[RunEvent, None]],
+) -> Callable[[Callable[..., None]], Callable[P, Coroutine[Any, Any, ExecutionResult]]]:
+    """Make a method one with the arguments of `steps`, that returns the result of its last event."""
+
+    def made(method: Callable[..., None]) -> Callable[P, Coroutine[Any, Any, ExecutionResult]]:
+        async def run(*given: P.args, **named: P.kwargs) -> ExecutionResult:
+            result: ExecutionResult | None = None
+            async for event in steps(*given, **named):
+                result = event.result or result
+            if result is None:
+                raise SessionError("The run ended without a result.")
+            return result
+
+        update_wrapper(run, method)
+        run.__signature__ = signature(steps).replace(return_annotation=ExecutionResult)  # type: ignore[attr-defined]  # read by `inspect`
+        return run
+
+    return made
 
 
 class AgentRunner:
@@ -154,44 +177,6 @@ class AgentRunner:
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    async def run(
-        self,
-        agent_def: AgentDefinition,
-        user_input: str,
-        *,
-        session_id: str | None = None,
-        messages: Sequence[Message] = (),
-        metadata: dict[str, Any] | None = None,
-        started_by: str | None = None,
-        vouched: bool = True,
-        child_of: Mapping[str, JsonValue] | None = None,
-        inherits: AgentState | None = None,
-    ) -> ExecutionResult:
-        """Run until the agent answers, pauses or stops; `messages` go before the user's input.
-
-        `started_by` is whose run it is, by the approvers' names: with `ApprovalPolicy(others_decide=True)` it has to be
-        said, and that person does not decide. `vouched=False`: the task comes out of a stored state without a seal that
-        holds, so whatever may be irreversible is asked about. `child_of`: the parent of a sub-agent's run, whose
-        rejections and rolled-back calls it `inherits`. Names that the runner itself keeps in `metadata` (`attended`,
-        for example) are refused with ConfigurationError.
-
-        Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of
-        this id is running or waiting, ModelError when the agent's own model fails (`resume` then goes on where it was).
-        """
-        return await _ended(
-            self.stream(
-                agent_def,
-                user_input,
-                session_id=session_id,
-                messages=messages,
-                metadata=metadata,
-                started_by=started_by,
-                vouched=vouched,
-                child_of=child_of,
-                inherits=inherits,
-            )
-        )
-
     async def stream(
         self,
         agent_def: AgentDefinition,
@@ -232,23 +217,19 @@ class AgentRunner:
             async for event in events:
                 yield event
 
-    async def resume(
-        self,
-        agent_id: str,
-        session_id: str,
-        human_response: HumanResponse = None,
-        *,
-        agent_def: AgentDefinition | None = None,
-    ) -> ExecutionResult:
-        """Resume a paused session, or one whose worker died.
+    @_to_the_end(stream)
+    def run(self) -> None:
+        """Run until the agent answers, pauses or stops; `messages` go before the user's input.
 
-        A text is guidance: waiting calls are not executed, and the model continues with the text. One or several
-        `ApprovalDecision`s run or refuse calls. None applies stored decisions and expiry.
+        `started_by` is whose run it is, by the approvers' names: with `ApprovalPolicy(others_decide=True)` it has to be
+        said, and that person does not decide. `vouched=False`: the task comes out of a stored state without a seal that
+        holds, so whatever may be irreversible is asked about. `child_of`: the parent of a sub-agent's run, whose
+        rejections and rolled-back calls it `inherits`. Names that the runner itself keeps in `metadata` (`attended`,
+        for example) are refused with ConfigurationError.
 
-        Raises ApprovalError when a decision is refused, SessionConflictError when another worker has the session,
-        SessionError when there is none.
+        Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of
+        this id is running or waiting, ModelError when the agent's own model fails (`resume` then goes on where it was).
         """
-        return await _ended(self.stream_resume(agent_id, session_id, human_response, agent_def=agent_def))
 
     async def stream_resume(
         self,
@@ -280,6 +261,17 @@ class AgentRunner:
         async with aclosing(self._drive(lease, agent)) as events:
             async for event in events:
                 yield event
+
+    @_to_the_end(stream_resume)
+    def resume(self) -> None:
+        """Resume a paused session, or one whose worker died.
+
+        A text is guidance: waiting calls are not executed, and the model continues with the text. One or several
+        `ApprovalDecision`s run or refuse calls. None applies stored decisions and expiry.
+
+        Raises ApprovalError when a decision is refused, SessionConflictError when another worker has the session,
+        SessionError when there is none.
+        """
 
     async def _released(self, agent_id: str, session_id: str) -> tuple[AgentState, int]:
         """The stored session, after a moment for a stream of this process that was just left to release it."""
@@ -399,12 +391,3 @@ def _storable(state: AgentState) -> None:
         rule = "text and JSON values without lone surrogates, at most 100 levels deep"
         what = f"{type(error).__name__}: {str(error)[:150]}"
         raise ConfigurationError.of("messages and metadata", "AgentRunner.run", rule, what) from error
-
-
-async def _ended(events: AsyncGenerator[RunEvent, None]) -> ExecutionResult:
-    result: ExecutionResult | None = None
-    async for event in events:
-        result = event.result or result
-    if result is None:
-        raise SessionError("The run ended without a result.")
-    return result
