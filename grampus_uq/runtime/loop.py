@@ -317,7 +317,7 @@ class Loop:
 def made_with(
     client: ModelClient, agent: AgentDefinition, state: AgentState, schemas: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What an answer is made with that a model gives with these tools: the facts of `Session.made_with`."""
+    """The facts of `Session.made_with` of an answer that a model gives with these tools."""
     prompt = prompt_hash(leading_system(state.messages))
     return {"model": recorded_model(client, agent.model), "prompt_hash": prompt, "tools_hash": tools_hash(schemas)}
 
