@@ -86,7 +86,9 @@ def _to_the_end(
             return result
 
         update_wrapper(run, method)
-        run.__signature__ = signature(steps).replace(return_annotation=ExecutionResult)  # type: ignore[attr-defined]  # read by `inspect`
+        of_both: Any = run
+        of_both.__signature__ = signature(steps).replace(return_annotation="ExecutionResult")
+        of_both.__annotations__ = {**steps.__annotations__, "return": "ExecutionResult"}
         return run
 
     return made

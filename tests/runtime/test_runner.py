@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import anyio
 import pytest
@@ -363,6 +363,7 @@ async def test_a_live_or_waiting_session_is_not_overwritten_by_a_new_run() -> No
 )
 def test_what_runs_to_the_end_takes_what_runs_step_by_step(whole: Any, steps: Any) -> None:
     assert inspect.signature(whole).parameters == inspect.signature(steps).parameters
+    assert get_type_hints(whole) == get_type_hints(steps) | {"return": ExecutionResult}
     assert inspect.iscoroutinefunction(whole)
 
 
