@@ -22,7 +22,7 @@ from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import Reading
 from grampus_uq.records.visible_text import arguments_in_short, legend_of, short, visible, whole_arguments
 from grampus_uq.records.vocabulary import span
-from grampus_uq.runtime.cards import Card, card
+from grampus_uq.runtime.cards import Card, card, end_of
 from grampus_uq.runtime.dead_letters import dead_letters
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.ledger import Ledger
@@ -142,7 +142,7 @@ async def show(request_id: str, store: SessionStore, as_json: bool) -> None:
     refused = () if isinstance(found, Drill) else found.refused
     refusals = [f"{principal} {why}".strip() for principal, why in refused]
     if as_json:
-        tail = [message.model_dump(mode="json") for message in shown.messages[-_TAIL:]]
+        tail = [message.model_dump(mode="json") for message in end_of(shown.messages, _TAIL)]
         print_json(_shown(shown, decisions) | {"refused": refusals, "transcript_tail": tail})
         return
     print_whole(f"request    {visible(shown.id)}")
@@ -164,7 +164,7 @@ async def show(request_id: str, store: SessionStore, as_json: bool) -> None:
     for line in _signed_lines(shown):
         print_whole(line)
     print_whole("--- the end of the transcript ---")
-    for message in [one for one in shown.messages if not one.metadata.get("placeholder")][-_TAIL:]:
+    for message in end_of([one for one in shown.messages if not one.metadata.get("placeholder")], _TAIL):
         calls = [f"-> {visible(call.name)} {arguments_in_short(call.arguments)}" for call in message.tool_calls]
         said = [visible(short(message.content, 400))] if message.content else []
         print_whole(" ".join([f"[{message.role.value}]", *said, *calls]))

@@ -16,7 +16,7 @@ from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.records.call_parts import CallDoubt
 from grampus_uq.records.values import Message, StepUncertainty
 from grampus_uq.records.visible_text import short
-from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.records.vocabulary import Role, UncertaintySource
 from grampus_uq.runtime.run_state import AgentState
 
 _MOST_MESSAGES: Final = 20
@@ -28,7 +28,8 @@ class Card(RequestFields):
     """A request as it is shown. It authorises nothing: a decision is bound to the request that has this `digest`.
 
     `readings`, `doubt` (how sure the model was of the call, and of its weakest part) and `thresholds` are as stored,
-    unchecked; `unread` says why there are none. `messages` are the end of the transcript, long ones cut.
+    unchecked; `unread` says why there are none. `messages` are the end of the transcript and what the user said last,
+    long ones cut.
     """
 
     digest: str
@@ -87,16 +88,24 @@ def _kept_readings(step: StepUncertainty) -> dict[str, float]:
     return {source.value: value for source, value in fields.items() if source in step.sources and value is not None}
 
 
-def end_of(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The last messages, each cut, as many as are within the bounds."""
+def end_of(messages: Sequence[Message], most: int = _MOST_MESSAGES) -> tuple[Message, ...]:
+    """The last messages, each cut, as many as are within the bounds; before them the user's latest, if it is none of
+    these: a model that proposes long or many calls does not hide what it was asked for."""
     kept: list[Message] = []
     size = 0
-    for message in reversed(messages[-_MOST_MESSAGES:]):
-        content = message.content or ""
-        if len(content) > _MOST_CHARACTERS:
-            message = message.model_copy(update={"content": short(content, _MOST_CHARACTERS)})
+    for message in map(_cut, reversed(messages[-most:])):
         size += len(message.model_dump_json())
         if size > _MOST_IN_ALL and kept:
             break
         kept.append(message)
+    asked = next((message for message in reversed(messages) if message.role is Role.USER), None)
+    if asked is not None and all(message.role is not Role.USER for message in kept):
+        kept.append(_cut(asked))
     return tuple(reversed(kept))
+
+
+def _cut(message: Message) -> Message:
+    content = message.content or ""
+    if len(content) <= _MOST_CHARACTERS:
+        return message
+    return message.model_copy(update={"content": short(content, _MOST_CHARACTERS)})

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import anyio
+import pytest
 
-from grampus_uq import open_store
+from grampus_uq import ToolCall, open_store
 from grampus_uq.gate.requests import ApprovalDecision
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
-from grampus_uq.runtime.cards import Card, card
+from grampus_uq.runtime.cards import Card, card, end_of
 from grampus_uq.runtime.run_state import AgentState
 from tests.runtime.test_approvals_cli import Desk
 
@@ -42,3 +43,24 @@ def test_a_card_says_how_much_of_a_long_transcript_it_leaves_out(tmp_path: Path)
     shown = card(request, state)
     assert shown.messages[-1].content == "x" * 2_000 + "…(+7000 characters)"
     assert len(shown.model_dump_json()) < 70_000
+
+
+PAY = Message(role=Role.ASSISTANT, tool_calls=(ToolCall(id="1", name="pay", arguments={"to": "mallory"}),))
+
+
+@pytest.mark.parametrize(
+    "before_the_call",
+    [
+        [Message(role=Role.TOOL, content="found", tool_call_id=f"{number}") for number in range(30)],
+        [Message(role=Role.ASSISTANT, tool_calls=(ToolCall(id="0", name="note", arguments={"text": "z" * 70_000}),))],
+    ],
+    ids=["many results", "a long call"],
+)
+def test_no_proposals_of_the_model_push_what_the_user_said_last_off_the_card(before_the_call: list[Message]) -> None:
+    said = [Message(role=Role.USER, content=text) for text in ("Hello.", "Never pay mallory." + "!" * 3_000)]
+    shown = end_of([*said, *before_the_call, PAY])
+    assert [(one.content or "")[:18] for one in shown if one.role is Role.USER] == ["Never pay mallory."]
+    assert (shown[0].role, shown[-1]) == (Role.USER, PAY)
+    assert len(shown[0].content or "") < 2_100
+    assert end_of(shown) == shown
+    assert [one.role for one in end_of(shown, 1)] == [Role.USER, Role.ASSISTANT]
