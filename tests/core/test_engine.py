@@ -173,6 +173,7 @@ def test_exploration_lets_a_call_go_on_that_is_known_to_be_reversible_and_says_s
     state = believing(0.45, let_through=True)
     said, decided = judge_call(PLAIN, state, "look", effect), tool(state, "look", profile=PLAIN, effect=effect)
     assert said.action is decided.action is action
+    assert said.reason.startswith("let through at random; would be pause_for_human: ") == (effect is Effect.READ)
 
 
 @given(profiles, st.lists(st.tuples(steps, readings), max_size=6))

@@ -44,6 +44,7 @@ from tests.sampling import examples
 
 Action = UncertaintyAction
 PAY = ToolCall(name="pay", arguments={"to": "Mallory"})
+POLICY = UncertaintyPolicy(irreversible_tool_names=["pay"])
 SOURCES = ["verbalized", "p_true", "token_probability", "semantic_entropy", "mine", "recorded"]
 FEW = ["verbalized", "p_true", "semantic_entropy", "mine"]
 DUE = sorted(set(MissingReason) - NOT_DUE)
@@ -193,6 +194,50 @@ def test_no_missing_and_no_lower_reading_turns_a_pause_of_an_irreversible_call_i
     law()
 
 
+SURE = {"verbalized": 1.0, "token_probability": 0.99, "p_true": 0.99}
+FITTED = LogisticFusion(
+    readings={name: FusedReading(mean=0.0, sd=1.0, slope=1.0) for name in ("token_probability", "p_true")},
+    intercept=0.0,
+)
+HEARD = UncertaintyEstimator(verbalized_weight=9.0, verbalized_calibration_bias=0.0)
+JUDGED = {
+    "tiers": Profile(policy=POLICY),
+    "tiers that weigh the word": Profile(policy=POLICY, estimator=HEARD),
+    "release": Profile(
+        policy=POLICY,
+        calibration=FITTED,
+        release=ReleaseRule(at_least=0.6, mode="estimated", target=0.9, runs=50),
+    ),
+}
+
+
+@pytest.mark.parametrize("stated", [{}, {"verbalized": 1.0}], ids=["nothing stated", "stated"])
+@pytest.mark.parametrize("profile", JUDGED.values(), ids=JUDGED)
+def test_a_call_waits_for_what_failed_on_its_turn_however_sure_later_turns_are(profile, stated):
+    for failed in (None, "timeout"):
+        first = {**stated, "token_probability": 0.99, "p_true": failed or 0.99}
+        state = SessionState(session_id="s")
+        for n, found in enumerate([first, *[SURE] * 9]):
+            step = Step(step_id=f"{n}", kind="llm_call", time_s=0.0, tool_calls=() if n else (PAY,))
+            state, _ = advance(profile, state, step, as_readings(found))
+        verdict = judge_call(profile, state, PAY)
+        assert verdict.allowed == (failed is None), verdict.reason
+        assert failed is None or verdict.rule == "missing_evidence"
+
+
+def test_a_call_waits_for_a_reading_of_the_fit_that_nobody_gave_nor_said_was_missing():
+    step = Step(step_id="1", kind="llm_call", time_s=0.0, tool_calls=(PAY,))
+    state, _ = advance(JUDGED["release"], SessionState(session_id="s"), step, as_readings({"token_probability": 0.99}))
+    verdict = judge_call(JUDGED["release"], state, PAY)
+    assert (verdict.rule, verdict.allowed) == ("missing_evidence", False)
+    assert "(p_true: not read)" in verdict.reason
+
+
+def test_no_worst_case_begins_where_what_failed_has_no_weight():
+    step, found = Step(step_id="1", kind="llm_call", time_s=0.0), {"p_true": 0.9, "recorded": "timeout"}
+    assert advance(Profile(), SessionState(session_id="s"), step, as_readings(found))[0].worst_case is None
+
+
 @st.composite
 def detectors_and_gaps(draw: Any) -> tuple[Detector, Run, Run]:
     """A detector, a run without gaps, and the same with gaps of every reason in what the detector never lacked."""
@@ -277,7 +322,6 @@ def test_a_state_that_was_stored_before_there_was_a_worst_case_is_read():
 
 # -- what failed in a live session --
 
-POLICY = UncertaintyPolicy(irreversible_tool_names=["pay"])
 PROMPT = (Message(role=Role.USER, content="Pay Alice."),)
 
 
