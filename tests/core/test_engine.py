@@ -308,6 +308,15 @@ def test_a_tool_step_of_several_calls_is_as_dangerous_as_the_most_dangerous_of_t
     assert (said.action, said.rule, said.tool_name) == (Action.PAUSE_FOR_HUMAN, "always_ask", "send")
 
 
+def test_several_irreversible_calls_that_a_step_of_the_model_proposes_do_not_hold_that_step():
+    """At a belief that is MEDIUM, which holds each of them when it comes."""
+    proposing = model(0.3, profile=IRREVERSIBLE, tool_calls=(ToolCall(name="send_email"), ToolCall(name="send_money")))
+    assert (proposing[1].level, proposing[1].action) == (Level.MEDIUM, Action.PROCEED_WITH_LOG)
+    step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(ToolCall(name="look"), ToolCall(name="send_it")))
+    held = advance(IRREVERSIBLE, proposing[0], step, ())[1]
+    assert (held.tool_name, held.action) == ("look", Action.PAUSE_FOR_HUMAN)
+
+
 def test_an_effect_never_lowers_the_danger_of_an_irreversible_name():
     assert tool(believing(0.7), "send_email", effect=Effect.READ).action is Action.PAUSE_FOR_HUMAN
 
