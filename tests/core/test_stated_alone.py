@@ -436,3 +436,35 @@ def test_under_a_profile_that_was_fitted_on_other_readings_a_call_waits_whatever
     for (without, why), (heard, reason) in zip(silent, verdicts(profile, steps), strict=True):
         assert heard.stops or not without.stops, (why, reason)
         assert not without.stops or of_the_tool(why) or not of_the_tool(reason), "no grant lifts more"
+
+
+OWN = {"own": FusedReading(mean=0.0, sd=1.0, slope=1.0), "count_calls": FusedReading(mean=0.0, sd=1.0, slope=0.1)}
+ON_OWN = {
+    "detector": Profile(
+        detector=Detector(
+            streams=("own", "count_calls"),
+            scorer=running_minimum(bounded=(True, True), neutral=(0.7, 0.7)),
+            thresholds=(ville_threshold(0.1),),
+            deployed=0,
+            salt="s",
+            without_gaps=(),
+        )
+    ),
+    "release": Profile(
+        calibration=LogisticFusion(readings=OWN, intercept=1.0),
+        release=ReleaseRule(at_least=0.6),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "goes"),
+    [({"own": 0.99}, True), ({}, False), ({"verbalized": 1.0}, False), ({"count_calls": 0.5}, False)],
+)
+@pytest.mark.parametrize("profile", ON_OWN.values(), ids=ON_OWN)
+def test_a_reading_without_a_weight_speaks_for_a_call_where_the_profile_was_fitted_on_it(profile, values, goes):
+    """Counts do not, nor what the model states, nor an earlier turn."""
+    state = proposing(profile, read({"own": 0.99, "p_true": 0.99}))
+    verdict = judge_call(profile, proposing(profile, read(values), state), PAY, Effect.IRREVERSIBLE)
+    assert verdict.allowed is goes, verdict.reason
+    assert goes or verdict.rule == "missing_evidence"
