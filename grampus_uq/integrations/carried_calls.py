@@ -6,7 +6,6 @@ releases nothing that may be irreversible for the rest of the run.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,17 +81,16 @@ def take_up(
 
 def _restore(held: HeldCalls, snapshot: Mapping[str, Any], *, believed: bool) -> None:
     """Take up the calls of a snapshot (the session was started with its belief already); raises DataError."""
-    records, now_s = calls_in(snapshot), time.time()
+    records = calls_in(snapshot)
     try:
         held.rejected = [str(digest) for digest in snapshot["rejected"]][-MAX_REJECTED:]
         held.turns = max(held.turns, int(snapshot.get("turns", snapshot.get("steps", 0))))
-        arrived = read_arrived(snapshot.get("arrived", ()))
+        arrived = read_arrived(snapshot.get("arrived", ()), believed=believed)
         unseen = [(str(i), str(digest), str(step)) for i, digest, step in snapshot.get("unseen", ())]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"not the calls of a session: {error}", field="rejected") from error
-    for decision, arrived_s in arrived:  # an arrival that nobody vouches for is now: nothing expired is made good
-        entry = decision, arrived_s if believed else now_s
-        held.arrived.setdefault(decision.request_id, []).append(entry)
+    for one in arrived:
+        held.arrived.setdefault(one[0].request_id, []).append(one)
     for call_id, digest, step_id in unseen if believed else ():
         held.unseen.setdefault((call_id, digest), []).append(step_id)
     for record in records:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -270,18 +269,15 @@ def _repeats(state: Mapping[str, Any]) -> list[str]:
 
 
 def _read_turn(turn: Mapping[str, Any], believed: bool) -> Turn:
-    """A turn as it is carried, what others rely on checked; raises KeyError, TypeError or ValueError.
-
-    Of one that is not believed nobody knows when decisions arrived: now, so that nothing expired is made good.
-    """
-    review, arrived, now_s = turn.get("review"), read_arrived(turn.get("arrived") or ()), time.time()
+    """A turn as it is carried, what others rely on checked; raises KeyError, TypeError or ValueError."""
+    review = turn.get("review")
     return {
         **{name: value for name, value in turn.items() if believed or name != "reviewed"},
         **{name: [str(one) for one in turn[name]] for name in ("handed", "now") if name in turn},
         "step_id": str(turn["step_id"]),
         "calls": list(turn["calls"]),
         "review": None if review is None else ApprovalRequest.model_validate(review).model_dump(mode="json"),
-        "arrived": write_arrived((one, at if believed else now_s) for one, at in arrived),
+        "arrived": write_arrived(read_arrived(turn.get("arrived") or (), believed=believed)),
     }
 
 
