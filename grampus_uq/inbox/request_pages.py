@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from grampus_uq.errors import SessionError, StoreError
@@ -29,12 +29,14 @@ from grampus_uq.records.visible_text import legend_of, name_form
 from grampus_uq.runtime.asked_rows import ASKED, asked_in, row_key
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.drills import Drill
+from grampus_uq.runtime.fates import WAITS, Fate, fate_of
 from grampus_uq.runtime.pending_approvals import count_pending, oldest_pending
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_decisions import OpenRequest, decisions_on, open_request
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 _PAGE: Final = 25
+_AGREED: Final = frozenset({ApprovalKind.APPROVE, ApprovalKind.EDIT})
 MOST_COUNTED: Final = 1_000
 
 
@@ -129,7 +131,8 @@ async def _card(visit: Visit) -> Response:
             raise SessionError("It expired.")
     except SessionError:
         decisions = [d for d, _ in (await visit.inbox.ledger.decisions([request_id]))[request_id]]
-        return visit.page("decided.html", status=404, decisions=decisions)
+        fate = await _fate_of(visit, request_id, None)
+        return visit.page("decided.html", status=404, decisions=decisions, id=request_id, fate=fate)
     shown, request = one.card, one if isinstance(one, OpenRequest) else None
     own = is_own(visit, shown)
     stands = [] if request is None else request.standing
@@ -140,6 +143,7 @@ async def _card(visit: Visit) -> Response:
         readings=readings_in_words([Reading(source=name, value=value) for name, value in shown.readings.items()]),
         thresholds=None if shown.thresholds is None else thresholds_in_words(shown.thresholds),
         stands=stands,
+        fate=await _fate_of(visit, request_id, one) if stands else None,
         refused=[] if request is None else request.refused,
         required=visit.inbox.required,
         agreed=_agreed(stands),
@@ -150,6 +154,25 @@ async def _card(visit: Visit) -> Response:
         place=place,
         decides=(visit.person.role is Role.DECIDE or place is not None) and not own,
     )
+
+
+@at_once
+@for_role(Role.LOOK)
+async def _fate(visit: Visit) -> Response:
+    """What became of a request that was decided, for a page that follows it; of a drill as of no request."""
+    request_id, one = visit.request.path_params["request_id"], None
+    with contextlib.suppress(SessionError):
+        one = await found(visit, request_id)
+    fate = await _fate_of(visit, request_id, one)
+    return JSONResponse({"told": "", "over": True, "ran": None} if fate is None else asdict(fate))
+
+
+async def _fate_of(visit: Visit, request_id: str, one: OpenRequest | Drill | None) -> Fate | None:
+    fate, stands = await fate_of(visit.inbox.ledger, request_id), one.standing if isinstance(one, OpenRequest) else ()
+    if fate is None or not stands or fate.over or (fate.ran is None and fate.told != WAITS):
+        return fate
+    lacks = _agreed(stands) < visit.inbox.required and {given.kind for given in stands} <= _AGREED
+    return Fate(told="Waiting for another approval." if lacks else WAITS, over=False, ran=None)
 
 
 def is_own(visit: Visit, shown: Card) -> bool:
@@ -177,7 +200,7 @@ def _agreed(standing: Sequence[ApprovalDecision]) -> int:
     """Return the number of approvals of the most agreed arguments."""
     alike: dict[str, list[ApprovalDecision]] = {}
     for one in standing:
-        if one.kind in (ApprovalKind.APPROVE, ApprovalKind.EDIT):
+        if one.kind in _AGREED:
             alike.setdefault(canonical_json(one.arguments), []).append(one)
     return max((len(Voices(several).distinct()) for several in alike.values()), default=0)
 
@@ -213,4 +236,8 @@ def mark_of(rows: Sequence[ListedRow], following: str | None) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
-ROUTES = (Route("/requests", _list), Route("/requests/{request_id}", _card))
+ROUTES = (
+    Route("/requests", _list),
+    Route("/requests/{request_id}", _card),
+    Route("/requests/{request_id}/fate", _fate),
+)

@@ -23,7 +23,7 @@ from grampus_uq.runtime.stopping import StoppedError
 from grampus_uq.runtime.store import SessionStore
 
 Told = tuple[Sequence[ApprovalRequest], Sequence[str]]
-_MARK = "engine_mark"
+ENGINE_MARK = "engine_mark"
 _held: ContextVar[SessionLease | None] = ContextVar("grampus_held", default=None)
 
 
@@ -73,7 +73,7 @@ class HostedRunner:
     async def begin(self, session_id: str, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
         """Await the work, which is the engine's run of this session; raises SessionError for one that is alive."""
         state, version = await self.ledger.fresh(self.agent_id, session_id)
-        state.metadata[_MARK] = await self.host.mark(session_id)
+        state.metadata[ENGINE_MARK] = await self.host.mark(session_id)
         return await self._run(await self._leases.take(state, version), work)
 
     async def resume(self, agent_id: str, session_id: str) -> AgentStatus:
@@ -102,7 +102,7 @@ class HostedRunner:
         session_id = state.session_id
         asked = await self.host.pending(session_id)
         if asked is None:
-            if state.metadata.get(_MARK) == await self.host.mark(session_id):
+            if state.metadata.get(ENGINE_MARK) == await self.host.mark(session_id):
                 raise SessionError("The run died before its engine kept anything of it: begin it anew.")
             return
         arrived = await self.ledger.decisions([request.id for request in asked])

@@ -17,6 +17,7 @@ from grampus_uq import ApprovalPolicy, PublicKeys, TokenLogprob, ToolCall, Uncer
 from grampus_uq.inbox.inbox_app import inbox_app
 from grampus_uq.inbox.people import People, Role, keys_of
 from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.fates import WAITS
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores._thread import _IN_THREAD
@@ -435,6 +436,45 @@ async def test_an_assertion_answers_one_request_of_one_person_in_one_session(sto
     await desk.resume("t")
     assert desk.world.sent == [("bob", "hi")]
     assert (await signed(ann, first.id, said, card["seen"])).status_code == 404
+
+
+async def test_whoever_may_look_reads_what_became_of_a_decided_call(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann, lou = await someone(desk.app, store), await someone(desk.app, store, "lou", Role.LOOK)
+    request = await desk.pause()
+    path = f"/requests/{request.id}"
+    for nothing in (path, "/requests/none"):
+        assert (await lou.get(f"{nothing}/fate")).json() == {"told": "", "over": True, "ran": None}
+    assert "data-fate" not in (await lou.get(path)).text
+    await decide(ann, request.id)
+    assert (await lou.get(f"{path}/fate")).json() == {"told": WAITS, "over": False, "ran": None}
+    assert f">{WAITS}</p>" in html.unescape((await lou.get(path)).text)
+    await desk.resume()
+    assert (await lou.get(f"{path}/fate")).json() == {"told": "The call ran.", "over": True, "ran": True}
+    assert 'data-ran="true">The call ran.</p>' in (await lou.get(path)).text
+    assert (await Browser(desk.app).get(f"{path}/fate")).status_code == 303
+
+
+async def test_a_decision_that_waits_is_not_said_to_be_refused_with_another_persons(store: SessionStore) -> None:
+    desk = Desk(store, required=2)
+    desk.policy = {"required": 2}
+    ann, bob = await someone(desk.app, store), await someone(desk.app, store, "bob")
+    request = await desk.pause()
+    eve = await someone(desk.app, store, "eve")  # after the runner took its keys
+    path = f"/requests/{request.id}/fate"
+    await decide(eve, request.id)
+    assert (await eve.get(path)).json()["told"] == "Waiting for another approval."
+    await desk.resume()
+    told = (await eve.get(path)).json()
+    assert "refused the decision of eve: " in told.pop("told")
+    assert told == {"over": False, "ran": False}
+    await decide(ann, request.id)
+    await desk.resume()
+    assert (await ann.get(path)).json()["told"] == "Waiting for another approval."
+    await decide(bob, request.id)
+    assert (await ann.get(path)).json()["told"] == WAITS
+    await desk.resume()
+    assert (await ann.get(path)).json()["told"] == "The call ran."
 
 
 async def test_who_may_not_decide_does_not(store: SessionStore) -> None:

@@ -52,7 +52,7 @@ async def answers(world: World, browser: Browser, who: str, place: Delegation | 
 
     page = (await browser.get(f"/requests/{whole}")).text
     known = {name: html.unescape(re.findall(rf'data-{name}="([^"]*)"', page)[0]) for name in ("digest", "seen")}
-    for name, tail in itertools.product(names, ("", "/", "/alike", "/prepare", "/decide")):
+    for name, tail in itertools.product(names, ("", "/", "/alike", "/prepare", "/decide", "/fate")):
         keep(f"get {len(name)}{tail}", await browser.get(f"/requests/{name}{tail}"), name)
     for name in names[:-1]:
         keep(

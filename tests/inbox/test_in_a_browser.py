@@ -304,10 +304,51 @@ def test_a_call_is_approved_on_a_phone_and_runs_once(
     choose(page, "Approve")
     choose(page, "Sign: approve")
     page.get_by_text("Approved. The agent's program takes it up.").wait_for()
+    page.get_by_text("Waiting for the agent's program.").wait_for()
+    shot(page, "fate-waiting-390")
+    desk = page.context.new_page()  # who opens the card meanwhile follows it, too
+    desk.set_viewport_size(DESK)
+    desk.goto(page.url)
+    desk.get_by_text("Waiting for the agent's program.").wait_for()
     assert house.work() == AgentStatus.COMPLETED
     assert house.world.sent == [("bob", "hi")]
+    for one in (page, desk):
+        one.locator("[data-fate][data-ran=true]", has_text="The call ran.").wait_for()
+    shot(page, "fate-ran-390")
+    playwright.expect(desk.get_by_role("button", name="Approve")).to_be_hidden()
+    shot(desk, "fate-ran-1280")
+    desk.reload()
+    desk.get_by_role("heading", name="No longer pending").wait_for()
+    desk.locator("[data-fate][data-ran=true]", has_text="The call ran.").wait_for()
+    shot(desk, "fate-decided-1280")
     page.get_by_role("link", name="Next").click()
     page.get_by_text("No pending requests.").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("what", "told", "name"),
+    [
+        ("Reject", "Taken up: the call does not run.", "rejected"),
+        ("Approve", "The call ended with an error.", "error"),
+        ("refused", "The agent's program refused the decision of ann: ", "refused"),
+    ],
+)
+def test_whoever_decided_reads_that_the_call_did_not_run_or_failed(
+    house: House, open_page: Callable[..., Any], what: str, told: str, name: str
+) -> None:
+    page = open_page()
+    enter(page, house)
+    request = house.pause(**({"approvers": ["bob"]} if what == "refused" else {}))
+    page.goto(f"{house.origin}/requests/{request}")
+    read(page)
+    choose(page, "Reject" if what == "Reject" else "Approve")
+    choose(page, "Sign: reject" if what == "Reject" else "Sign: approve")
+    page.get_by_text("Waiting for the agent's program.").wait_for()
+    house.world.tools()
+    house.world.keys = None  # type: ignore[assignment]  # the tool breaks
+    house.work()
+    page.locator("[data-fate][data-ran=false]", has_text=told).wait_for()
+    shot(page, f"fate-{name}-390")
 
 
 def test_an_edit_is_shown_before_it_is_signed(house: House, open_page: Callable[..., Any]) -> None:
@@ -541,6 +582,7 @@ def test_where_four_eyes_are_asked_for_one_pair_runs_nothing(
     choose(ann, "Approve")
     choose(ann, "Sign: approve")
     ann.get_by_text("Approved. 1 more needed.").wait_for()
+    ann.get_by_text("Waiting for another approval.").wait_for()
     ann.goto(f"{house.origin}/requests/{request}")
     ann.get_by_text("1 of 2 approvals").wait_for()
     choose(ann, "Approve")
@@ -580,6 +622,7 @@ def test_a_drill_looks_like_a_request_and_is_told_after_the_decision(
     choose(page, "Approve")
     choose(page, "Sign: approve")
     page.get_by_text("This was a drill, and nothing runs").wait_for()
+    playwright.expect(page.locator("[data-fate]")).to_be_hidden()
     page.get_by_role("link", name="Next").click()
     page.get_by_role("link", name="send_email:").wait_for()
     page.goto(f"{house.origin}/reviewers")

@@ -303,6 +303,37 @@ function showChanges(changes) {
   one("[data-changes]").hidden = !rows.length;
 }
 
+// -- what became of a decided call: asked for until no more will be known, ever less often ----------------------------
+
+async function follow(place) {
+  for (let pause = 1000; ; pause = Math.min(pause * 1.2, 15_000)) {
+    const answer = await fetch(`/requests/${place.dataset.fate}/fate`).catch(() => null);
+    if (answer?.redirected) return; // signed out
+    const said = answer?.ok ? await answer.json().catch(() => null) : null;
+    if (said && place.textContent !== said.told) place.textContent = said.told;
+    if (said) [place.hidden, place.dataset.ran] = [!said.told, said.ran];
+    const panel = one("[data-decide]");
+    if (said?.over && panel && !panel.contains(place)) panel.hidden = true; // there is nothing left to decide
+    if (said?.over) return;
+    await new Promise((done) => setTimeout(done, pause));
+  }
+}
+
+// What the person is told, with what becomes of the call of each of these requests, in place of the panel.
+function decided(panel, told, ids) {
+  const rows = told.flatMap((text, number) => {
+    const fate = Object.assign(document.createElement("p"), { className: "note", hidden: true });
+    fate.dataset.fate = ids[number];
+    follow(fate);
+    return [Object.assign(document.createElement("p"), { className: "note", textContent: text }), fate];
+  });
+  const link = Object.assign(document.createElement("a"), { href: "/requests", className: "button", textContent: "Next" });
+  panel.replaceChildren(...rows, link);
+  panel.setAttribute("role", "status");
+  link.focus();
+}
+document.querySelectorAll("[data-fate]").forEach(follow);
+
 function deciding(panel) {
   const card = one("#card");
   const path = `/requests/${card.dataset.id}`;
@@ -357,13 +388,7 @@ function deciding(panel) {
     const said = prepared || (await prepare());
     const answer = await assertion(said.text, said.rp, said.keys);
     const done = await post(`${path}/decide`, { decision: said.decision, seen: one("[data-seen]").dataset.seen, ...answer });
-    const link = document.createElement("a");
-    link.href = "/requests";
-    link.className = "button";
-    link.textContent = "Next";
-    panel.replaceChildren(Object.assign(document.createElement("p"), { className: "note", textContent: done.told }), link);
-    panel.setAttribute("role", "status");
-    link.focus();
+    decided(panel, [done.told], [card.dataset.id]);
   }
 
   whenSeen(panel, () => {
@@ -427,13 +452,9 @@ function batch(panel) {
       digests.push(hex(await digest(text)));
     }
     const answer = await assertion(["grampus_uq batch 1", ...digests].join("\n"), said.rp, said.keys, { batch: digests });
-    const decided = given.map(([id, , token], number) => [id, said.decisions[number], token]);
-    const done = await post("/requests/alike/decide", { calls: decided, ...answer });
-    const rows = done.told.map((text) => Object.assign(document.createElement("p"), { className: "note", textContent: text }));
-    const link = Object.assign(document.createElement("a"), { href: "/requests", className: "button", textContent: "Next" });
-    panel.replaceChildren(...rows, link);
-    panel.setAttribute("role", "status");
-    link.focus();
+    const signed = given.map(([id, , token], number) => [id, said.decisions[number], token]);
+    const done = await post("/requests/alike/decide", { calls: signed, ...answer });
+    decided(panel, done.told, given.map(([id]) => id));
   }
 
   whenSeen(panel, () => {
