@@ -9,6 +9,7 @@ import click
 from grampus_uq.cli.calibration_command import read_statuses
 from grampus_uq.cli.many_runs import caution_of_fits, caution_of_others, n_files_of_fits, workers_option
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
+from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.alarm_figures import Figure
 from grampus_uq.learn.fit.backtest import BacktestRow, backtest
@@ -43,7 +44,11 @@ def command(
         with progress("Reading runs") as advance:
             # What computes streams of its own or says what a call is, without detector and release; else as recorded.
             own = artifact.profile
-            computes = detector.at_calls or (own.calibration, own.trajectory_risk) != (None, None)
+            computes = (
+                detector.at_calls
+                or UNAIDED in detector.streams
+                or (own.calibration, own.trajectory_risk) != (None, None)
+            )
             judge = own.model_copy(update={"detector": None, "release": None}) if computes else None
             data = read_detector_runs(
                 paths,

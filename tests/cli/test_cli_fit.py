@@ -25,7 +25,7 @@ pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'tes
 HASH = "0" * 64
 
 
-def record(folder: Path, rng: np.random.Generator, n: int, *, prefix: str = "r") -> None:
+def record(folder: Path, rng: np.random.Generator, n: int, *, prefix: str = "r", source: str = "verbalized") -> None:
     """Advisory recordings of an agent: two in three runs succeed; failing ones drift down; every tenth was censored."""
     with RecordingProcessor(folder) as recorder:
         monitor = UncertaintyMonitor(processors=[recorder], advisory=True)
@@ -36,7 +36,7 @@ def record(folder: Path, rng: np.random.Generator, n: int, *, prefix: str = "r")
                 level = 0.9 if success or index < 4 else 0.9 - 0.07 * (index - 3)
                 value = float(np.clip(rng.normal(level, 0.08), 0.0, 1.0))
                 step = Step(step_id=f"s{index}", kind="llm_call", time_s=float(index))
-                session.commit(step, [Reading(source="verbalized", value=value)])
+                session.commit(step, [Reading(source=source, value=value)])
                 session.commit(Step(step_id=f"t{index}", kind="tool_call", time_s=float(index)), [])
             reason = StopReason.MAX_STEPS if number % 10 == 9 else StopReason.CLEAN
             known = None if reason is StopReason.MAX_STEPS else success
@@ -79,8 +79,9 @@ def test_fit_and_backtest_from_recordings_and_the_profile_pauses_a_live_run(tmp_
     assert seen.guarantee == fitted["guarantee"]
 
 
-def test_an_interruption_budget_needs_no_label(tmp_path: Path) -> None:
-    record(tmp_path / "a", np.random.default_rng(4), 120)
+@pytest.mark.parametrize("source", ["verbalized", "p_true"])
+def test_an_interruption_budget_needs_no_label(tmp_path: Path, source: str) -> None:
+    record(tmp_path / "a", np.random.default_rng(4), 120, source=source)
     fitted = json.loads(
         cli("fit", str(tmp_path / "a"), "-o", str(tmp_path / "p.json"), "--budget", "0.1", "--json").stdout
     )
