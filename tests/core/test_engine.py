@@ -308,6 +308,25 @@ def test_a_tool_step_of_several_calls_is_as_dangerous_as_the_most_dangerous_of_t
     assert (said.action, said.rule, said.tool_name) == (Action.PAUSE_FOR_HUMAN, "always_ask", "send")
 
 
+def test_an_assessment_has_each_reading_in_its_own_field():
+    values = {"verbalized": 0.9, "p_true": 0.8, "token_probability": 0.7, "token_entropy": 0.6, "semantic_entropy": 0.5}
+    found = [Reading(source=source, value=value) for source, value in values.items()]
+    seen = advance(PLAIN, START, Step(step_id="m", kind="llm_call", time_s=0.0), found)[1]
+    assert (seen.verbalized_confidence, seen.p_true_confidence) == (0.9, 0.8)
+    assert (seen.token_probability, seen.token_entropy, seen.semantic_confidence) == (0.7, 0.6, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("of_turn", "of_call", "lowest"), [(0.9, 0.2, "token probability 0.20"), (0.4, 0.5, "P(True) 0.40")]
+)
+def test_the_lowest_reading_that_a_verdict_names_is_that_of_the_turn_or_of_the_call_itself(of_turn, of_call, lowest):
+    call = ToolCall(id="a", name="send_email")
+    state = model(of_turn, tool_calls=(call,))[0]
+    step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(call,))
+    seen = advance(IRREVERSIBLE, state, step, [Reading(source="token_probability", value=of_call)])[1]
+    assert f"; lowest: {lowest}" in seen.reasoning
+
+
 def test_several_irreversible_calls_that_a_step_of_the_model_proposes_do_not_hold_that_step():
     """At a belief that is MEDIUM, which holds each of them when it comes."""
     proposing = model(0.3, profile=IRREVERSIBLE, tool_calls=(ToolCall(name="send_email"), ToolCall(name="send_money")))
