@@ -26,7 +26,6 @@ from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import DataError
 from grampus_uq.importers.formats import FORMATS, read_runs
 from grampus_uq.importers.imported_run import ImportedRun, events
-from grampus_uq.importers.run_folder import place_new
 from grampus_uq.monitor.trajectory_watch import TrajectorySensor, filled_in
 from grampus_uq.recording.artifacts import load
 from grampus_uq.recording.codec import Content
@@ -36,6 +35,7 @@ from grampus_uq.recording.parallel import cores, in_order
 from grampus_uq.recording.replay import ReplayCounts, replay_all
 from grampus_uq.recording.run_names import file_name
 from grampus_uq.recording.runs import recording_files
+from grampus_uq.recording.whole_file import place_new
 from grampus_uq.records.events import Event
 from grampus_uq.records.vocabulary import quantity
 from grampus_uq.signals.embedding import HashingEmbedder

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from grampus_uq.errors import ApprovalError, ConfigurationError, MissingDependencyError
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.webauthn import WebAuthnKey, public_material
-from grampus_uq.recording.whole_file import whole_file
+from grampus_uq.recording.whole_file import place_new
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import canonical_json
 
@@ -272,10 +272,7 @@ def write_key(path: str | Path) -> Ed25519Signer:
     """A new private key in a new file with mode 0600, never over one that is there; raises ConfigurationError."""
     signer = Ed25519Signer.generate()
     try:
-        with whole_file(path, new=True) as draft, draft.open("wb") as file:
-            file.write(signer.pem())
-            file.flush()
-            os.fsync(file.fileno())  # a disk may be full only now
+        place_new(signer.pem(), Path(path), sync=True)  # a disk may be full only then
     except (OSError, ValueError) as error:  # the latter: a NUL in the name, or none
         rule, why = "a new file in a folder that can be written", getattr(error, "strerror", error)
         raise ConfigurationError.of("path", "write_key", rule, f"{path} ({why})") from error

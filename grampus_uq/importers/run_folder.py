@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.imported_run import ImportedRun, events
 from grampus_uq.recording.kept_content import kept_line
 from grampus_uq.recording.run_names import file_name
+from grampus_uq.recording.whole_file import place_new
 from grampus_uq.signals.structure import counted
 
 
@@ -26,20 +25,3 @@ def write_run(folder: Path, run: ImportedRun, start_s: float) -> None:
     except FileExistsError as error:
         if not target.exists() or target.read_bytes() != content:
             raise DataError(f"another run {run.run_id!r:.80} is there already.", field="run_id") from error
-
-
-def place_new(content: bytes, target: Path, *, sync: bool = False) -> None:
-    """Put a file at a free name, whole or not at all, readable by the owner only; `sync`: on the disk before that.
-
-    Raises FileExistsError where the name is taken.
-    """
-    number, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # others may write it too
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(content)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        os.link(draft, target)  # unlike a rename it replaces nothing
-    finally:
-        Path(draft).unlink()

@@ -20,7 +20,7 @@ from grampus_uq.gate.voices import Voices
 from grampus_uq.inbox.delegation_pages import check_place, in_place_of
 from grampus_uq.inbox.edit_form import edit_form, edited
 from grampus_uq.inbox.people import CHALLENGE_S, Role
-from grampus_uq.inbox.request_pages import found, how_many, seen_token
+from grampus_uq.inbox.request_pages import AGREED, found, how_many, seen_token
 from grampus_uq.inbox.visits import Assertion, Body, Visit, at_once, for_role, past, same
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import canonical_json
@@ -30,7 +30,6 @@ from grampus_uq.runtime.stored_decisions import OpenRequest, check_edit, check_s
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 Decision = ApprovalDecision | DrillAnswer
-_AGREED: Final = (ApprovalKind.APPROVE, ApprovalKind.EDIT)
 _DONE: Final = {
     ApprovalKind.APPROVE: "Approved",
     ApprovalKind.EDIT: "Approved with your change",
@@ -129,7 +128,7 @@ async def store(visit: Visit, one: OpenRequest | Drill, decision: Decision) -> s
     if first is not None:
         return f"{first.by} decided this first: {past(first.kind)}. Your decision is stored, and has no effect."
     more = visit.inbox.required - len(Voices([*_alike(before, decision), decision]).distinct())
-    waits = f" {more} more needed." if decision.kind in _AGREED and more > 0 else " The agent's program takes it up."
+    waits = f" {more} more needed." if decision.kind in AGREED and more > 0 else " The agent's program takes it up."
     return f"{_DONE[decision.kind]}.{waits}"
 
 
@@ -200,7 +199,7 @@ def _check_first(visit: Visit, one: OpenRequest, mine: ApprovalDecision) -> None
     if last is not None:
         raise ApprovalError(f"{last.by} decided this already: {past(last.kind)}. Nothing more was stored.")
     agreed = _alike(one.standing, mine)
-    if mine.kind in _AGREED and len(Voices([*agreed, mine]).distinct()) == len(Voices(agreed).distinct()):
+    if mine.kind in AGREED and len(Voices([*agreed, mine]).distinct()) == len(Voices(agreed).distinct()):
         raise ApprovalError("You decided this already. Somebody else has to agree.")
 
 
@@ -216,7 +215,7 @@ def _settled(visit: Visit, one: OpenRequest, given: Sequence[ApprovalDecision]) 
 def _alike(given: Sequence[ApprovalDecision], mine: ApprovalDecision) -> list[ApprovalDecision]:
     """Return the decisions that agree to exactly the same arguments as this one."""
     wanted = canonical_json(mine.arguments)
-    return [d for d in given if d.kind in _AGREED and canonical_json(d.arguments) == wanted]
+    return [d for d in given if d.kind in AGREED and canonical_json(d.arguments) == wanted]
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> list[dict[str, str]]:

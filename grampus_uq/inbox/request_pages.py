@@ -36,7 +36,7 @@ from grampus_uq.runtime.stored_decisions import OpenRequest, decisions_on, open_
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 _PAGE: Final = 25
-_AGREED: Final = frozenset({ApprovalKind.APPROVE, ApprovalKind.EDIT})
+AGREED: Final = frozenset({ApprovalKind.APPROVE, ApprovalKind.EDIT})
 MOST_COUNTED: Final = 1_000
 
 
@@ -171,7 +171,7 @@ async def _fate_of(visit: Visit, request_id: str, one: OpenRequest | Drill | Non
     fate, stands = await fate_of(visit.inbox.ledger, request_id), one.standing if isinstance(one, OpenRequest) else ()
     if fate is None or not stands or fate.over or (fate.ran is None and fate.told != WAITS):
         return fate
-    lacks = _agreed(stands) < visit.inbox.required and {given.kind for given in stands} <= _AGREED
+    lacks = _agreed(stands) < visit.inbox.required and {given.kind for given in stands} <= AGREED
     return Fate(told="Waiting for another approval." if lacks else WAITS, over=False, ran=None)
 
 
@@ -200,7 +200,7 @@ def _agreed(standing: Sequence[ApprovalDecision]) -> int:
     """Return the number of approvals of the most agreed arguments."""
     alike: dict[str, list[ApprovalDecision]] = {}
     for one in standing:
-        if one.kind in _AGREED:
+        if one.kind in AGREED:
             alike.setdefault(canonical_json(one.arguments), []).append(one)
     return max((len(Voices(several).distinct()) for several in alike.values()), default=0)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str], *, mode: int = 0o600, new: bool = False) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str], *, mode: int = 0o600) -> Iterator[Path]:
     """Give an empty draft beside the file, which takes its place, and keeps its mode, at the end of the block.
 
-    After an error nothing is left. `mode` is that of a new file: what was recorded is its owner's alone. `new`: raises
-    FileExistsError in place of replacing a file.
+    After an error nothing is left. `mode` is that of a new file: what was recorded is its owner's alone.
     """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
@@ -22,9 +22,23 @@ def whole_file(path: str | os.PathLike[str], *, mode: int = 0o600, new: bool = F
     try:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield draft
-        if new:
-            os.link(draft, target)
-        else:
-            draft.replace(target)
+        draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def place_new(content: bytes, target: Path, *, sync: bool = False) -> None:
+    """Put a file at a free name, whole or not at all, readable by the owner only; `sync`: on the disk before that.
+
+    Raises FileExistsError where the name is taken.
+    """
+    number, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # others may write it too
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.link(draft, target)  # unlike a rename it replaces nothing
+    finally:
+        Path(draft).unlink()
