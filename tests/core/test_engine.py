@@ -310,8 +310,9 @@ def test_a_tool_step_of_several_calls_is_as_dangerous_as_the_most_dangerous_of_t
 
 def test_an_assessment_has_each_reading_in_its_own_field():
     values = {"verbalized": 0.9, "p_true": 0.8, "token_probability": 0.7, "token_entropy": 0.6, "semantic_entropy": 0.5}
-    found = [Reading(source=source, value=value) for source, value in values.items()]
+    found = [Reading(source=source, value=value, samples=1, calls=1) for source, value in values.items()]
     seen = advance(PLAIN, START, Step(step_id="m", kind="llm_call", time_s=0.0), found)[1]
+    assert seen.samples_used == 5
     assert (seen.verbalized_confidence, seen.p_true_confidence) == (0.9, 0.8)
     assert (seen.token_probability, seen.token_entropy, seen.semantic_confidence) == (0.7, 0.6, 0.5)
 
