@@ -315,6 +315,7 @@ def test_an_assessment_has_each_reading_in_its_own_field():
     assert seen.samples_used == 5
     assert (seen.verbalized_confidence, seen.p_true_confidence) == (0.9, 0.8)
     assert (seen.token_probability, seen.token_entropy, seen.semantic_confidence) == (0.7, 0.6, 0.5)
+    assert (seen.effect, tool(believing(1.0), "look", effect=Effect.READ).effect) == (None, Effect.READ)
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,7 @@ def test_a_call_waits_for_what_failed_on_its_turn_however_sure_later_turns_are(p
         for n, found in enumerate([first, *[SURE] * 9]):
             step = Step(step_id=f"{n}", kind="llm_call", time_s=0.0, tool_calls=() if n else (PAY,))
             state, _ = advance(profile, state, step, as_readings(found))
+        assert (state.worst_case is None) == (failed is None)
         verdict = judge_call(profile, state, PAY)
         assert verdict.allowed == (failed is None), verdict.reason
         assert failed is None or verdict.rule == "missing_evidence"
