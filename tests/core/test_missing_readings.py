@@ -212,16 +212,17 @@ JUDGED = {
 
 
 @pytest.mark.parametrize("stated", [{}, {"verbalized": 1.0}], ids=["nothing stated", "stated"])
+@pytest.mark.parametrize("listed", [(PAY,), ()], ids=["listed", "its step says whose call it is"])
 @pytest.mark.parametrize("profile", JUDGED.values(), ids=JUDGED)
-def test_a_call_waits_for_what_failed_on_its_turn_however_sure_later_turns_are(profile, stated):
+def test_a_call_waits_for_what_failed_on_its_turn_however_sure_later_turns_are(profile, listed, stated):
     for failed in (None, "timeout"):
         first = {**stated, "token_probability": 0.99, "p_true": failed or 0.99}
         state = SessionState(session_id="s")
         for n, found in enumerate([first, *[SURE] * 9]):
-            step = Step(step_id=f"{n}", kind="llm_call", time_s=0.0, tool_calls=() if n else (PAY,))
+            step = Step(step_id=f"{n}", kind="llm_call", time_s=0.0, tool_calls=() if n else listed)
             state, _ = advance(profile, state, step, as_readings(found))
         assert (state.worst_case is None) == (failed is None)
-        verdict = judge_call(profile, state, PAY)
+        verdict = judge_call(profile, state, PAY, step_id="0")
         assert verdict.allowed == (failed is None), verdict.reason
         assert failed is None or verdict.rule == "missing_evidence"
 

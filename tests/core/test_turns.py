@@ -90,6 +90,11 @@ def test_the_steps_id_tells_whose_call_it_is_for_callers_who_list_none():
     assert judged(state, PAY).action is Action.PROCEED  # in order: the latest turn proposes
 
 
+def test_the_steps_id_tells_whose_call_has_come_too():
+    state = turn(turn(START, "silent", None), "read", 0.99)
+    assert [called(state, pay(), step_id=of)[1].rule for of in ("silent", "read")] == ["missing_evidence", "tier"]
+
+
 def test_a_call_that_no_turn_listed_gets_the_least_of_the_turns_with_open_calls():
     state = turn(turn(START, "a", None, pay("a1")), "b", 1.0, pay("b1"))
     assert judged(state, "wipe").rule == "missing_evidence"
