@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -52,16 +53,26 @@ class RaggedBatch:
         return self.values[i, : self.lengths[i]]
 
 
-def ragged(rows: Sequence[Sequence[float]]) -> RaggedBatch:
+def ragged(rows: npt.ArrayLike | list[FloatArray] | list[list[float]], *, owner: str = "ragged") -> RaggedBatch:
     """Pack n >= 1 rows of at least one finite step score each; the padding is 0.
 
-    Fill a missing score beforehand, by one rule for calibration and new trajectories.
+    Raises ConfigurationError in the name of `owner` otherwise. Fill a missing score beforehand, by one rule for
+    calibration and new trajectories.
 
     >>> ragged([[0.1, 0.2, 0.3], [0.4]]).lengths.tolist()
     [3, 1]
     """
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    values = np.zeros((len(rows), int(lengths.max())))
-    for i, row in enumerate(rows):
+    arrays = [np.asarray(row, dtype=np.float64) for row in rows]  # type: ignore[union-attr]  # scalars fail below
+    if not arrays:
+        raise ConfigurationError.of("rows", owner, "at least one trajectory", "none")
+    for i, row in enumerate(arrays):
+        if row.ndim != 1 or len(row) == 0:
+            raise ConfigurationError.of("rows", owner, "sequences of at least one score", f"row {i}: shape {row.shape}")
+        if not np.isfinite(row).all():
+            place = int(np.flatnonzero(~np.isfinite(row))[0])
+            raise ConfigurationError.of("rows", owner, "finite", f"row {i}, step {place}: {row[place]}")
+    lengths = np.array([len(row) for row in arrays], dtype=np.int64)
+    values = np.zeros((len(arrays), int(lengths.max())))
+    for i, row in enumerate(arrays):
         values[i, : len(row)] = row
     return RaggedBatch(values=values, lengths=lengths)

@@ -110,8 +110,10 @@ def mean_rows(values: npt.ArrayLike) -> RowStatistic:
     `values`: shape (n,), finite; one number per trajectory, for example its proper score.
     """
     x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or not np.isfinite(x).all():
+        raise ConfigurationError.of("values", "mean_rows", "one-dimensional and finite", values)
     # Measured from one of the values: equal values then have one exact mean in every draw, and no spread of 1e-17.
-    centre = float(x[0])
+    centre = float(x[0]) if len(x) else 0.0
     offsets = x - centre
 
     def mean(counts: FloatArray) -> FloatArray:
@@ -125,6 +127,8 @@ def count_blocks(n: int, draws: int, rng: np.random.Generator) -> Iterator[Float
 
     `n` >= 1 trajectories; `draws`: rows over all blocks, which do not depend on the size of a block.
     """
+    if n < 1:
+        raise ConfigurationError.of("n", "count_blocks", "at least 1", n)
     rows_at_once = max(1, BLOCK_CELLS // n)
     for done in range(0, draws, rows_at_once):
         rows = min(rows_at_once, draws - done)

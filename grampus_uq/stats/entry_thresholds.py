@@ -107,6 +107,8 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresho
     gives the same tree for powers of two and nodes with gaps otherwise.
     """
     u = np.asarray(draws, dtype=np.float64)
+    if u.shape != batch.lengths.shape or not ((u >= 0.0) & (u <= 1.0)).all():
+        raise ConfigurationError.of("draws", "hierarchical_entry", "one number in [0, 1] a trajectory", u)
     leaf = np.argmax(np.where(batch.valid, batch.values, -np.inf), axis=1).astype(np.int64)
     nodes = _path_to_leaf(leaf, batch.lengths)
     g = _node_scores(batch, nodes)

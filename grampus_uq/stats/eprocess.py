@@ -154,15 +154,27 @@ def alarms(state: DetectorState, threshold: Threshold) -> bool:
     return state.log_peak is not None and exceeds(threshold, state.log_peak, state.tie)
 
 
+def score_rows(detector: Detector, blocks: StepBlocks) -> FloatArray:
+    """log M_t of every row of recorded runs, in block order; bit for bit what `update` returns (NaN for its None)."""
+    if blocks.values.shape[1] != len(detector.streams):
+        raise ConfigurationError.of("blocks", "score_rows", f"of streams {detector.streams}", blocks.values.shape)
+    bounded = blocks.values[:, list(detector.bounded)]
+    if ((bounded < 0.0) | (bounded > 1.0)).any():
+        raise ConfigurationError.of("blocks", "score_rows", "in [0, 1] or NaN", bounded)
+    if (np.abs(blocks.values) > LARGEST).any():
+        raise ConfigurationError.of("blocks", "score_rows", f"within +-{LARGEST:g}", blocks.values)
+    return detector.scorer.batch(blocks)
+
+
 def log_peaks(detector: Detector, blocks: StepBlocks) -> FloatArray:
     """Largest log M_t of each run, in the caller's order of runs; -inf for a run without any score."""
-    return run_maximum(blocks, detector.scorer.batch(blocks))
+    return run_maximum(blocks, score_rows(detector, blocks))
 
 
 def alarm_steps(blocks: StepBlocks, log_m: FloatArray, threshold: Threshold, ties: FloatArray) -> IntArray:
     """Step at which each run first alarms, 0 where it never does; runs and `ties` in the caller's order.
 
-    `log_m`: one per row, in block order, as the scorer's `batch` gives it.
+    `log_m`: one per row, in block order, as `score_rows` gives it.
     """
     of_row = np.concatenate([ties[blocks.order[: rows.stop - rows.start]] for _, rows in blocks] or [ties[:0]])
     return first_step_where(blocks, exceeds_many(threshold, log_m, of_row))

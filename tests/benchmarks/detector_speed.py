@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.learn.fit.detector_bank import bank, fit_members
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
-from grampus_uq.stats.eprocess import Detector, detector_to_json, start, update
+from grampus_uq.stats.eprocess import Detector, detector_to_json, score_rows, start, update
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
 from tests.benchmarks._report import emit
 from tests.benchmarks.published_evaluator import fit_paper_scorer
@@ -55,7 +55,7 @@ def rows(runs: DetectorRuns) -> Iterator[dict[str, Any]]:
     for name, scorer in scorers.items():
         detector = replace(template, scorer=scorer)
         batch_us = (
-            min(_seconds(lambda d=detector: d.scorer.batch(blocks)) for _ in range(PASSES)) * 1e6 / len(runs.values)
+            min(_seconds(lambda d=detector: score_rows(d, blocks)) for _ in range(PASSES)) * 1e6 / len(runs.values)
         )
         for step in STEPS:
             update_us, state_bytes = _live(detector, step)

@@ -35,7 +35,7 @@ from grampus_uq.learn.alarm_figures import alarm_figures
 from grampus_uq.learn.fit.detector import fit_budget, fit_detector
 from grampus_uq.learn.fit.detector_bank import untrained
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
-from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks
+from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows
 from grampus_uq.stats.eprocess_thresholds import (
     Threshold,
     pac_threshold,
@@ -100,7 +100,7 @@ def load(path: Path) -> DetectorRuns:
 
 def _by_threshold(find: Callable[[Detector, float, Split], Threshold]) -> Callable[[Detector, Split], Alarms]:
     def alarms(detector: Detector, split: Split) -> Alarms:
-        log_m = detector.scorer.batch(split.blocks)
+        log_m = score_rows(detector, split.blocks)
         ties = np.array([tie_uniform(run, detector.salt) for run in split.test.ids])
         return lambda alpha: alarm_steps(split.blocks, log_m, find(detector, alpha, split), ties)
 

@@ -30,7 +30,7 @@ from grampus_uq.learn.fit.detector import fit_detector
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.records.values import Reading, Step
 from grampus_uq.records.vocabulary import Effect
-from grampus_uq.stats.eprocess import Detector, alarm_steps
+from grampus_uq.stats.eprocess import Detector, alarm_steps, score_rows
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from grampus_uq.stats.ranks import binomial_interval
 from tests.benchmarks._report import emit
@@ -85,7 +85,7 @@ def paused_by_detector(
     """Which runs the detector ever pauses at this level."""
     blocks = runs.blocks
     ties = np.array([tie_uniform(run, detector.salt) for run in runs.ids])
-    return alarm_steps(blocks, detector.scorer.batch(blocks), threshold_for(detector, alpha, delta), ties) > 0
+    return alarm_steps(blocks, score_rows(detector, blocks), threshold_for(detector, alpha, delta), ties) > 0
 
 
 def paused_by_engine(detector: Detector, fused: FloatArray, tag: str) -> int:

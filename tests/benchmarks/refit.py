@@ -30,7 +30,7 @@ from rich.progress import track
 
 from grampus_uq.learn.fit.detector import fit_detector
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
-from grampus_uq.stats.eprocess import Detector, alarm_steps
+from grampus_uq.stats.eprocess import Detector, alarm_steps, score_rows
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from tests.benchmarks._report import emit
 from tests.detector_rows import detector_runs
@@ -74,7 +74,7 @@ def gathered(
 
 def alarms(detector: Detector, runs: DetectorRuns) -> dict[str, bool]:
     ties = np.array([tie_uniform(name, detector.salt) for name in runs.ids])
-    at = alarm_steps(runs.blocks, detector.scorer.batch(runs.blocks), detector.threshold, ties)
+    at = alarm_steps(runs.blocks, score_rows(detector, runs.blocks), detector.threshold, ties)
     return dict(zip(runs.ids, (at > 0).tolist(), strict=True))
 
 

@@ -253,12 +253,13 @@ def copied(record: CallRecord) -> CallRecord:
 
 
 def is_read_again(world: World) -> World | None:
-    """The same process goes on from an earlier state, as frameworks with checkpoints do."""
+    """The process goes on from an earlier state, as frameworks with checkpoints do; it may be of a process that died."""
     if not world.before:
         return None
     gate, terms = world.gate(), world.terms
     again = gate.restored(copied(world.earlier), terms, believed=True)
-    return world.to(gate.recovered(again, terms, Effect.IRREVERSIBLE))
+    put_back = world.put_back or world.process > 0
+    return world.to(gate.recovered(again, terms, Effect.IRREVERSIBLE), put_back=put_back)
 
 
 def is_put_back(world: World) -> World | None:

@@ -29,6 +29,7 @@ from grampus_uq.stats.eprocess import (
     detector_from_json,
     detector_to_json,
     log_peaks,
+    score_rows,
     start,
     update,
 )
@@ -83,7 +84,7 @@ def _runs(seed: int, runs: int, **options: Any) -> DetectorRuns:
 def _figures(detector: Detector, runs: DetectorRuns, alpha: float, delta: float | None) -> Any:
     blocks = runs.blocks
     ties = np.array([tie_uniform(run, detector.salt) for run in runs.ids])
-    alarm = alarm_steps(blocks, detector.scorer.batch(blocks), threshold_for(detector, alpha, delta), ties)
+    alarm = alarm_steps(blocks, score_rows(detector, blocks), threshold_for(detector, alpha, delta), ties)
     return alarm_figures(alarm, runs.lengths, runs.success)  # type: ignore[arg-type]  # labelled
 
 
@@ -222,7 +223,7 @@ def test_every_member_learns_and_is_evaluated_alike_live_and_in_batch(
         template = fit_budget(few, rng=_rng()).detector
         detector = Detector(streams=runs.streams, scorer=scorer, thresholds=template.thresholds, deployed=0, salt="s")
         assert detector_from_json(json.loads(json.dumps(detector_to_json(detector), allow_nan=False))) == detector
-        batch = in_caller_order(few.blocks, detector.scorer.batch(few.blocks)).tolist()
+        batch = in_caller_order(few.blocks, score_rows(detector, few.blocks)).tolist()
         row = 0
         for run, length in zip(few.ids, few.lengths.tolist(), strict=True):
             state = start(detector, run)

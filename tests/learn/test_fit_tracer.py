@@ -191,6 +191,10 @@ def test_what_cannot_be_fitted_is_refused_by_name() -> None:
         fit_tracer(runs, [True] * 12, rng=rng)
     with pytest.raises(ConfigurationError, match="both kinds"):
         fit_tracer(runs, [False] * 12, rng=rng)
+    with pytest.raises(ConfigurationError, match="'failed' parameter"):
+        fit_tracer(runs, failed[:-1], rng=rng)
+    with pytest.raises(ConfigurationError, match="'tasks' parameter"):
+        cross_validate_tracer(runs, failed, [1], rng=rng)
     with pytest.raises(ConfigurationError, match="at least one step"):
         fit_tracer([*runs[:-1], []], failed, rng=rng)
     with pytest.raises(ConfigurationError, match="at least one step"):

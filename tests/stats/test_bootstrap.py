@@ -151,6 +151,15 @@ def test_memory_is_bounded_by_the_block_not_by_the_draws():
     assert peak < 8 * 8 * module.BLOCK_CELLS
 
 
-def test_fewer_than_two_draws_are_refused():
-    with pytest.raises(ConfigurationError, match="draws"):
-        bootstrap(mean_rows([1.0]), 1, rng=rng(), draws=1)
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: bootstrap(mean_rows([1.0]), 1, rng=rng(), draws=1), "draws"),
+        (lambda: bootstrap(mean_rows([]), 0, rng=rng()), "'n'"),
+        (lambda: mean_rows([1.0, math.nan]), "finite"),
+        (lambda: mean_rows([[1.0]]), "one-dimensional"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(call, says):
+    with pytest.raises(ConfigurationError, match=says):
+        call()

@@ -174,6 +174,12 @@ def test_a_g_beyond_floats_is_refused_and_not_turned_into_infinity() -> None:
         hierarchical_entry(ragged([[1e308, 1e308]]), [0.0])
 
 
+@pytest.mark.parametrize("rows", [[], [[]], [[0.1], []], [[math.nan]], [[0.1, math.inf]], [[[0.1]]]], ids=str)
+def test_rows_that_are_no_scores_are_refused(rows: list[list[float]]) -> None:
+    with pytest.raises(ConfigurationError):
+        ragged(rows)
+
+
 def test_the_stand_in_is_the_best_scored_step_and_the_kept_one_the_first_to_enter() -> None:
     batch = ragged([[0.5, 0.1, 0.2, 0.1], [0.1, 0.9]])
     two_way = two_way_entry(batch)

@@ -21,6 +21,7 @@ from grampus_uq.stats.eprocess import (
     detector_from_json,
     detector_to_json,
     log_peaks,
+    score_rows,
     start,
     update,
 )
@@ -116,7 +117,7 @@ def test_streaming_equals_batch_to_the_last_bit(kind: str, runs: list[list[float
     detector = _detector(kind)
     flat = np.array([np.nan if x is None else x for run in runs for x in run])
     blocks = step_blocks(flat, [len(run) for run in runs])
-    log_m = detector.scorer.batch(blocks)
+    log_m = score_rows(detector, blocks)
     live = [_live(detector, str(i), run) for i, run in enumerate(runs)]
     batch = [None if math.isnan(x) else x for x in in_caller_order(blocks, log_m).tolist()]
     assert [x for seen, _ in live for x in seen] == batch
@@ -149,7 +150,7 @@ def test_streaming_equals_batch_with_two_streams_of_different_kind(
     detector = Detector(streams=("a", "b"), scorer=scorer, thresholds=(ville_threshold(0.1),), deployed=0, salt="")
     flat = np.array([[np.nan if x is None else x for x in row] for run in runs for row in run], dtype=float)
     blocks = step_blocks(flat, [len(run) for run in runs])
-    batch = in_caller_order(blocks, detector.scorer.batch(blocks)).tolist()
+    batch = in_caller_order(blocks, score_rows(detector, blocks)).tolist()
     live = [x for i, run in enumerate(runs) for x in _live(detector, str(i), run)[0]]
     assert live == [None if math.isnan(x) else x for x in batch]
 
@@ -225,6 +226,9 @@ def test_a_run_without_any_score_never_alarms() -> None:
         (lambda d: update(d, start(d, "r"), -0.1), "score"),
         (lambda d: update(d, start(d, "r"), math.inf), "score"),
         (lambda d: update(d, start(d, "r"), [0.5, 0.5]), "streams"),
+        (lambda d: score_rows(d, step_blocks([1.5], [1])), "in \\[0, 1\\]"),
+        (lambda d: score_rows(d, step_blocks(np.zeros((1, 2)), [1])), "streams"),
+        (lambda d: score_rows(_unbounded(), step_blocks([1e200], [1])), "within"),
         (lambda d: update(_unbounded(), start(d, "r"), -1e200), "within"),
         (lambda d: ville_threshold(5), "alpha.*0.05"),
     ],

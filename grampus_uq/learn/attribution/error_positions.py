@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory
 
 
@@ -34,6 +35,8 @@ class ErrorPositions:
 
 def error_positions(labelled: Sequence[LabelledTrajectory]) -> ErrorPositions:
     """Count the errors of a labelled set, of at least one trajectory, by relative position (the paper's figure 6)."""
+    if not labelled:
+        raise ConfigurationError.of("labelled", "error_positions", "at least one trajectory", len(labelled))
     places = np.array([(j + 0.5) / len(item.trajectory) for item in labelled for j in item.error_steps])
     early, middle, late = np.histogram(places, 3, (0, 1))[0] / len(places)
     return ErrorPositions(

@@ -154,7 +154,7 @@ def _conformity(item: LabelledTrajectory, scorer: StepScorer, plan: Plan) -> flo
 
 
 def _entry(trajectory: Trajectory, scores: Sequence[StepScore], plan: Plan) -> EntryThresholds:
-    batch = ragged([[score.value for score in scores]])
+    batch = ragged([[score.value for score in scores]], owner="attribution")
     entry = plan.method.entry(batch, uniform_draws([trajectory.trajectory_id], plan.seed, "nodes"))
     if entry.values.shape != batch.values.shape:
         rule = f"one that returns an entry threshold for each step {batch.values.shape}"

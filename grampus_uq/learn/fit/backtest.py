@@ -10,7 +10,7 @@ import numpy as np
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.alarm_figures import AlarmFigures, Figure, alarm_figures
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
-from grampus_uq.stats.eprocess import Detector, alarm_steps
+from grampus_uq.stats.eprocess import Detector, alarm_steps, score_rows
 from grampus_uq.stats.eprocess_thresholds import Threshold, tie_uniform
 
 _NAMES: Final = {
@@ -57,7 +57,7 @@ def backtest(detector: Detector, runs: DetectorRuns) -> list[BacktestRow]:
     if runs.streams != detector.streams:
         raise ConfigurationError.of("runs", "backtest", f"of the streams {detector.streams}", runs.streams)
     blocks = runs.blocks
-    log_m = detector.scorer.batch(blocks)
+    log_m = score_rows(detector, blocks)
     ties = np.array([tie_uniform(name.rpartition("#")[0] or name, detector.salt) for name in runs.ids])
     return [
         BacktestRow(

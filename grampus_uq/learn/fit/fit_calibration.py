@@ -168,8 +168,11 @@ def fit_fusion(
 
 def apply_fusion(fusion: LogisticFusion, values: Mapping[str, FloatArray]) -> FloatArray:
     """Fuse many steps at once, as `LogisticFusion` does one; arrays of one shape, NaN = missing, NaN where all are."""
-    shape = next(iter(values.values())).shape
-    z, seen = np.full(shape, fusion.intercept), np.zeros(shape, dtype=np.bool_)
+    found = [values[name] for name in fusion.readings if name in values]
+    if not found:
+        raise ConfigurationError.of("values", "apply_fusion", f"some of {list(fusion.readings)}", list(values))
+    z = np.full(found[0].shape, fusion.intercept)
+    seen = np.zeros(found[0].shape, dtype=np.bool_)
     for name, reading in fusion.readings.items():
         if name in values:
             there = ~np.isnan(values[name])

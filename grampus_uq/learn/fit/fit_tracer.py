@@ -109,6 +109,8 @@ def cross_validate_tracer(
     Raises ConfigurationError when there are fewer tasks than folds, or when the runs outside of a fold are of one kind.
     """
     table = _Table.of(runs, failed)
+    if len(tasks) != len(runs):
+        raise ConfigurationError.of("tasks", "cross_validate_tracer", f"one a run ({len(runs)})", len(tasks))
     fold_of = _folds(tasks, _FOLDS, rng)
     default = table.scores(replace(_UNWEIGHTED, composite=composite))
     held_out = np.empty(len(runs))
@@ -136,6 +138,8 @@ class _Table:
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[StepComponents]], failed: Sequence[bool]) -> _Table:
+        if len(failed) != len(runs):
+            raise ConfigurationError.of("failed", "fit_tracer", f"one a run ({len(runs)})", len(failed))
         lengths = np.array([len(run) for run in runs], np.intp)
         if not len(runs) or lengths.min() < 1:
             raise ConfigurationError.of("runs", "fit_tracer", "runs with at least one step each", lengths.tolist())

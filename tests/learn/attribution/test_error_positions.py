@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution import LabelledTrajectory
 from grampus_uq.learn.attribution.error_positions import error_positions
 from tests.learn.attribution.runs import failures, trajectory
@@ -30,3 +31,5 @@ def test_the_histogram_counts_every_error_once_in_its_bin() -> None:
 def test_the_advice_says_where_the_errors_lie() -> None:
     advice = error_positions(runs_with_errors_at([0.1] * 8 + [0.9] * 2)).advice
     assert "80% of the errors lie in the first third of the run, 0% in the middle, 20% last." in advice
+    with pytest.raises(ConfigurationError, match="at least one trajectory"):
+        error_positions([])
