@@ -16,9 +16,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
@@ -39,9 +39,6 @@ from grampus_uq.signals.driver import cancelled_from_outside
 from grampus_uq.wire.calls import is_unparsed, read_arguments
 from grampus_uq.wire.model_call import ask_model
 from grampus_uq.wire.usage import read_usage
-
-if TYPE_CHECKING:
-    from grampus_uq.runtime.runner import AgentRunner
 
 log = logging.getLogger("grampus_uq.runtime.looks")
 
@@ -121,14 +118,15 @@ class _Answer:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LookingAgain:
-    """Looks again at the calls of one leased session of a runner's; `model` is the agent's."""
+    """Looks again at the calls of one leased session; `client` and `model` are the agent's."""
 
     turn: Turn
     looks: Looks
-    runner: AgentRunner
+    client: ModelClient
     model: str
+    schemas: Callable[[], list[dict[str, Any]]]
 
     async def at(self, record: CallRecord) -> Proposal | None:
         """Look again at a call that was held just now, where nothing holds it that a look may not lift.
@@ -238,7 +236,7 @@ class LookingAgain:
         )
 
     def _asked_of(self, look: Look) -> Asked:
-        return look.client or self.runner.model_client, look.model or self.model
+        return look.client or self.client, look.model or self.model
 
     async def _ask(self, record: CallRecord, name: str, prompt: Sequence[Message]) -> _Answer:
         """One tier's answer; whatever goes wrong makes it a missing one. Raises StoreError.
@@ -262,11 +260,7 @@ class LookingAgain:
         begun = time.monotonic()
         client, model = self._asked_of(look)
         behind = [Message(role=Role.USER, content=look.question)] if look.question else []
-        options = {
-            "temperature": look.temperature,
-            "tools": self.runner.schemas() or None,
-            "top_logprobs": _ALTERNATIVES,
-        }
+        options = {"temperature": look.temperature, "tools": self.schemas() or None, "top_logprobs": _ALTERNATIVES}
         reply, call, missing, probability, tokens = None, None, "it was late", None, 0
         try:
             with anyio.move_on_after(look.timeout_s):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grampus_uq.errors import StoreError, UncertaintyError
 from grampus_uq.gate.call import CallPhase, doubt_of
 from grampus_uq.monitor.arguments import tool_names
-from grampus_uq.recording.artifacts import prompt_hash, tools_hash
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import (
     AgentDefinition,
@@ -27,6 +26,8 @@ from grampus_uq.records.vocabulary import AgentStatus, Role, StopReason, Uncerta
 from grampus_uq.runtime.apply_decisions import ROLLBACK, hear_replaced
 from grampus_uq.runtime.begun_with import BegunWith
 from grampus_uq.runtime.checkpoints import write_checkpoint
+from grampus_uq.runtime.endings import Endings
+from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.let_ahead import LOOKED
 from grampus_uq.runtime.looks import Asked, LookingAgain, Proposal
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult, in_pause
@@ -36,12 +37,9 @@ from grampus_uq.signals.action_span import call_in_text
 from grampus_uq.signals.verbalized import elicit_confidence
 from grampus_uq.wire.calls import is_unparsed, read_arguments
 from grampus_uq.wire.lone_surrogates import bounded_text, replace_lone_surrogates
-from grampus_uq.wire.messages import leading_system, said_by_users
-from grampus_uq.wire.model_call import ask_model, recorded_model
+from grampus_uq.wire.messages import said_by_users
+from grampus_uq.wire.model_call import ask_model
 from grampus_uq.wire.responses import stream_of
-
-if TYPE_CHECKING:
-    from grampus_uq.runtime.runner import AgentRunner
 
 log = logging.getLogger("grampus_uq.runtime.loop")
 
@@ -66,13 +64,25 @@ class RunEvent:
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """Drives one leased session of a runner's; `looking` looks at doubtful calls before a human does."""
+    """Drives one leased session.
 
-    runner: AgentRunner
+    `schemas` lists the tools as the model sees them, now; `made_with` gives the facts of an answer with such a list.
+    `checkpoints` keeps the state before each step of the model. `reflection` gives the message after a step to
+    reconsider. `looking` looks at doubtful calls before a human does.
+    """
+
     lease: SessionLease
     turn: Turn
     agent: AgentDefinition
+    client: ModelClient
+    schemas: Callable[[], list[dict[str, Any]]]
+    made_with: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+    endings: Endings
+    checkpoints: Ledger | None = None
+    reflection: Callable[[], Message] | None = None
     looking: LookingAgain | None = None
+    logprobs: bool = True
+    elicit_confidence: bool = False
 
     @property
     def _state(self) -> AgentState:
@@ -112,8 +122,8 @@ class Loop:
                 reason = f"No answer within {self.agent.max_iterations} steps."
                 yield await self._end(StopReason.MAX_STEPS, reason)
                 return
-            if self.runner.checkpoints:
-                await self._checkpoint()
+            if self.checkpoints is not None:
+                await self._checkpoint(self.checkpoints)
             yield await self._model_step()
 
     def _answered(self) -> bool:
@@ -132,7 +142,7 @@ class Loop:
         calls, refused = _bounded(response.tool_calls, step_id, state.messages)
         content = bounded_text(response.content)
         state.total_token_usage = (state.total_token_usage or TokenUsage()) + response.token_usage
-        prompt, asked = list(state.messages), (self.runner.model_client, self.agent.model)
+        prompt, asked = list(state.messages), (self.client, self.agent.model)
         if self.lease.session is not None:
             for said in said_by_users(prompt):
                 self.lease.session.observe_user(said)
@@ -140,7 +150,7 @@ class Loop:
         state.current_step += 1
         state.propose(content, calls, step_id)
         if calls and (begun := BegunWith.read(state)) is not None:
-            begun.keep(state, self.runner.schemas())
+            begun.keep(state, self.schemas())
         for record in [record for record in state.turn if record.proposed.id in refused]:
             state.settle(record, f"Not executed: {refused[record.proposed.id]}. Propose it differently.", is_error=True)
         if action is UncertaintyAction.ABORT:
@@ -149,7 +159,7 @@ class Loop:
             self._wait_for_all(assessment)
         if not calls:
             state.output = content
-            written = call_in_text(content, sorted(tool_names(self.runner.schemas(), lambda _: None) or ()))
+            written = call_in_text(content, sorted(tool_names(self.schemas(), lambda _: None) or ()))
             if written is not None:
                 state.metadata["call_written_as_text"] = written
                 log.warning("a run ends with a call of %r that the model wrote as text and did not make", written)
@@ -159,16 +169,16 @@ class Loop:
 
     async def _ask(self) -> ModelResponse:
         messages = list(self._state.messages)
-        if self.runner.elicit_confidence:
+        if self.elicit_confidence:
             messages = elicit_confidence(messages)
         options = {
             "temperature": self.agent.temperature,
-            "tools": (tools := self.runner.schemas()) or None,
-            "top_logprobs": 5 if self.runner.logprobs and self.lease.session is not None else None,
+            "tools": (tools := self.schemas()) or None,
+            "top_logprobs": 5 if self.logprobs and self.lease.session is not None else None,
         }
-        response = await ask_model(self.runner.model_client, messages, self.agent.model, options)
+        response = await ask_model(self.client, messages, self.agent.model, options)
         if self.lease.session is not None:
-            self.lease.session.made_with(**made_with(self.runner.model_client, self.agent, self._state, tools))
+            self.lease.session.made_with(**self.made_with(tools))
         return response
 
     async def _observed(
@@ -188,7 +198,7 @@ class Loop:
                 tool_calls=calls,
                 logprobs=stream_of(reply),
                 usage=reply.token_usage,
-                tools=self.runner.schemas() or None,
+                tools=self.schemas() or None,
             )
         )
 
@@ -198,8 +208,8 @@ class Loop:
         self.turn.wait_for_all(doubt)
         if not state.turn:
             state.review = [self.turn.gate.review(self.turn.terms(), doubt, step.step_id)]
-        if step.reflection_injected and self.runner.monitor is not None:
-            state.messages.append(self.runner.monitor.get_reflection_message())
+        if step.reflection_injected and self.reflection is not None:
+            state.messages.append(self.reflection())
 
     # -- the calls ------------------------------------------------------------------------------------------------
 
@@ -241,7 +251,7 @@ class Loop:
         state.current_step += 1
         state.propose(content, calls, step_id)
         if (begun := BegunWith.read(state)) is not None:
-            begun.keep(state, self.runner.schemas())
+            begun.keep(state, self.schemas())
         self.turn.let_ahead.propose(calls[0].digest(), proposal.by)
         await self.lease.try_save()
         return RunEvent(kind="step", text=content, step=step, calls=tuple(calls))
@@ -274,10 +284,10 @@ class Loop:
         await self.lease.save()  # a pause that cannot be stored is not a pause: the error reaches the caller
         with contextlib.suppress(StoreError):  # who waits is not reached by orders to all: those until here still count
             await self.lease.check_stop(since=time.monotonic())
-        return RunEvent(kind="paused", result=self.runner.endings.result(self.lease))
+        return RunEvent(kind="paused", result=self.endings.result(self.lease))
 
     async def _end(self, reason: StopReason, why: str | None = None) -> RunEvent:
-        result = await self.runner.endings.end(self.lease, reason, why)
+        result = await self.endings.end(self.lease, reason, why)
         return RunEvent(kind=result.status.value, result=result)
 
     async def _abort(self, step: StepUncertainty | None) -> None:
@@ -287,7 +297,7 @@ class Loop:
         state.metadata["uncertainty"] = summary
         step_id = step.step_id if step else None
         unrun = "Not executed: the run was aborted."
-        await self.runner.endings.end(
+        await self.endings.end(
             self.lease, StopReason.MONITOR_STOP, unrun=unrun, notes=[("aborted", {"step_id": step_id})]
         )
         level = step.level if step else UncertaintyLevel.CRITICAL
@@ -304,22 +314,14 @@ class Loop:
             },
         )
 
-    async def _checkpoint(self) -> None:
+    async def _checkpoint(self, ledger: Ledger) -> None:
         """Keep the state before this step of the model; if the store is down, the run cannot be rolled back to here."""
         if self.lease.session is not None:
             self._state.belief = self.lease.session.snapshot()
         try:
-            await write_checkpoint(self.lease.ledger, self._state)
+            await write_checkpoint(ledger, self._state)
         except StoreError:
             self._state.store_failures += 1
-
-
-def made_with(
-    client: ModelClient, agent: AgentDefinition, state: AgentState, schemas: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """The facts of `Session.made_with` of an answer that a model gives with these tools."""
-    prompt = prompt_hash(leading_system(state.messages))
-    return {"model": recorded_model(client, agent.model), "prompt_hash": prompt, "tools_hash": tools_hash(schemas)}
 
 
 def _bounded(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial, update_wrapper
-from inspect import signature
-from typing import TYPE_CHECKING, Any, ParamSpec
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from pydantic import JsonValue
@@ -21,6 +20,7 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.gate.starts import Starts
 from grampus_uq.monitor.monitor import UncertaintyMonitor
+from grampus_uq.recording.artifacts import prompt_hash, tools_hash
 from grampus_uq.records.events import ALARMED, BRANCH
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message
@@ -31,7 +31,7 @@ from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.looks import LOOKS_USED, LookingAgain, Looks
-from grampus_uq.runtime.loop import Loop, RunEvent, made_with
+from grampus_uq.runtime.loop import Loop, RunEvent
 from grampus_uq.runtime.run_state import (
     ATTENDED,
     DEATHS,
@@ -51,11 +51,12 @@ from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 from grampus_uq.wire.lone_surrogates import bounded_text
+from grampus_uq.wire.messages import leading_system
+from grampus_uq.wire.model_call import recorded_model
 
 if TYPE_CHECKING:
     from grampus_uq.runtime.sub_agents import SubAgent
 
-P = ParamSpec("P")
 _RELEASE_POLLS = 10
 _RESERVED = frozenset({ABOVE, ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, REPLACED, STARTED_BY})
 _LONGEST_KEY = 2_000  # what every store can index, with what is put before and behind it
@@ -69,29 +70,6 @@ class Unwatched:
 
 
 UNWATCHED = Unwatched()
-
-
-def _to_the_end(
-    steps: Callable[P, AsyncGenerator[RunEvent, None]],
-) -> Callable[[Callable[..., None]], Callable[P, Coroutine[Any, Any, ExecutionResult]]]:
-    """Make a method one with the arguments of `steps`, that returns the result of its last event."""
-
-    def made(method: Callable[..., None]) -> Callable[P, Coroutine[Any, Any, ExecutionResult]]:
-        async def run(*given: P.args, **named: P.kwargs) -> ExecutionResult:
-            result: ExecutionResult | None = None
-            async for event in steps(*given, **named):
-                result = event.result or result
-            if result is None:
-                raise SessionError("The run ended without a result.")
-            return result
-
-        update_wrapper(run, method)
-        of_both: Any = run
-        of_both.__signature__ = signature(steps).replace(return_annotation="ExecutionResult")
-        of_both.__annotations__ = {**steps.__annotations__, "return": "ExecutionResult"}
-        return run
-
-    return made
 
 
 class AgentRunner:
@@ -173,11 +151,49 @@ class AgentRunner:
         self.checkpoints = checkpoints
         self.looks = looks
         self.changed_tools = ChangedTools(changed_tools)
-        self.endings = Endings(self.effects, calibration_watch)
+        self._endings = Endings(self.effects, calibration_watch)
         self.lease_s = lease_s
         self.leases = Leases(self.ledger, lease_s)
 
     # -- running --------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        agent_def: AgentDefinition,
+        user_input: str,
+        *,
+        session_id: str | None = None,
+        messages: Sequence[Message] = (),
+        metadata: dict[str, Any] | None = None,
+        started_by: str | None = None,
+        vouched: bool = True,
+        child_of: Mapping[str, JsonValue] | None = None,
+        inherits: AgentState | None = None,
+    ) -> ExecutionResult:
+        """Run until the agent answers, pauses or stops; `messages` go before the user's input.
+
+        `started_by` is whose run it is, by the approvers' names: with `ApprovalPolicy(others_decide=True)` it has to be
+        said, and that person does not decide. `vouched=False`: the task comes out of a stored state without a seal that
+        holds, so whatever may be irreversible is asked about. `child_of`: the parent of a sub-agent's run, whose
+        rejections and rolled-back calls it `inherits`. Names that the runner itself keeps in `metadata` (`attended`,
+        for example) are refused with ConfigurationError.
+
+        Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of
+        this id is running or waiting, ModelError when the agent's own model fails (`resume` then goes on where it was).
+        """
+        return await _ended(
+            self.stream(
+                agent_def,
+                user_input,
+                session_id=session_id,
+                messages=messages,
+                metadata=metadata,
+                started_by=started_by,
+                vouched=vouched,
+                child_of=child_of,
+                inherits=inherits,
+            )
+        )
 
     async def stream(
         self,
@@ -219,19 +235,23 @@ class AgentRunner:
             async for event in events:
                 yield event
 
-    @_to_the_end(stream)
-    def run(self) -> None:
-        """Run until the agent answers, pauses or stops; `messages` go before the user's input.
+    async def resume(
+        self,
+        agent_id: str,
+        session_id: str,
+        human_response: HumanResponse = None,
+        *,
+        agent_def: AgentDefinition | None = None,
+    ) -> ExecutionResult:
+        """Resume a paused session, or one whose worker died.
 
-        `started_by` is whose run it is, by the approvers' names: with `ApprovalPolicy(others_decide=True)` it has to be
-        said, and that person does not decide. `vouched=False`: the task comes out of a stored state without a seal that
-        holds, so whatever may be irreversible is asked about. `child_of`: the parent of a sub-agent's run, whose
-        rejections and rolled-back calls it `inherits`. Names that the runner itself keeps in `metadata` (`attended`,
-        for example) are refused with ConfigurationError.
+        A text is guidance: waiting calls are not executed, and the model continues with the text. One or several
+        `ApprovalDecision`s run or refuse calls. None applies stored decisions and expiry.
 
-        Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of
-        this id is running or waiting, ModelError when the agent's own model fails (`resume` then goes on where it was).
+        Raises ApprovalError when a decision is refused, SessionConflictError when another worker has the session,
+        SessionError when there is none.
         """
+        return await _ended(self.stream_resume(agent_id, session_id, human_response, agent_def=agent_def))
 
     async def stream_resume(
         self,
@@ -264,17 +284,6 @@ class AgentRunner:
             async for event in events:
                 yield event
 
-    @_to_the_end(stream_resume)
-    def resume(self) -> None:
-        """Resume a paused session, or one whose worker died.
-
-        A text is guidance: waiting calls are not executed, and the model continues with the text. One or several
-        `ApprovalDecision`s run or refuse calls. None applies stored decisions and expiry.
-
-        Raises ApprovalError when a decision is refused, SessionConflictError when another worker has the session,
-        SessionError when there is none.
-        """
-
     async def _released(self, agent_id: str, session_id: str) -> tuple[AgentState, int]:
         """The stored session, after a moment for a stream of this process that was just left to release it."""
         state, version = await self.ledger.known(agent_id, session_id)
@@ -297,7 +306,7 @@ class AgentRunner:
             ended = "Interrupted: the run was ordered to stop."
             why = ("stopped", {"why": str(stopped)})
             yield RunEvent(
-                kind="stopped", result=await self.endings.end(lease, StopReason.CANCELLED, unrun=ended, notes=[why])
+                kind="stopped", result=await self._endings.end(lease, StopReason.CANCELLED, unrun=ended, notes=[why])
             )
         except UncertaintyError:
             raise
@@ -322,9 +331,25 @@ class AgentRunner:
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def _loop(self, lease: SessionLease, agent: AgentDefinition) -> Loop:
-        turn = self._turn(lease)
-        looking = None if self.looks is None else LookingAgain(turn, self.looks, self, agent.model)
-        return Loop(runner=self, lease=lease, turn=turn, agent=agent, looking=looking)
+        turn, looking = self._turn(lease), None
+        if self.looks is not None:
+            looking = LookingAgain(
+                turn=turn, looks=self.looks, client=self.model_client, model=agent.model, schemas=self.schemas
+            )
+        return Loop(
+            lease=lease,
+            turn=turn,
+            looking=looking,
+            agent=agent,
+            client=self.model_client,
+            schemas=self.schemas,
+            made_with=partial(self._made_with, agent, lease.state),
+            endings=self._endings,
+            checkpoints=self.ledger if self.checkpoints else None,
+            reflection=None if self.monitor is None else self.monitor.get_reflection_message,
+            logprobs=self.logprobs,
+            elicit_confidence=self.elicit_confidence,
+        )
 
     def _begun_with(self, agent: AgentDefinition) -> BegunWith:
         return BegunWith.of(agent, None if self.monitor is None else self.monitor.profile, self.schemas())
@@ -371,12 +396,23 @@ class AgentRunner:
             state.session_id,
             state.agent_id,
             snapshot=state.belief,
-            **made_with(self.model_client, agent, state, self.schemas()),
+            **self._made_with(agent, state, self.schemas()),
             metadata=({BRANCH: str(state.branch)} if state.branch else {})
             | ({ALARMED: "true"} if state.alarmed else {}),
         )
         self.monitor.bind(session)
         return session
+
+    def _made_with(
+        self, agent: AgentDefinition, state: AgentState, schemas: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """What an answer is made with that the model gives with these tools: the facts of `Session.made_with`."""
+        model = recorded_model(self.model_client, agent.model)
+        return {
+            "model": model,
+            "prompt_hash": prompt_hash(leading_system(state.messages)),
+            "tools_hash": tools_hash(schemas),
+        }
 
     def schemas(self) -> list[dict[str, Any]]:
         """The tools as the model sees them, in the OpenAI wire form."""
@@ -393,3 +429,12 @@ def _storable(state: AgentState) -> None:
         rule = "text and JSON values without lone surrogates, at most 100 levels deep"
         what = f"{type(error).__name__}: {str(error)[:150]}"
         raise ConfigurationError.of("messages and metadata", "AgentRunner.run", rule, what) from error
+
+
+async def _ended(events: AsyncGenerator[RunEvent, None]) -> ExecutionResult:
+    result: ExecutionResult | None = None
+    async for event in events:
+        result = event.result or result
+    if result is None:
+        raise SessionError("The run ended without a result.")
+    return result

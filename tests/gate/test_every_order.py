@@ -253,7 +253,7 @@ def copied(record: CallRecord) -> CallRecord:
 
 
 def is_read_again(world: World) -> World | None:
-    """The process goes on from an earlier state, as frameworks with checkpoints do; it may be of a process that died."""
+    """The process goes on from an earlier state, perhaps of a process that died, as frameworks with checkpoints do."""
     if not world.before:
         return None
     gate, terms = world.gate(), world.terms

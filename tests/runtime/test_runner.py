@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import anyio
 import pytest
@@ -356,15 +355,6 @@ async def test_a_live_or_waiting_session_is_not_overwritten_by_a_new_run() -> No
     await paused(world, store)
     with pytest.raises(SessionError, match="resume it"):
         await runner(world, store=store).run(AGENT, "again", session_id="s1")
-
-
-@pytest.mark.parametrize(
-    ("whole", "steps"), [(AgentRunner.run, AgentRunner.stream), (AgentRunner.resume, AgentRunner.stream_resume)]
-)
-def test_what_runs_to_the_end_takes_what_runs_step_by_step(whole: Any, steps: Any) -> None:
-    assert inspect.signature(whole).parameters == inspect.signature(steps).parameters
-    assert get_type_hints(whole) == get_type_hints(steps) | {"return": ExecutionResult}
-    assert inspect.iscoroutinefunction(whole)
 
 
 async def test_stream_shows_the_decisions_of_run_and_nothing_of_what_waits() -> None:
