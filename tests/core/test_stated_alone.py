@@ -168,6 +168,18 @@ def test_a_reading_of_the_calls_own_step_counts_unless_the_model_states_that_too
         assert not advance(profile, state, step, read({"sub_agent": 1.0}))[1].action.stops
 
 
+def test_a_statement_on_the_calls_own_step_leaves_the_belief_of_its_turn_without_one_as_it_was():
+    heard = UncertaintyEstimator(verbalized_weight=9.0, verbalized_calibration_bias=0.0, p_true_calibration_bias=0.0)
+    profile = Profile(estimator=heard)
+    state = proposing(profile, read({"verbalized": 1.0, "p_true": 0.3}))
+    for n in range(9):
+        step = Step(step_id=f"{n}", kind="llm_call", time_s=0.0)
+        state, _ = advance(profile, state, step, read({"verbalized": 1.0, "p_true": 0.99}))
+    for said in ({}, {"verbalized": 1.0}):
+        made = Step(step_id="made", kind="tool_call", time_s=0.0, tool_calls=(PAY,), effect=Effect.IRREVERSIBLE)
+        assert advance(profile, state, made, read(said))[1].rule == "irreversible_override"
+
+
 def test_of_two_turns_that_may_have_proposed_a_call_one_with_nothing_else_holds_it():
     profile = Profile(estimator=UNBIASED)
     state = proposing(profile, read({"p_true": 1.0}))
