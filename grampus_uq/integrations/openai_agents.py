@@ -45,7 +45,6 @@ from grampus_uq.integrations.openai_agents_model import (
     hosted_requests,
     read_messages,
     read_output,
-    tool_schema,
 )
 from grampus_uq.integrations.openai_agents_reach import AgentWatch
 from grampus_uq.integrations.openai_agents_run import (
@@ -189,8 +188,7 @@ class UncertaintyGuard:
         if not run.calls.session.tools_declared:
             turn = replace(turn, tools=[*self._reach.schemas, *(tool.name for tool in tools if hasattr(tool, "name"))])
         if self.settings.model_client is not None:
-            schemas = [tool_schema(tool) for tool in tools if hasattr(tool, "name")]
-            turn = replace(turn, prompt=read_messages(system, items), schemas=schemas)
+            turn = replace(turn, prompt=read_messages(system, items), schemas=sent["offered"])
         await run.observe(self.settings, turn, written)
 
     # -- running --------------------------------------------------------------------------------------------------

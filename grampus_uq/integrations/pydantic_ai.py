@@ -253,7 +253,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
             brought, self._unread = self._unread or {}, None
         if getattr(response, "state", None) == "suspended":  # no answer yet: the provider is at work on it
             return response
-        for tool in (*parameters.function_tools, *parameters.output_tools):
+        shown = (*parameters.function_tools, *parameters.output_tools)
+        for tool in shown:
             note_schema(self._schemas, tool.name, tool.parameters_json_schema)
         proposed = [run.proposed(part) for part in response.parts if isinstance(part, ToolCallPart)]
         run.proposed_here.update(call.id for call in proposed)
@@ -264,11 +265,11 @@ class UncertaintyCapability(AbstractCapability[Any]):
             ungated=native_calls(response),
             prompt=read_messages(request_context.messages).messages if asks else (),
             tools=self._schemas,
-            schemas=[tool_schema(tool) for tool in parameters.function_tools] if asks else (),
+            schemas=[tool_schema(tool) for tool in shown] if asks else (),
             heard=partial(hear_users, messages=request_context.messages),
             requested=name_of(request_context.model, response),
             system=standing_instructions(request_context.messages, parameters),
-            offered=[*map(tool_schema, (*parameters.function_tools, *parameters.output_tools)), *map(plain, native)],
+            offered=[*map(tool_schema, shown), *map(plain, native)],
             shape=None
             if parameters.output_object is None
             else [parameters.output_mode, plain(parameters.output_object)],

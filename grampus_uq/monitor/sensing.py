@@ -198,10 +198,10 @@ class SensingPlan:
     async def sense(self, profile: Profile, step: Step, given: StepInput, problem: str | None) -> list[Reading]:
         """All readings of a step: a long one's tokens in a worker thread. Raises nothing but cancellation."""
         if _is_long(step):
-            tokens = await _threads.run(partial(read_tokens, step, given.messages))
+            tokens = await _threads.run(partial(read_tokens, step, given.messages, given.tools))
             readings = [*(read_instant(signal, step) for signal in self.instant), *tokens]
         else:
-            readings = self.read(step, given.messages, problem)
+            readings = self.read(step, given.messages, problem, given.tools)
         asked = self.asks and (given.client is not None or self.brings_model)
         if not asked:
             readings += self.read_unasked(step)
@@ -212,12 +212,18 @@ class SensingPlan:
         await stop_if_cancelled(requests)  # a client may have made another exception of it
         return readings
 
-    def read(self, step: Step, messages: Sequence[Message] = (), problem: str | None = None) -> list[Reading]:
+    def read(
+        self,
+        step: Step,
+        messages: Sequence[Message] = (),
+        problem: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Reading]:
         """The readings that need no model and no waiting; `problem` says why log-probabilities are missing."""
         readings = []
         for signal in self.instant:
             readings.append(read_instant(signal, step))  # noqa: PERF401 (before Python 3.12 a comprehension is a call)
-        readings += NO_TOKEN_READINGS if step.logprobs is None else read_tokens(step, messages)
+        readings += NO_TOKEN_READINGS if step.logprobs is None else read_tokens(step, messages, tools)
         return readings if problem is None else [_explained(reading, problem) for reading in readings]
 
     def over_cap(self, state: SessionState, step: Step) -> bool:

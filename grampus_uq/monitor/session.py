@@ -212,7 +212,8 @@ class Session:
         `response_text` is the model's text, or its whole answer as a client returned it (a chat completion of OpenAI
         or litellm, a response of the responses API, a message of LangChain, a dict of any of these): text, calls,
         log-probabilities and usage are taken from it, unless they are given. `prompt_messages`, `tool_calls`,
-        `logprobs` and `usage` take the same libraries' values as they are (`grampus_uq.wire` lists the forms).
+        `logprobs` and `usage` take the same libraries' values as they are (`grampus_uq.wire` lists the forms). `tools`
+        are the schemas of all tools that the model could call: what none of them allows is no doubt about a call.
 
         `external` holds confidences in [0, 1] of the caller's own (a verifier's score), by name. Nothing is committed
         when the caller is cancelled while sensing.

@@ -19,17 +19,18 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 from grampus_uq.records.call_parts import FORM_WEIGHT, TOOL_NAME, WHOLE_CALL, CallPart, Candidate, call_probability
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.call_begun import begins_another, holds, is_cut, is_marked, is_strong, may_be
 from grampus_uq.signals.call_candidates import SURE, Other, candidates_of, other_values
+from grampus_uq.signals.call_choices import Choices
 from grampus_uq.signals.call_places import APPLICATION, MENTION, Place, Writing
 from grampus_uq.signals.call_rest import Found, Rest
 from grampus_uq.signals.call_slots import Written
@@ -49,13 +50,14 @@ _THOUGHT = re.compile(r"</\s{0,4}(?:seed:)?(?:think|thought|thinking|reasoning)s
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
 
-def call_reading(step: Step, messages: Sequence[Message] = ()) -> Reading:
+def call_reading(step: Step, messages: Sequence[Message] = (), tools: Sequence[Mapping[str, Any]] = ()) -> Reading:
     """The `call_probability` of a step's least likely call, in [0, 1], higher is better, with the parts of all calls.
 
-    `messages` are those that the step answered: where the values of the parts come from.
+    `messages` are those that the step answered: where the values of the parts come from. `tools` are the schemas of all
+    tools that could be called.
     """
     tokens = step.logprobs or ()
-    read = _read(tokens, step.tool_calls, step.text)
+    read = _read(tokens, step.tool_calls, step.text, tools)
     parts = _recorded(read, step.tool_calls, messages)
     known = [one for one in (call_probability(parts, number) for number in range(len(read))) if one is not None]
     if known:
@@ -96,11 +98,13 @@ def value_parts(
     return _recorded([[_Part(part.number, part.values) for part in read[0]]], [call], messages)
 
 
-def _read(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall], text: str) -> list[Sequence[_Part]]:
+def _read(
+    tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall], text: str, tools: Sequence[Mapping[str, Any]] = ()
+) -> list[Sequence[_Part]]:
     """The least likely place of each call, in parts."""
     if not calls or not tokens or not all(token.logprob <= 1e-3 for token in tokens):
         return []
-    read, kept = _Read(tokens), calls[:MAX_CALLS]
+    read, kept = _Read(tokens, Choices(tools)), calls[:MAX_CALLS]
     if not says_something(tokens) and not any(Rest(read.text, ()).names(call.name) for call in kept):
         return []
     places = [read.places(call) for call in kept]
@@ -262,7 +266,8 @@ _LOST: Final = (_Part(_WHOLE, (-math.inf,), (), (-math.inf,)),)
 class _Read:
     """The tokens of a step, each with its place in their text."""
 
-    def __init__(self, tokens: Sequence[TokenLogprob]) -> None:
+    def __init__(self, tokens: Sequence[TokenLogprob], choices: Choices) -> None:
+        self.choices = choices
         self.pieces = [token.token for token in tokens]
         self.tokens = tokens
         self.logs = [_logprob(token.logprob) for token in tokens]
@@ -312,7 +317,7 @@ class _Read:
                 values[part].append(logprob)
         spans = self._spans(place, ends)
         others = [() if span is None else self._other_values(*span) for span in spans]
-        found = zip(numbers, counted, prose, values, others, self._values(spans), strict=True)
+        found = zip(numbers, counted, prose, values, others, self._values(spans, numbers, call), strict=True)
         return [_Part(*one) for one in sorted(found, key=itemgetter(0))]
 
     def _spans(self, place: Place, ends: Sequence[int]) -> list[Span | None]:
@@ -322,17 +327,18 @@ class _Read:
             spans[min(bisect_right(ends, begin), len(ends) - 1)].append((begin, end))
         return [own[0] if len(own) == 1 else None for own in spans]
 
-    def _values(self, spans: Sequence[Span | None]) -> Iterator[float | None]:
+    def _values(self, spans: Sequence[Span | None], numbers: Sequence[int], call: ToolCall) -> Iterator[float | None]:
         """Yield the probability of each part's value, and of one more argument after the ones before it."""
         further = 0.0
-        for span in spans:
+        for span, number in zip(spans, numbers, strict=True):
             if span is None:
                 yield None
                 further = 0.0
                 continue
             begin, end = span
             found = self._overlapping(begin, end + BEHIND)
-            odds = value_odds(self.text, begin, end, [(self.starts[at], self.tokens[at]) for at in found])
+            written = [(self.starts[at], self.tokens[at]) for at in found]
+            odds = value_odds(self.text, begin, end, written, self.choices.of(call, number, self.text[begin:end]))
             yield max(odds.value + further, LOWEST)
             further = odds.further
 

@@ -170,12 +170,14 @@ def read_instant(signal: InstantSignal, step: Step) -> Reading:
         return _failed(signal.source, error)
 
 
-def read_tokens(step: Step, messages: Sequence[Message]) -> list[Reading]:
+def read_tokens(
+    step: Step, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[Reading]:
     """Read a step's own tokens, in themselves and against the prompt; an exception becomes missing readings."""
     readings = _guarded(TOKEN_SOURCES, lambda: token_readings(step))
     readings += _guarded((UncertaintySource.CLAIM_PROBABILITY,), lambda: [claim_reading(step, messages)])
     if step.tool_calls:
-        readings += _guarded((UncertaintySource.CALL_PROBABILITY,), lambda: [call_reading(step, messages)])
+        readings += _guarded((UncertaintySource.CALL_PROBABILITY,), lambda: [call_reading(step, messages, tools or ())])
     return readings
 
 

@@ -6,7 +6,8 @@
 Keys and marks are left out: a grammar, or a form that a model is not used to, makes them unlikely in right calls too.
 What ends a value is compared with what would have ended it elsewhere: behind 85, `}` and `,` end it alike, and `0`
 does not. `further` is the choice to give one more argument, and belongs to that one. Alternatives that were not
-reported take no part, so that without any what ends a value counts whole. Linear in the tokens of the value.
+reported take no part, so that without any what ends a value counts whole. Of a value that is one of several that are
+known, only these are alternatives (`call_choices`). Linear in the tokens of the value.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final, NamedTuple
 
 from grampus_uq.records.values import TokenLogprob
 from grampus_uq.signals.call_candidates import is_bare
+from grampus_uq.signals.call_choices import Choice
 
 BEHIND: Final = 3
 """Characters behind a value in which it ends and goes on: a quote with its escape, and a comma."""
@@ -34,17 +36,27 @@ class ValueOdds(NamedTuple):
     further: float
 
 
-def value_odds(text: str, begin: int, end: int, written: Sequence[tuple[int, TokenLogprob]]) -> ValueOdds:
-    """Of the value at `text[begin:end]`; `written` are its tokens and those `BEHIND` it, each with where it starts."""
+def value_odds(
+    text: str, begin: int, end: int, written: Sequence[tuple[int, TokenLogprob]], choice: Choice | None = None
+) -> ValueOdds:
+    """Of the value at `text[begin:end]`; `written` are its tokens and those `BEHIND` it, each with where it starts.
+
+    `choice` is the value among all that may stand there, if that is known.
+    """
     quoted = begin > 0 and text[begin - 1] in "\"'"
     mark = end + (2 if text.startswith("\\", end) else 1) if quoted else end  # where it goes on
     value = further = 0.0
     for start, token in written:
         stop, own = start + len(token.token), max(min(token.logprob, 0.0), LOWEST)
-        if stop <= end:
+        if choice is not None and start <= end:
+            head = text[start:begin]
+            others = ((p[len(head) :], one) if p.startswith(head) else ("", one) for p, one in _others(token))
+            value += choice.odds(max(start - begin, 0), own, others, text[begin - 1] if quoted else "")
+        elif stop <= end:
             value += own
+        if stop <= end:
             continue
-        if start <= end and (start < end or not text.startswith(_CLOSES, end - 1)):
+        if choice is None and start <= end and (start < end or not text.startswith(_CLOSES, end - 1)):
             alike = [one for piece, one in _others(token) if _ends_alike(text, start, end, piece, quoted)]
             value += _sum(own, alike)
         if start <= mark < stop and text.startswith(_GOES_ON, mark):

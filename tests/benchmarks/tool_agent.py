@@ -8,9 +8,10 @@ The second form runs an agent and writes a SET, with a model that the embedded r
 `tool_agent_bfcl` say what its tasks are, `tool_agent_run` what is recorded. The first reads such sets.
 
 A SET is a folder or a .tar.gz with `recordings/*.jsonl` (this project's recordings, content full), `outcomes.jsonl` (a
-line a run: `id`, `kind` of task, `truth`: the one right irreversible call, as name and arguments) and, where the agent
-was asked again, `probes.jsonl` (`session`, `draws`: calls proposed when asked again, `ctx_true`: the alternatives after
-"is this call right?", `sure`: "how sure, 0-100"). No model is needed, and `truth` is only what scores are held against.
+line a run: `id`, `kind` of task, `truth`: the one right irreversible call, as name and arguments, and the schemas of
+the agent's `tools`, where they were kept) and, where the agent was asked again, `probes.jsonl` (`session`, `draws`:
+calls proposed when asked again, `ctx_true`: the alternatives after "is this call right?", `sure`: "how sure, 0-100").
+No model is needed, and `truth` is only what scores are held against.
 
 Every score is looked at when the run proposes its first irreversible call, which is wrong unless it equals the truth.
 `auroc` and its 95 % interval `low` to `high` (bootstrap over tasks), `stopped_at_5`, `_10`, `_20`: the share of wrong
@@ -32,7 +33,7 @@ import json
 import math
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -162,7 +163,10 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> Asked | None:
-    now = (replace(one, readings=as_sensed_now(one)) if isinstance(one, StepEvent) else one for one in run.events)
+    tools = outcome.get("tools", ())
+    now = (
+        replace(one, readings=as_sensed_now(one, tools)) if isinstance(one, StepEvent) else one for one in run.events
+    )
     sensed = [event for event in _traced(now) if isinstance(event, StepEvent)]
     irreversible = frozenset(event.step.tool_calls[0].name for event in sensed if _is_irreversible(event))
     unasked = [replace(event, readings=without_p_true(event, irreversible)) for event in sensed]
@@ -199,8 +203,10 @@ def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> A
     )
 
 
-def as_sensed_now(event: StepEvent) -> tuple[Reading, ...]:
+def as_sensed_now(event: StepEvent, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Reading, ...]:
     """The readings as a monitor of this version takes them: the probability of a turn's calls is among them.
+
+    `tools` are the schemas of those that the agent was offered, where the set holds them.
 
     An answer in words whose tokens were read is not asked about, since an agent's tools are known.
     """
@@ -210,7 +216,7 @@ def as_sensed_now(event: StepEvent) -> tuple[Reading, ...]:
         unasked = Reading(source="p_true", value=None, reason=MissingReason.NOT_NEEDED)
         spared = event.step.kind == "llm_call"
         return tuple([unasked if spared and one.source == "p_true" else one for one in with_claim(event)])
-    own = call_reading(event.step)
+    own = call_reading(event.step, (), tools)
     return (*(reading for reading in event.readings if reading.source != own.source), own)
 
 

@@ -171,7 +171,7 @@ async def _run(
         "done": called,
         "ok": task.succeeded,
     }
-    line |= {"failed": failed, "turns": len(client.turns), "s": took}
+    line |= {"failed": failed, "turns": len(client.turns), "s": took, "tools": executor.schemas()}
     return line, None if tiers else await _probe(client, executor, task.id)
 
 

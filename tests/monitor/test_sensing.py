@@ -498,9 +498,9 @@ async def test_a_turn_of_many_calls_or_long_tokens_is_read_off_the_event_loop(
 ) -> None:
     where, real = [], sensing.read_tokens
 
-    def read(step, messages):
+    def read(step, messages, tools):
         where.append(threading.get_ident())
-        return real(step, messages)
+        return real(step, messages, tools)
 
     monkeypatch.setattr(sensing, "read_tokens", read)
     listed = tuple(ToolCall(id=f"c{number}", name="pay", arguments={"to": "ann"}) for number in range(calls))

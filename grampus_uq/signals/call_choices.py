@@ -1,0 +1,94 @@
+"""Probability of a value among those that a tool's schema allows there: the tools' names, and an `enum` of texts.
+
+    p(token) = p / (p + what begins another allowed value, and not this one + what was not reported)
+
+What the schema rules out speaks against nothing: a grammar keeps it from being written, and without one it is no call
+of these tools. Where no other allowed value begins as the value did so far, nothing is left to choose, and p is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from grampus_uq.records.values import ToolCall
+from grampus_uq.signals.call_candidates import is_bare
+from grampus_uq.signals.quoting import function_of
+
+MAX_CHOICES: Final = 256
+"""Values of one part that are told apart; where a schema has more, none is ruled out."""
+_LONGEST: Final = 64  # characters of such a value
+
+
+class Choice(NamedTuple):
+    """A value that is one of several, which are sorted; another one is the same up to `common` characters."""
+
+    value: str
+    among: Sequence[str]
+    common: int
+
+    @classmethod
+    def of(cls, value: str, among: Sequence[str]) -> Choice | None:
+        """The value among the sorted ones; None if it is none of them."""
+        at = bisect_left(among, value)
+        if at == len(among) or among[at] != value:
+            return None
+        beside = (*among[max(at - 1, 0) : at], *among[at + 1 : at + 2])
+        return cls(value, among, max([_alike(value, one) for one in beside], default=-1))
+
+    def odds(self, written: int, logprob: float, others: Iterable[tuple[str, float]], quote: str) -> float:
+        """The logarithm of p(token) behind the value's first `written` characters, at most 0.
+
+        `others` are the alternatives, each from the value on; `quote` is the mark that ends it, "" for any.
+        """
+        if written > self.common:
+            return 0.0
+        own = reported = math.exp(logprob)
+        against = 0.0
+        for piece, other in others:
+            reported += math.exp(other)
+            if self._is_against(written, piece, quote):
+                against += math.exp(other)
+        return math.log(own / (own + against + max(1.0 - reported, 0.0))) if own else logprob
+
+    def _is_against(self, written: int, piece: str, quote: str) -> bool:
+        """True where a text behind the value's first characters begins another one of the values, and not this one."""
+        if self.value.startswith(piece, written):
+            return False
+        stop = next((i for i, one in enumerate(piece) if (one == quote if quote else not is_bare(one))), len(piece))
+        shown, ends = self.value[:written] + piece[:stop], stop < len(piece)
+        if shown == self.value if ends else self.value.startswith(shown):
+            return False
+        at = bisect_left(self.among, shown)
+        return at < len(self.among) and (self.among[at] == shown if ends else self.among[at].startswith(shown))
+
+
+def _alike(one: str, other: str) -> int:
+    """Return the number of characters with which both begin."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
+
+
+class Choices:
+    """What the schemas of an agent's tools allow."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        few = tools if len(tools) <= MAX_CHOICES else ()
+        self._tools = {str(one.get("name")): one.get("parameters") for one in map(function_of, few)}
+        self._names = sorted(self._tools)
+
+    def of(self, call: ToolCall, number: int, written: str) -> Choice | None:
+        """The name of a call (0) or its argument (from 1) among what may stand there; None where that is not known."""
+        if len(written) > _LONGEST:
+            return None
+        return Choice.of(written, self._names if number == 0 else self._enum(call, number))
+
+    def _enum(self, call: ToolCall, number: int) -> Sequence[str]:
+        within: Any = self._tools.get(call.name)
+        for key in ("properties", list(call.arguments)[number - 1], "enum"):
+            within = within.get(key) if isinstance(within, Mapping) else None
+        if not isinstance(within, list) or len(within) > MAX_CHOICES or not all(isinstance(one, str) for one in within):
+            return ()
+        return sorted(within)

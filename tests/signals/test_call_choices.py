@@ -1,0 +1,99 @@
+"""What a tool's schema rules out speaks against no value; what it allows does, and so does what was not reported."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq import Step, TokenLogprob, ToolCall
+from grampus_uq.signals.call_choices import MAX_CHOICES
+from grampus_uq.signals.call_tokens import call_reading
+
+PIECES = ('{"name": "', "pay", "_out", '", "arguments": {"unit": "', "kilo", 'gram"', "}}")
+CALL = ToolCall(name="pay_out", arguments={"unit": "kilogram"})
+
+
+def tool(name: str, *allowed: str) -> dict[str, Any]:
+    return {"name": name, "parameters": {"properties": {"unit": {"type": "string", "enum": [*allowed]}}}}
+
+
+def values(tools: list[dict[str, Any]], **at: dict[str, float]) -> dict[str, float | None]:
+    """The values of the parts; `at` has the odds of the alternatives at a token, the token's own under "own"."""
+    found = []
+    for piece in PIECES:
+        odds = at.get(piece.strip('"'), {"own": 1.0})
+        top = [(text, math.log(p)) for text, p in odds.items() if text != "own" and p]
+        found.append(TokenLogprob(token=piece, logprob=math.log(odds["own"]), top=tuple(top)))
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, text="", tool_calls=(CALL,), logprobs=tuple(found))
+    return {part.name: part.value for part in call_reading(step, (), tools).parts}
+
+
+@pytest.mark.parametrize(
+    ("tools", "name", "unit"),
+    [
+        ([], 0.3, 0.2),  # nothing is known: each alternative counts
+        ([tool("pay_out", "kilogram")], 1.0, 1.0),  # nothing to choose
+        ([tool("pay_out", "kilogram", "pound"), tool("get")], 0.3 / 0.4, 0.2 / 0.3),  # pound is, gram is not
+        ([tool("pay_out", "kilogram", "gram"), tool("refund")], 0.3 / 0.7, 0.2 / 0.9),
+        ([tool("pay_out", "kilogram", "kilowatt"), tool("pay_in")], 0.3 / 0.4, 0.2 / 0.3),
+        ([tool("pay_out", "pound"), tool("pay_in")], 0.3 / 0.4, 0.2),  # the value written is none of those allowed
+        ([tool("refund", "kilogram")], 0.3, 0.2),  # nor is the name
+        ([tool(str(n)) for n in range(MAX_CHOICES)] + [tool("pay_out", "kilogram")], 0.3, 0.2),
+    ],
+)
+def test_alternatives_count_where_they_begin_another_value_that_is_allowed(
+    tools: list[dict[str, Any]], name: float, unit: float
+) -> None:
+    likely = {
+        "pay": {"own": 0.3, "refund": 0.3, "Pay": 0.3},
+        "kilo": {"own": 0.2, "gram": 0.6, "k": 0.1},
+    }
+    assert values(tools, **likely) == {"": pytest.approx(name), "unit": pytest.approx(unit)}
+
+
+def test_an_alternative_that_may_go_on_to_the_same_value_says_nothing_and_one_that_ends_early_does() -> None:
+    tools = [tool("pay_out", "kilogram", "kilo"), tool("pay")]
+    likely = {"_out": {"own": 0.5, "_": 0.2, '",': 0.3}, "gram": {"own": 0.5, '"': 0.5}}
+    assert values(tools, **likely) == {"": pytest.approx(0.5 / 0.8), "unit": pytest.approx(0.5)}
+
+
+@given(
+    st.lists(st.sampled_from(["pay", "pay_in", "pay_out", "get", "p"]), unique=True),
+    st.lists(st.sampled_from(["gram", "kilo", "kilogram", "kilowatt"]), unique=True),
+    st.dictionaries(st.sampled_from(["get", "p", "pay_in", "no", '"']), st.floats(0.01, 0.2), max_size=4),
+    st.floats(0.01, 0.2),
+)
+def test_a_value_is_never_less_likely_for_what_its_schema_rules_out_nor_more_for_one_more_choice(
+    names: list[str], allowed: list[str], others: dict[str, float], own: float
+) -> None:
+    likely = {"pay": {"own": own, **others}, "kilo": {"own": own, **others}}
+    plain = values([], **likely)
+    tools = [tool(name, *allowed) for name in names]
+    known = values(tools, **likely)
+    one_more = values([*tools, tool("get_more", *allowed, "p")], **likely)
+    for part, value in known.items():
+        assert (plain[part] or 0.0) <= (value or 0.0) + 1e-12 <= 1.0 + 2e-12
+    if "pay_out" in names:
+        assert (one_more[""] or 0.0) <= (known[""] or 0.0) + 1e-12
+
+
+@given(st.lists(st.tuples(st.text(max_size=4), st.floats(allow_nan=True))), st.floats(max_value=0.0))
+def test_alternatives_of_any_kind_leave_a_value_a_probability(others: list[tuple[str, float]], own: float) -> None:
+    found = [TokenLogprob(token=one, logprob=own, top=tuple(others)) for one in PIECES]
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, text="", tool_calls=(CALL,), logprobs=tuple(found))
+    tools = [tool("pay_out", "kilogram", "pound"), tool("pay_in")]
+    for part in call_reading(step, (), tools).parts:
+        assert part.value is not None
+        assert 0.0 <= part.value <= 1.0
+
+
+@pytest.mark.parametrize(
+    "broken", [{"name": "pay_out"}, {"name": "pay_out", "parameters": {"properties": {"unit": 7}}}]
+)
+@pytest.mark.parametrize("more", [[], [{"function": {}}, {"name": ["pay"]}]])
+def test_a_schema_that_says_nothing_of_a_value_rules_nothing_out(broken: dict[str, Any], more: list[Any]) -> None:
+    assert values([broken, *more], kilo={"own": 0.2, "gram": 0.6})["unit"] == pytest.approx(0.2)
