@@ -44,11 +44,7 @@ def command(
         with progress("Reading runs") as advance:
             # What computes streams of its own or says what a call is, without detector and release; else as recorded.
             own = artifact.profile
-            computes = (
-                detector.at_calls
-                or UNAIDED in detector.streams
-                or (own.calibration, own.trajectory_risk) != (None, None)
-            )
+            computes = detector.at_calls or UNAIDED in detector.streams or own.calibration or own.trajectory_risk
             judge = own.model_copy(update={"detector": None, "release": None}) if computes else None
             data = read_detector_runs(
                 paths,

@@ -102,10 +102,9 @@ class Profile(Configuration):
         """True if a detector or a release was fitted on the confidence that the model states, alone or in a fusion."""
         if self.detector is None and self.release is None:
             return False
-        used = set(() if self.detector is None else self.detector.streams)
-        fused = {} if self.calibration is None else self.calibration.readings
-        used |= {name for name, one in fused.items() if one.slope != 0.0 or one.offset != 0.0}
-        return not used.isdisjoint(WITH_THE_WORD)
+        readings = {} if self.calibration is None else self.calibration.readings
+        by_presence = {name for name, one in readings.items() if one.offset != 0.0}
+        return not WITH_THE_WORD.isdisjoint(self.fitted_streams | by_presence)
 
     @property
     def always_there(self) -> frozenset[str]:
