@@ -37,8 +37,8 @@ def command() -> None:
 @click.argument("deputy")
 @click.option("--hours", required=True, type=click.FloatRange(0.01, LONGEST_S / _HOUR_S), help="Duration from now on.")
 @click.option("--tool", "tools", multiple=True, metavar="NAME", help="Only on calls of this tool; may be repeated.")
-@signing("Your name")
 @on_store
+@signing("Your name")
 @as_json_option
 async def grant(
     deputy: str,

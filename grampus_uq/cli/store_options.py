@@ -52,13 +52,16 @@ def as_option(who: str) -> Callable[[_Command], _Command]:
     )
 
 
-def signing(who: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def signing(who: str) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
     """The options `--as`, `--key` and `--keys` of a command that signs, which gets `principal` and `signer`."""
 
-    def decorated(work: Callable[..., Any]) -> Callable[..., Any]:
+    def decorated(work: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         @wraps(work)
-        def command(*, principal: str | None, signer: Signer | None, keys_file: str | None, **given: Any) -> Any:
-            return work(principal=_signs_as(principal, signer, keys_file), signer=signer, **given)
+        async def command(*, principal: str | None, signer: Signer | None, keys_file: str | None, **given: Any) -> None:
+            name, why = _signs_as(principal, signer, keys_file)
+            await work(principal=name, signer=signer, **given)
+            if principal is None and signer is not None:  # an error stands alone
+                print_lines([f"Signed as {name}, {why}"], err=True)
 
         help_ = f"{who}.  [default: the owner of the key by --keys, or the login name]"
         return click.option("--as", "principal", help=help_)(_key_option(_keys_option(command)))
@@ -66,8 +69,8 @@ def signing(who: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorated
 
 
-def _signs_as(given: str | None, signer: Signer | None, keys_file: str | None) -> str:
-    """Who signs, said where nobody was named. Raises ConfigurationError for a name that is not the key's."""
+def _signs_as(given: str | None, signer: Signer | None, keys_file: str | None) -> tuple[str, str]:
+    """Who signs, and why that person. Raises ConfigurationError for a name that is not the key's."""
     keys = None if keys_file is None else PublicKeys.from_file(keys_file)
     owners = set() if keys is None else keys.principals
     if keys is not None and isinstance(signer, Ed25519Signer):
@@ -78,10 +81,7 @@ def _signs_as(given: str | None, signer: Signer | None, keys_file: str | None) -
     if keys is not None and name not in owners:
         rule = f"the owner of the key by {keys_file}: {', '.join(sorted(owners)) or 'nobody'}"
         raise ConfigurationError.of("--as", "--key", rule, name)
-    if given is None and signer is not None:
-        why = "the owner of the key." if owned else "the login name: --as NAME signs as another."
-        print_lines([f"Signs as {name}, {why}"], err=True)
-    return name
+    return name, "the owner of the key." if owned else "the login name: --as NAME signs as another."
 
 
 def with_store(url: str, work: Callable[[SessionStore], Awaitable[_Result]], *, create: bool = False) -> _Result:

@@ -35,7 +35,7 @@ from grampus_uq.monitor.snapshot import COMPACT_VERSION, SNAPSHOT_VERSION, STATE
 from grampus_uq.monitor.unread_turns import UnreadTurns
 from grampus_uq.monitor.wiring import UNKNOWN, Wiring
 from grampus_uq.records.building import builder
-from grampus_uq.records.call_parts import FORM_WEIGHT
+from grampus_uq.records.call_parts import CALL_RULE
 from grampus_uq.records.events import (
     PERMIT,
     CallAsked,
@@ -683,7 +683,7 @@ def judge_of(
 
     With the stream "call_probability" also of how that is computed: what another rule has earned is not evidence.
     """
-    rule = [FORM_WEIGHT] if stream == UncertaintySource.CALL_PROBABILITY else []
+    rule = CALL_RULE if stream == UncertaintySource.CALL_PROBABILITY else ()
     text = canonical_json([profile or "", model, prompt_hash, tools_hash, agent_version, *rule])
     return sha256_of(text)[:32]
 

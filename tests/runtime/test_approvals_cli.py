@@ -247,7 +247,7 @@ def test_who_gives_no_name_reads_whom_the_key_signs_for(tmp_path: Path) -> None:
     desk = Desk(tmp_path, approvals=ApprovalPolicy(signer=keys(tmp_path, "ann")))
     given = ("approve", desk.request.id, "--key", str(tmp_path / "ann.key"))
     said = desk.cli(*given, "--json", LOGNAME="deploy")
-    assert "Signs as deploy, the login name: --as NAME signs as another." in said.stderr
+    assert "Signed as deploy, the login name: --as NAME signs as another." in said.stderr
     assert json.loads(said.stdout)["principal"] == "deploy"
     assert "login name" not in desk.cli(*given, "--as", "ann").output
     assert "login name" not in desk.cli("reject", desk.request.id, LOGNAME="deploy").output  # nothing is signed
@@ -266,7 +266,7 @@ def test_with_the_approvers_keys_at_hand_a_name_that_is_none_or_has_another_key_
     environment = {"GRAMPUS_UQ_APPROVERS_FILE": str(known), "LOGNAME": "deploy"}
     assert isinstance(desk.cli("approve", desk.request.id, "--as", "eve", **environment).exception, ConfigurationError)
     said = desk.cli("approve", desk.request.id, "--key", str(tmp_path / "ann.key"), **environment).output
-    assert "Signs as ann, the owner of the key." in said
+    assert "Signed as ann, the owner of the key." in said
     assert desk.resume().status is AgentStatus.COMPLETED
 
 
