@@ -143,7 +143,8 @@ def _fitted_for_lines(facts: FittedFor, paths: Sequence[str]) -> Iterator[str]:
 
 def _part_lines(part: Part) -> Iterator[str]:
     if part.name == "detector" and part.status == "fitted":
-        yield f"statistic  {part.figures['statistic']} on {_listed(part.figures['streams'])} ({part.why})"
+        read = f"{part.figures['statistic']} on {_listed(part.figures['streams'])}"
+        yield from _wrapped("statistic", f"{read} ({part.why})")
     else:
         state = "" if part.status == "fitted" else f"{part.status.upper()}: "
         yield from _wrapped(part.name, f"{state}{part.why}{_worth(part)}")
