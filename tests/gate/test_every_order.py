@@ -68,7 +68,10 @@ class Ran:
 
 @dataclass(frozen=True)
 class World:
-    """One call as its host keeps it, and the truth beside it: `said` in the order of arrival, by request."""
+    """One call as its host keeps it, and the truth beside it.
+
+    `said` are the decisions in the order of arrival, each with when, and whether its own principal signed it.
+    """
 
     required: int
     shared: bool
@@ -78,7 +81,7 @@ class World:
     process: int = 0
     before: tuple[CallRecord, ...] = ()
     requests: tuple[ApprovalRequest, ...] = ()
-    said: tuple[tuple[ApprovalDecision, float], ...] = ()
+    said: tuple[tuple[ApprovalDecision, float, bool], ...] = ()
     spent: tuple[str, ...] = ()
     taken: tuple[tuple[str, str], ...] = ()
     ran: tuple[Ran, ...] = ()
@@ -108,17 +111,15 @@ class World:
         return next((one for one in self.before if one.phase is CallPhase.CLEARED), self.before[-1])
 
     def likeness(self) -> str:
-        """The same for worlds that differ in the ids of their requests and the order of what is past alone."""
+        """The same for worlds that differ in the ids of their requests, and in what no rule, host or check looks at."""
         names = {request.id: f"#{number}" for number, request in enumerate(self.requests)}
         values = (
             *(_shown(self.record), self.rules, self.now_s, self.put_back),
             self.before and _shown(self.earlier),
-            [
-                [one.request_id, one.kind, one.principal, one.arguments, bool(one.signature), at]
-                for one, at in self.said
-            ],
-            [self.process in (one.process for one in self.ran), sorted(set(self.spent)), len(self.ran)],
-            sorted(by for by, _ in self.taken),
+            [(one.id, one.unknown_outcome, one.expires_s, one.rules, one.call) for one in self.requests],
+            [(*_meant(one), at_s, own) for one, at_s, own in self.said],
+            [(one.arguments, one.by, one.at_s, self.process - one.process) for one in self.ran],
+            (sorted(self.spent), sorted(by for by, _ in self.taken)),
         )
         text = repr(values)
         for name, short in names.items():
@@ -176,11 +177,11 @@ def says(
         request = world.requests[0 if stale else -1]
         decision = request.decide(kind, principal=who, arguments=arguments).model_copy(update={"decided_s": 0.0})
         decision = decision if key is None else KEYS[key].sign(decision)
-        said = (*world.said, (decision, world.now_s))
+        said = (*world.said, (decision, world.now_s, key == who))
         if not world.record.waiting:
             return None
         on = {one.id for one in world.record.requests}
-        arrived = [one for one in said if one[0].request_id in on or one[0] is decision]
+        arrived = [(one, at_s) for one, at_s, _ in said if one.request_id in on or one is decision]
         after, _ = world.gate().decide(world.record, world.terms, arrived)
         return world.to(after, said=said)
 
@@ -236,11 +237,16 @@ def asked_anew(world: World) -> World | None:
     return world.to(world.gate().asked_again(world.record, world.terms, "so")) if world.record.waiting else None
 
 
-def taken_up(world: World, record: CallRecord, *, believed: bool, **changes: Any) -> World:
-    """Another process takes up a record; what starts were taken in the first one it does not know."""
+def read(world: World, record: CallRecord, *, believed: bool, **changes: Any) -> World:
+    """The host goes on from a stored record."""
     gate, terms = world.gate(), world.terms
     again = gate.recovered(gate.restored(record, terms, believed=believed), terms, Effect.IRREVERSIBLE)
-    return world.to(again, process=world.process + 1, spent=(), **changes)
+    return world.to(again, **changes)
+
+
+def taken_up(world: World, record: CallRecord, *, believed: bool, **changes: Any) -> World:
+    """Another process takes up a record; what starts were taken in the first one it does not know."""
+    return read(world, record, believed=believed, process=world.process + 1, spent=(), **changes)
 
 
 def dies(world: World) -> World | None:
@@ -256,9 +262,7 @@ def is_read_again(world: World) -> World | None:
     """The process goes on from an earlier state, as frameworks with checkpoints do."""
     if not world.before:
         return None
-    gate, terms = world.gate(), world.terms
-    again = gate.restored(copied(world.earlier), terms, believed=True)
-    return world.to(gate.recovered(again, terms, Effect.IRREVERSIBLE), put_back=True)
+    return read(world, copied(world.earlier), believed=True, put_back=True)
 
 
 def is_put_back(world: World) -> World | None:
@@ -332,8 +336,7 @@ def allowed(world: World, ran: Ran) -> bool:
     if request is None or request.call is None:
         return False
     people: dict[str, set[str]] = {}
-    for decision, at_s in world.said:
-        own = decision.signature == KEYS[decision.principal].signature(decision.signed_text())
+    for decision, at_s, own in world.said:
         late = request.expires_s is not None and at_s >= request.expires_s
         if decision.request_id != request.id or decision.principal == "mal" or not own or late:
             continue
@@ -433,6 +436,7 @@ GATE = "grampus_uq.gate"
 SABOTAGE: dict[str, tuple[int, bool, str, Any]] = {
     "nothing is looked at when it runs": (1, False, f"{GATE}.gate.check_clearance", _no_check),
     "signatures are not looked at": (1, False, f"{GATE}.requests.ApprovalPolicy._check_signature", _no_check),
+    "nor are they of two": (2, False, f"{GATE}.requests.ApprovalPolicy._check_signature", _no_check),
     "anybody may decide": (1, False, f"{GATE}.requests.ApprovalPolicy.check_principal", _no_check),
     "nothing expires": (1, False, f"{GATE}.requests.ApprovalRequest.expired", lambda self, now_s=None: False),
     "what others wrote is believed": (1, False, f"{GATE}.gate.restored", _believed),
