@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,39 +38,30 @@ class Desk:
 
     def __init__(self, tmp_path: Path, turns: Sequence[Any] | None = None, **given: Any) -> None:
         self.url = f"sqlite:///{tmp_path / 'sessions.db'}"
-        self._started_by = given.pop("started_by", None)
+        begun = {"session_id": "s", "started_by": given.pop("started_by", None)}
         self.world, self._turns, self._given = World(), turns or mailing(), given
-        self.request = anyio.run(self._run).pending[0]
+        self.request = self.on_store(lambda store: self._runner(store).run(AGENT, "mail bob", **begun)).pending[0]
 
     def _runner(self, store: Any) -> AgentRunner:
         return runner(self.world, self._turns, store=store, **self._given)
 
-    async def _run(self) -> Any:
-        store = open_store(self.url)
-        try:
-            return await self._runner(store).run(AGENT, "mail bob", session_id="s", started_by=self._started_by)
-        finally:
-            await store.aclose()
+    def on_store(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        """The result of this work on the store, opened anew."""
+
+        async def done() -> Any:
+            store = open_store(self.url)
+            try:
+                return await work(store)
+            finally:
+                await store.aclose()
+
+        return anyio.run(done)
 
     def stored(self, decision: ApprovalDecision) -> None:
-        async def decide() -> None:
-            store = open_store(self.url)
-            try:
-                await Ledger(store).decide(decision)
-            finally:
-                await store.aclose()
-
-        anyio.run(decide)
+        self.on_store(lambda store: Ledger(store).decide(decision))
 
     def resume(self) -> Any:
-        async def resume() -> Any:
-            store = open_store(self.url)
-            try:
-                return await self._runner(store).resume("mailer", "s")
-            finally:
-                await store.aclose()
-
-        return anyio.run(resume)
+        return self.on_store(lambda store: self._runner(store).resume("mailer", "s"))
 
     def cli(self, *arguments: str, **environment: str) -> Result:
         return cli(*arguments, "--store", self.url, **environment)

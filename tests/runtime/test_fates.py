@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
-from grampus_uq import ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
+from grampus_uq import ApprovalPolicy, Ed25519Signer, PublicKeys
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.fates import WAITS, Fate, fate_of
@@ -23,14 +23,7 @@ RUNNING = Fate(told="The call is running.", over=False, ran=None)
 
 
 def fate(desk: Desk) -> Fate | None:
-    async def look() -> Fate | None:
-        store = open_store(desk.url)
-        try:
-            return await fate_of(Ledger(store), desk.request.id)
-        finally:
-            await store.aclose()
-
-    return anyio.run(look)
+    return cast("Fate | None", desk.on_store(lambda store: fate_of(Ledger(store), desk.request.id)))
 
 
 def test_a_request_is_followed_from_its_decision_to_the_end_of_its_call(tmp_path: Path) -> None:

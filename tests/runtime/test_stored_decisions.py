@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
@@ -22,14 +23,7 @@ from tests.sampling import examples
 
 
 def found(desk: Desk) -> OpenRequest:
-    async def look() -> OpenRequest:
-        store = open_store(desk.url)
-        try:
-            return await open_request(Ledger(store), desk.request.id)
-        finally:
-            await store.aclose()
-
-    return anyio.run(look)
+    return cast("OpenRequest", desk.on_store(lambda store: open_request(Ledger(store), desk.request.id)))
 
 
 def test_the_schema_of_a_waiting_call_is_kept_for_whoever_edits_it(tmp_path: Path) -> None:
