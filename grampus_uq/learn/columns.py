@@ -37,7 +37,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.learn.eligibility import NO_OUTCOME, SUPERSEDED, Eligibility, eligibility
 from grampus_uq.learn.guarded import guarding_also
 from grampus_uq.learn.sensed import Sensed, sensed_in
-from grampus_uq.monitor.session import score_of
+from grampus_uq.monitor.permit_basis import score_of
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
 from grampus_uq.records.events import StepEvent

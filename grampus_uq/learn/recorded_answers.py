@@ -17,7 +17,7 @@ from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.gate.permits import Entry, Permit
-from grampus_uq.monitor.session import judge_of, score_of
+from grampus_uq.monitor.permit_basis import judge_of, score_of
 from grampus_uq.recording.copies import distinct_runs
 from grampus_uq.recording.replay import ReplayedStep, replay
 from grampus_uq.recording.runs import Paths, Refused, Run

@@ -36,7 +36,7 @@ from grampus_uq.core.state import (
 )
 from grampus_uq.gate.call import doubt_of, of_the_tool
 from grampus_uq.monitor.history import unaided_part
-from grampus_uq.monitor.session import score_of
+from grampus_uq.monitor.permit_basis import score_of
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold

@@ -17,7 +17,7 @@ from grampus_uq import Outcome, Reading, Step, ToolCall, UncertaintyMonitor
 from grampus_uq.cli.permits_command import command
 from grampus_uq.gate.permits import Entry, Permit, PermitState, applied, issued
 from grampus_uq.learn.permit_simulation import read_labelled_calls, simulate_permit
-from grampus_uq.monitor.session import score_of
+from grampus_uq.monitor.permit_basis import score_of
 from grampus_uq.stats.earned_threshold import CANDIDATES, Target
 from tests.guarantees.worlds import CALL, POLICY, Kept, World, record
 from tests.sampling import examples

@@ -133,6 +133,6 @@ def test_what_a_call_probability_of_another_rule_earned_is_no_evidence_and_other
     judges = {stream: session.judge("v1", stream) for stream in ("", "confidence", "p_success", "call_probability")}
     assert len({judges[stream] for stream in ("", "confidence", "p_success")}) == 1
     assert judges["call_probability"] != judges[""]
-    monkeypatch.setattr("grampus_uq.monitor.session.CALL_RULE", (1.0,))
+    monkeypatch.setattr("grampus_uq.monitor.permit_basis.CALL_RULE", (1.0,))
     assert session.judge("v1", "call_probability") != judges["call_probability"]
     assert session.judge("v1", "p_success") == judges["p_success"]
