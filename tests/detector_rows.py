@@ -60,5 +60,8 @@ def detector_runs(
 
 
 def threshold_for(detector: Detector, alpha: float, delta: float | None = None) -> Threshold:
-    """The listed threshold of a level: PAC with delta, conformal (or budget) without."""
-    return next(one for one in detector.thresholds if (one.alpha, one.delta) == (alpha, delta) and one.runs)
+    """The listed threshold of a level: PAC with delta, conformal (or budget) without. It takes runs that set it."""
+    for one in detector.thresholds:
+        if (one.alpha, one.delta) == (alpha, delta) and one.runs:
+            return one
+    raise ConfigurationError.of("alpha", "threshold_for", "a level whose threshold was set by runs", alpha)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from grampus_uq.errors import ConfigurationError, DataError
 
 
 def machine() -> dict[str, Any]:
@@ -32,11 +36,23 @@ def existing(text: str) -> Path:
     return path
 
 
+@contextmanager
+def usage_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """Make a file that cannot be read, or is too small for what is asked, one line of usage instead of a traceback."""
+    try:
+        yield
+    except (DataError, ConfigurationError) as error:
+        parser.error(str(error))
+
+
 def emit(benchmark: str, rows: Iterable[Mapping[str, Any]], as_json: bool) -> None:
-    """Print the rows once, as one JSON object or as a table; figures are shortened in the table only."""
-    rows = [dict(row) for row in rows]
+    """Print the rows once, as one JSON object or as a table; figures are shortened in the table only.
+
+    An undefined figure (NaN, infinite), such as a rate over no case, is null: strict JSON has no word for it.
+    """
+    rows = [{key: None if _undefined(value) else value for key, value in row.items()} for row in rows]
     if as_json:
-        json.dump({"benchmark": benchmark, "machine": machine(), "rows": rows}, sys.stdout)
+        json.dump({"benchmark": benchmark, "machine": machine(), "rows": rows}, sys.stdout, allow_nan=False)
         sys.stdout.write("\n")
         return
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -45,6 +61,10 @@ def emit(benchmark: str, rows: Iterable[Mapping[str, Any]], as_json: bool) -> No
     print(f"{benchmark}   {machine()}")
     for line in [columns, *cells]:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _undefined(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _shown(value: Any) -> str:

@@ -36,7 +36,7 @@ from grampus_uq.stats.entry_thresholds import (
     two_way_entry,
 )
 from grampus_uq.stats.ranking import auprc, auroc
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
 from tests.benchmarks.split_evaluation import (
     SplitEvaluation,
     conformity_at,
@@ -69,10 +69,14 @@ def read_runs(path: Path) -> Runs:
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if re.search(r"\.jsonl(\.gz)?$", p.name) and "who_and_when" in str(p))
         if len(found) != 1:
-            sys.exit(f"{path}: expected one file of runs in a folder `who_and_when`, found {len(found)}")
+            rule = f"must hold one file of runs in a folder `who_and_when`. Found {len(found)}."
+            raise DataError(rule, path=str(path))
         path = found[0]
     left_out: list[DataError] = []
     labelled = read_labelled_failures(path, on_left_out=left_out.append)
+    if len(labelled) < 2:
+        rule = f"holds {len(labelled)} labelled failures ({len(left_out)} left out); 2 are needed to part them."
+        raise DataError(rule, path=str(path))
     return Runs(dataset=path.name.split(".")[0], labelled=labelled, left_out=len(left_out))
 
 
@@ -329,23 +333,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    runs = read_runs(options.file)
-    print(f"{runs.dataset}: {len(runs.labelled)} runs, {runs.left_out} left out", file=sys.stderr)
-    labelled, test = random_splits(len(runs.labelled), options.splits, np.random.default_rng(options.seed))
-    position = score_once("constant", [[1.0] * len(r.trajectory) for r in runs.labelled], runs, labelled, test, True)
-    recorded = score_once(
-        "monitor_record", [recorded_scores(r.trajectory) for r in runs.labelled], runs, labelled, test, False
-    )
-    fitted = score_fitted(runs, labelled, test)
-    rows = [
-        *set_rows(runs.dataset, fitted, FITTED, options.seed),
-        *set_rows(runs.dataset, fitted, PAPER, options.seed, ties_broken=False),
-        *set_rows(runs.dataset, position, POSITION_ONLY, options.seed),
-        *set_rows(runs.dataset, recorded, RECORDED, options.seed),
-        *(step_score_row(runs.dataset, scored) for scored in (position, recorded, fitted)),
-        *rollback_rows(runs.dataset, fitted, options.seed),
-        speed_row(),
-    ]
+    with usage_errors(parser):
+        runs = read_runs(options.file)
+        print(f"{runs.dataset}: {len(runs.labelled)} runs, {runs.left_out} left out", file=sys.stderr)
+        labelled, test = random_splits(len(runs.labelled), options.splits, np.random.default_rng(options.seed))
+        position = score_once(
+            "constant", [[1.0] * len(r.trajectory) for r in runs.labelled], runs, labelled, test, True
+        )
+        recorded = score_once(
+            "monitor_record", [recorded_scores(r.trajectory) for r in runs.labelled], runs, labelled, test, False
+        )
+        fitted = score_fitted(runs, labelled, test)
+        rows = [
+            *set_rows(runs.dataset, fitted, FITTED, options.seed),
+            *set_rows(runs.dataset, fitted, PAPER, options.seed, ties_broken=False),
+            *set_rows(runs.dataset, position, POSITION_ONLY, options.seed),
+            *set_rows(runs.dataset, recorded, RECORDED, options.seed),
+            *(step_score_row(runs.dataset, scored) for scored in (position, recorded, fitted)),
+            *rollback_rows(runs.dataset, fitted, options.seed),
+            speed_row(),
+        ]
     emit("attribution", rows, options.json)
 
 

@@ -29,12 +29,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.errors import DataError
 from grampus_uq.learn.chain import Chain, TierCases, fit_chain
 from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.profiles.chain_part import recorded_looks
 from grampus_uq.recording import runs as recorded_runs
 from grampus_uq.records.events import LookEvent
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks.recorded_sets import opened_set
 from tests.benchmarks.tool_agent import Score, read_set
 
 FloatArray = npt.NDArray[np.float64]
@@ -126,16 +128,18 @@ def again(path: Path, question: float) -> World:
     return World((own, anew), question, np.array([float(len(one.call.canonical())) for one in cases]))
 
 
-def looked(folder: Path, question: float) -> World:
+def looked(path: Path, question: float) -> World:
     """The runs of a set at whose first irreversible call the big model looked."""
-    folder = folder / "recordings"
-    tiers = recorded_looks(folder, np.random.default_rng(0), costs={"big": 1.0}).tiers
     length = []
-    for run in recorded_runs(folder):
-        look = next((event for event in run.events if isinstance(event, LookEvent)), None)
-        if look is not None and eligibility(run).usable:
-            step = next(event.step for event in run.steps if event.step.step_id == look.step_id)
-            length.append(float(len(step.tool_calls[0].canonical())))
+    with opened_set(path) as folder:
+        tiers = recorded_looks(folder / "recordings", np.random.default_rng(0), costs={"big": 1.0}).tiers
+        for run in recorded_runs(folder / "recordings"):
+            look = next((event for event in run.events if isinstance(event, LookEvent)), None)
+            if look is not None and eligibility(run).usable:
+                step = next(event.step for event in run.steps if event.step.step_id == look.step_id)
+                length.append(float(len(step.tool_calls[0].canonical())))
+    if not length:
+        raise DataError("no other model looked at a call of this set.", path=str(path))
     return World(tuple(tiers), question, np.array(length))
 
 
@@ -193,7 +197,7 @@ def rows_of(name: str, population: World, options: Any) -> Iterator[dict[str, An
     for policy, runs in found.items():
         row: dict[str, Any] = {"data": name, "policy": policy, "n": n}
         if runs:
-            row |= {"success": _mean(runs, "success"), "of_big": _mean(runs, "success") / big}
+            row |= {"success": _mean(runs, "success"), "of_big": _mean(runs, "success") / big if big else None}
             row |= {"big_calls": _mean(runs, "big_calls"), "questions": _mean(runs, "questions")}
             row |= {
                 "wrong_out": _mean(runs, "wrong"),
@@ -222,14 +226,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     if options.pair or options.looked or options.again:
         options.cases = 0
-    for read, folders in ((looked, options.looked), (again, options.again)):
-        for folder in map(Path, folders):
-            rows += rows_of(folder.name, read(folder, options.question), options)
-    for small, big in options.pair:
-        cases, left_out = pair(Path(small), Path(big), options.question)
-        if len(cases.length) < 2:
-            parser.error(f"{small} and {big}: no two tasks were handled by both models")
-        rows += [row | {"left_out": left_out} for row in rows_of(f"{small.name} to {big.name}", cases, options)]
+    with usage_errors(parser):
+        for read, paths in ((looked, options.looked), (again, options.again)):
+            for path in paths:
+                rows += rows_of(path.name.split(".tar")[0], read(path, options.question), options)
+        for small, big in options.pair:
+            cases, left_out = pair(small, big, options.question)
+            if len(cases.length) < 2:
+                parser.error(f"{small} and {big}: no two tasks were handled by both models")
+            name = " to ".join(path.name.split(".tar")[0] for path in (small, big))
+            rows += [row | {"left_out": left_out} for row in rows_of(name, cases, options)]
     for name, shared in () if options.cases == 0 else (("own errors", 0.1), ("shared errors", 0.7)):
         rng = np.random.default_rng(options.seed + 1)
         rows += rows_of(f"world: {name}", world(rng, 4000, shared=shared, question=options.question), options)

@@ -27,12 +27,12 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.errors import MissingDependencyError
+from grampus_uq.errors import DataError, MissingDependencyError
 from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
 from tests.benchmarks.tracer import turn_events
 from tests.trajectory_runs import run_components
 
@@ -81,6 +81,8 @@ def timed(name: str, texts: Sequence[str], make: Callable[[], Embedder], repeats
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time every embedder."""
     texts = embedded_texts(options.file)
+    if not texts:
+        raise DataError("holds no text.", path=str(options.file))
     yield timed("hash", texts, HashingEmbedder, 5)
     known = CachedEmbedder(HashingEmbedder(), capacity=len(texts))
     known.embed(texts)
@@ -103,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    emit("embedders", rows(options), options.json)
+    with usage_errors(parser):
+        emit("embedders", rows(options), options.json)
 
 
 if __name__ == "__main__":

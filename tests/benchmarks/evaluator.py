@@ -12,8 +12,7 @@ alarms.
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from sklearn.isotonic import IsotonicRegression
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.alarm_figures import alarm_figures
 from grampus_uq.learn.fit.detector import fit_budget, fit_detector
 from grampus_uq.learn.fit.detector_bank import untrained
@@ -43,8 +42,9 @@ from grampus_uq.stats.eprocess_thresholds import (
     ville_threshold,
 )
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
 from tests.benchmarks.published_evaluator import bonferroni_threshold, fit_paper
+from tests.benchmarks.score_tables import read_score_table
 from tests.detector_rows import detector_runs, threshold_for
 
 FloatArray = npt.NDArray[np.float64]
@@ -87,14 +87,12 @@ class Rule:
 
 def load(path: Path) -> DetectorRuns:
     """Read one file of verifier scores."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
+    table = read_score_table(path)
     return detector_runs(
-        run_ids=[row["uq_problem_idx"] for row in rows],
-        steps=[int(float(row["num_steps"])) for row in rows],
-        scores=[float(row["judge_probability"] or "nan") for row in rows],
-        outcomes={row["uq_problem_idx"]: row["solved"].strip().lower() in ("true", "1", "1.0") for row in rows},
+        run_ids=[name for name, trace in zip(table.ids, table.scores, strict=True) for _ in trace],
+        steps=[step for trace in table.scores for step in range(1, len(trace) + 1)],
+        scores=[math.nan if score is None else score for trace in table.scores for score in trace],
+        outcomes=dict(zip(table.ids, table.solved, strict=True)),
     )
 
 
@@ -221,7 +219,11 @@ def _rule_rows(rule: Rule, split: Split, methods: Sequence[str]) -> Iterator[Row
         alarms = _never(split) if unfitted else rule.alarms[name](fitted, split)
         score_us = (time.perf_counter() - begin) * 1e6 / len(split.test.values)
         for alpha in split.alphas:
-            figures = _figures(alarms(alpha), split.test.lengths, np.asarray(split.test.success))
+            try:
+                steps = alarms(alpha)
+            except ConfigurationError:  # no run could set this threshold
+                unfitted, steps = True, _never(split)(alpha)
+            figures = _figures(steps, split.test.lengths, np.asarray(split.test.success))
             rate = figures["paused_share"] if name == "ours_budget" else figures["false_alarm_rate"]
             yield {
                 "method": name,
@@ -288,10 +290,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows: list[Row] = []
-    with ProcessPoolExecutor(options.jobs) if options.jobs > 1 else nullcontext() as pool:
+    with usage_errors(parser), ProcessPoolExecutor(options.jobs) if options.jobs > 1 else nullcontext() as pool:
         for path in options.files:
             runs = load(path)
             for fraction in options.calibration_fraction:
+                if max(1, round(len(runs) * fraction)) >= len(runs):
+                    raise DataError(f"of {len(runs)} runs a share of {fraction:g} leaves none to test.", path=str(path))
                 work = partial(
                     split_rows,
                     runs=runs,

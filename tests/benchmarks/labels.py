@@ -3,10 +3,11 @@
     python -m tests.benchmarks.labels [SCORES.csv.gz | TAU_BENCH.json.gz | RUNS.tar.gz ...] [--splits 20] [--json]
 
 Takes files of verifier scores (as `evaluator`), tau-bench results (scored by the number of turns: the shorter the
-likelier right, which is known before any label), and archives of recordings with `outcomes.jsonl` (scored by the last
-fused confidence). Two worlds are always there: `rising` and `sharp`. In every split, one run a task, half of the runs
-is labelled from, as the rule says, and the other half tests. The one release of a run is at its end, by a score that no
-label taught; thresholds are the product's own (`budget_of_wrong_releases`, `certified_by_count`).
+likelier right, which is known before any label), and sets of recordings with `outcomes.jsonl` (scored by the last fused
+confidence), each of 40 tasks or more. Two worlds are always there: `rising` and `sharp`. In every split, one run a
+task, half of the runs is labelled from, as the rule says, and the other half tests. The one release of a run is at its
+end, by a score that no label taught; thresholds are the product's own (`budget_of_wrong_releases`,
+`certified_by_count`).
 
 Rules: `certificate`: 90 % of the released are right (delta .1); `budget`: at most 5 % of all are released and wrong, on
 average; `budget sure`: the same with delta .1; in all three, labels that are all successes are taken for praise, as
@@ -20,11 +21,7 @@ out (0 where none is published); `share_right`: of those let out; `wrong_out`: s
 from __future__ import annotations
 
 import argparse
-import gzip
-import io
-import json
 import math
-import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +30,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.recording.codec import decode
-from grampus_uq.records.events import StepEvent
+from grampus_uq.errors import DataError
+from grampus_uq.importers import read_tau_bench
+from grampus_uq.recording.runs import runs
+from grampus_uq.records.vocabulary import Role
 from grampus_uq.stats.selective import Released, budget_of_wrong_releases, certified_by_count
-from tests.benchmarks._report import emit, existing
-from tests.benchmarks.evaluator import load
+from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks.recorded_sets import lines, opened_set
+from tests.benchmarks.score_tables import read_score_table
 
 SPENT = (20, 50, 100, 200, 400)
 ACCURACY, BUDGET, DELTA = 0.9, 0.05, 0.1
@@ -57,40 +57,33 @@ class Scored:
 
 def of_verifier(path: Path) -> Scored:
     """The last score of every run."""
-    runs = load(path)
-    assert runs.success is not None
-    last = runs.values[np.cumsum(runs.lengths) - 1, 0]
-    return Scored(path.name.split(".")[0], np.nan_to_num(last, nan=0.0), runs.success, np.array(runs.ids, dtype=object))
+    table = read_score_table(path)
+    order = np.argsort(np.array(table.ids, dtype=object), kind="stable")
+    last = np.array([trace[-1] or 0.0 for trace in table.scores])[order]
+    ids = np.array(table.ids, dtype=object)[order]
+    return Scored(path.name.split(".")[0], last, np.array(table.solved)[order], ids)
 
 
 def of_tau_bench(path: Path) -> Scored:
     """Minus the number of turns of every run, on a scale of 0 to 1."""
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        runs = json.load(stream)
-    turns = np.array([sum(message["role"] == "assistant" for message in run["traj"]) for run in runs], dtype=float)
-    right = np.array([run["reward"] >= 1.0 for run in runs])
-    tasks = np.array([str(run["task_id"]) for run in runs], dtype=object)
+    runs = list(read_tau_bench(path, at_max_turns="reward"))
+    runs = [run for run in runs if run.outcome.success is not None]
+    turns = np.array([sum(message.role is Role.ASSISTANT for message in run.messages) for run in runs], dtype=float)
+    right = np.array([run.outcome.success for run in runs], dtype=bool)
+    tasks = np.array([run.task_id for run in runs], dtype=object)
     return Scored(path.name.split(".")[0], 1.0 / (1.0 + turns), right, tasks)
 
 
 def of_recordings(path: Path) -> Scored:
     """The last fused confidence of every recorded run, and what `outcomes.jsonl` says of it."""
-    scores: dict[str, float] = {}
-    known: dict[str, bool] = {}
-    with tarfile.open(path) as archive:
-        for member in archive:
-            stream = archive.extractfile(member) if member.isfile() else None
-            if stream is None:
-                continue
-            lines = io.TextIOWrapper(stream, encoding="utf-8")
-            if member.name.endswith("outcomes.jsonl"):
-                for told in map(json.loads, lines):
-                    known[str(told["id"])] = bool(told["ok"])
-            elif "/recordings/" in f"/{member.name}" and member.name.endswith(".jsonl"):
-                for line in lines:
-                    event = decode(line.encode())
-                    if isinstance(event, StepEvent) and event.step.kind != "tool_call":
-                        scores[Path(member.name).stem] = event.assessment.fused_confidence
+    with opened_set(path) as folder:
+        known = {str(told["id"]): bool(told["ok"]) for told in lines(folder / "outcomes.jsonl", ("id", "ok"))}
+        scores = {
+            run.session_id: event.assessment.fused_confidence
+            for run in runs(folder / "recordings")
+            for event in run.steps
+            if event.step.kind != "tool_call"
+        }
     names = sorted(scores.keys() & known.keys())
     chances, right = np.array([scores[n] for n in names]), np.array([known[n] for n in names], dtype=bool)
     return Scored(path.name.partition(".tar")[0], chances, right, np.array(names, dtype=object))
@@ -107,7 +100,7 @@ def worlds(n: int = 1600) -> Iterator[Scored]:
 
 def read(path: Path) -> Scored:
     """One file, by its name."""
-    if path.name.endswith((".tar.gz", ".tgz")):
+    if path.is_dir() or path.name.endswith((".tar.gz", ".tgz")):
         return of_recordings(path)
     return of_tau_bench(path) if ".json" in path.name else of_verifier(path)
 
@@ -182,7 +175,11 @@ def spent(data: Scored, rule: str, labels: int, splits: int) -> dict[str, Any]:
 
 def measure(files: list[Path], splits: int) -> Iterator[dict[str, Any]]:
     """Every row of every file and world; labels that half of the tasks does not have are left out."""
-    for data in (*map(read, files), *worlds()):
+    given = [read(path) for path in files]
+    for path, data in zip(files, given, strict=True):
+        if len(np.unique(data.task)) < 2 * SPENT[0]:
+            raise DataError(f"has {len(np.unique(data.task))} tasks; {2 * SPENT[0]} are needed.", path=str(path))
+    for data in (*given, *worlds()):
         for rule in RULES:
             for labels in SPENT:
                 if labels <= len(np.unique(data.task)) // 2:
@@ -196,7 +193,8 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    emit("labels", measure(given.files, given.splits), given.json)
+    with usage_errors(parser):
+        emit("labels", measure(given.files, given.splits), given.json)
 
 
 if __name__ == "__main__":

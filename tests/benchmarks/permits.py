@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from grampus_uq.learn.permit_simulation import simulate_permit
 from grampus_uq.stats import earned_threshold as earned
 from tests.benchmarks import tool_agent
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
 from tests.binomial import binomial_ceiling
 
 FloatArray = npt.NDArray[np.float64]
@@ -506,7 +506,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.recordings:
-        emit("permits", recorded_rows(options.recordings, options.populations), options.json)
+        with usage_errors(parser):
+            emit("permits", recorded_rows(options.recordings, options.populations), options.json)
     else:
         emit("permits", rows(options.populations, options.long, options.only), options.json)
 

@@ -7,8 +7,7 @@ A FILE is a table of step-wise success probabilities: columns `uq_problem_idx`, 
 
 - `calibration`: the two cross-fitted Platt maps (App. D).
 - `transparency`: one a stream, as App. F of the paper prints them. `auq_*` are scalars: no proper score of a trace
-exists
-  for them. `delta_*_z` compare the recalibrated stream with the raw one, in paired bootstrap standard errors.
+  exists for them. `delta_*_z` compare the recalibrated stream with the raw one, in paired bootstrap standard errors.
 - `fixed_rank` (App. E): the scalar that rank metrics read is held fixed, only the probabilities are transformed.
 - `artificial_censoring` (App. I): outcomes hidden at a stated rate, length-stratified, on the recalibrated stream.
 - `speed`: what scoring and resampling cost.
@@ -17,8 +16,6 @@ exists
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +28,7 @@ import numpy as np
 if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.errors import DataError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.fit.fit_calibration import cross_fit
 from grampus_uq.stats.bootstrap import BootstrapInterval, mean_rows, paired_bootstrap
 from grampus_uq.stats.fusion import LogisticFusion
@@ -46,9 +43,10 @@ from grampus_uq.stats.trajectory_scores import (
     tps,
     weighted_forecast,
 )
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
 from tests.benchmarks.censored_scores import artificial_censoring, tps_simple, truncated
 from tests.benchmarks.schedules import SCHEDULES
+from tests.benchmarks.score_tables import read_score_table
 
 Row = dict[str, Any]
 SCORES = {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2, b=4)}
@@ -59,26 +57,8 @@ PRINTED_RATE = 0.4
 
 def load(path: Path) -> tuple[ForecastTraces, np.ndarray, list[str]]:
     """Read a table; trajectories in order of first appearance, steps by number. Returns traces, outcomes, ids."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    steps: dict[str, dict[int, float | None]] = {}
-    outcomes: dict[str, bool] = {}
-    with opener(path, "rt", encoding="utf-8", newline="") as lines:
-        for line, row in enumerate(csv.DictReader(lines), start=2):
-            try:
-                name, number, solved = row["uq_problem_idx"], int(row["num_steps"]), row["solved"]
-                p = float(row["judge_probability"]) if row["judge_probability"] else None
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"unreadable row: {error!r}", path=str(path), line=line) from error
-            if solved not in ("True", "False") or outcomes.setdefault(name, solved == "True") != (solved == "True"):
-                raise DataError("one of True and False, the same all along", path=str(path), line=line, field="solved")
-            if number in steps.setdefault(name, {}):
-                raise DataError(f"step {number} occurs twice", path=str(path), line=line, field="num_steps")
-            steps[name][number] = p
-    for name, trace in steps.items():
-        if sorted(trace) != list(range(1, len(trace) + 1)):
-            raise DataError(f"steps of {name} are not 1..{len(trace)}", path=str(path), field="num_steps")
-    traces = ForecastTraces.of([trace[t] for t in sorted(trace)] for trace in steps.values())
-    return traces, np.array(list(outcomes.values())), list(steps)
+    table = read_score_table(path)
+    return ForecastTraces.of(table.scores), np.array(table.solved), table.ids
 
 
 def main() -> None:
@@ -89,7 +69,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    rows = [row for path in args.files for row in dataset_rows(path, args.draws, np.random.default_rng(args.seed))]
+    rows: list[Row] = []
+    with usage_errors(parser):
+        for path in args.files:
+            rows.extend(dataset_rows(path, args.draws, np.random.default_rng(args.seed)))
     rows.extend(speed_rows(np.random.default_rng(args.seed)))
     if args.json:
         emit("proper_scores", rows, as_json=True)
@@ -106,7 +89,10 @@ def dataset_rows(path: Path, draws: int, rng: np.random.Generator) -> Iterator[R
     traces, outcomes = traces.select(usable), outcomes[usable]
     ids = [name for name, kept in zip(ids, usable, strict=True) if kept]
     dataset = path.name.removesuffix(".gz").removesuffix(".csv")
-    calibrated = cross_fit({"forecast": traces}, outcomes, ids)
+    try:
+        calibrated = cross_fit({"forecast": traces}, outcomes, ids)
+    except ConfigurationError as error:
+        raise DataError(f"too few runs to recalibrate either half on the other: {error}", path=str(path)) from error
     base = traces.with_forecasts(np.full_like(traces.forecasts, outcomes.mean()))
     common = {"dataset": dataset, "trajectories": len(traces), "skipped": skipped}
     for half, fitted in zip("AB", calibrated.fusions, strict=True):
@@ -248,8 +234,8 @@ def censoring(traces: ForecastTraces, outcomes: np.ndarray, rng: np.random.Gener
                         "censoring_rate": float((stops < traces.lengths).mean()),
                         "tps_complete": float(complete.mean()),
                         "shift": float(closed.mean()),
-                        "shift_failures": float(closed[~outcomes].mean()),
-                        "shift_successes": float(closed[outcomes].mean()),
+                        "shift_failures": float(closed[~outcomes].mean()) if not outcomes.all() else None,
+                        "shift_successes": float(closed[outcomes].mean()) if outcomes.any() else None,
                     }
             yield {**row, "largest_error": max(errors)}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import DataError
 from tests.benchmarks import detector_speed, exchangeability_watch, healthy_agent
 from tests.benchmarks.evaluator import METHODS, load
 
@@ -57,7 +57,7 @@ def test_one_json_object_with_a_row_for_every_method_and_level(verifier_file: Pa
 def test_a_file_with_a_gap_in_its_steps_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gap.csv"
     path.write_text("uq_problem_idx,num_steps,judge_probability,solved\na,1,.5,True\na,3,.5,True\n", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="needs its row too"):
+    with pytest.raises(DataError, match=r"steps of a are not 1\.\.2"):
         load(path)
 
 

@@ -66,8 +66,8 @@ def test_it_prints_one_object_with_every_row_of_the_transparency_table(tmp_path)
     [
         ("a,1,0.5,True\na,1,0.5,True\n", 3, "num_steps"),
         ("a,2,0.5,True\n", None, "num_steps"),
-        ("a,one,0.5,True\n", 2, ""),
-        ("a,1,high,True\n", 2, ""),
+        ("a,one,0.5,True\n", 2, "num_steps"),
+        ("a,1,high,True\n", 2, "judge_probability"),
         ("a,1,0.5,maybe\n", 2, "solved"),
         ("a,1,0.5,True\na,2,0.5,False\n", 3, "solved"),
     ],

@@ -95,6 +95,27 @@ async def test_the_part_that_a_look_would_have_written_otherwise_is_ranked_first
 
 
 @pytest.mark.anyio
+async def test_what_the_recorder_asked_for_itself_is_no_cost_of_the_monitor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Agreement that was drawn by whoever recorded the set; a monitor pays for samples under their own name."""
+    folder = await record(tmp_path / "set", [(True, 0.3)] * 5 + [(False, 0.9)] * 5)
+    bought = {"value": 1.0, "reason": None, "input_tokens": 100, "output_tokens": 10}
+    for file in (folder / "recordings").iterdir():
+        events = [json.loads(line) for line in file.read_text().splitlines()]
+        for event in events:
+            if event["type"] == "step" and event["step"]["kind"] == "llm_call":
+                event["step"] |= {"input_tokens": 50, "output_tokens": 5}
+                kept = [one for one in event["readings"] if one["source"] not in ("call_agreement", "semantic_entropy")]
+                event["readings"] = [{**kept[0], "source": "call_agreement", **bought}, *kept]
+        file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    rows = shown([str(folder)], capsys)
+    assert rows["set", "call_agreement"]["extra_tokens"] == 110
+    for side in ("default", "unasked", "guide"):
+        assert (rows["set", side]["extra_tokens"], rows["set", side]["times_agent"]) == (0, 1)
+
+
+@pytest.mark.anyio
 async def test_what_is_no_set_is_one_line_of_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").write_text("no archive")
     (tmp_path / "empty").mkdir()
@@ -138,4 +159,5 @@ def test_the_figures_on_the_recorded_tool_agent_are_reached(capsys: pytest.Captu
     assert default["held_right"] >= guide["held_right"], "the default only adds to what the guide's policy holds"
     assert unasked["held_wrong"] >= 0.9
     assert unasked["held_right"] <= default["held_right"]
-    assert unasked["extra_tokens"] < default["extra_tokens"] == guide["extra_tokens"]
+    assert unasked["extra_tokens"] < default["extra_tokens"] == guide["extra_tokens"] < 350
+    assert default["times_agent"] < 1.1

@@ -29,10 +29,7 @@ P(True) at calls (`unasked`: `Sensing(ask_of_calls=False)`). Nothing here is fit
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,15 +49,15 @@ from grampus_uq.recording.runs import Run, runs
 from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart, sureness, weakest_part
 from grampus_uq.records.events import Event, LookEvent, ObservationEvent, StepEvent
 from grampus_uq.records.values import Reading, ToolCall
-from grampus_uq.records.vocabulary import Effect, MissingReason
+from grampus_uq.records.vocabulary import Effect, MissingReason, UncertaintySource
 from grampus_uq.signals.call_tokens import call_reading
 from grampus_uq.signals.claim_probability import claim_reading
 from grampus_uq.signals.origins import OriginState, origins_of_observation, with_origins
 from grampus_uq.signals.registry import BUILT_IN_NAMES
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from tests.archives import unpack
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks.recorded_sets import lines, opened_set
 from tests.benchmarks.tool_agent_probes import Score, drawn_calls, probe_scores
 from tests.benchmarks.tool_agent_run import FAMILIES, run_file
 
@@ -119,29 +116,18 @@ class Asked:
 
 def read_set(path: Path) -> tuple[list[Asked], int]:
     """The irreversible calls of a set, and how many of its runs proposed none. Raises DataError for what is no set."""
-    if path.is_dir():
-        return _read_folder(path)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            with tarfile.open(path) as archive:
-                unpack(archive, Path(folder))
-        except tarfile.TarError as error:
-            raise DataError(f"is neither a folder nor a .tar.gz: {error}.", path=str(path)) from None
-        return _read_folder(Path(folder))
-
-
-def _read_folder(folder: Path) -> tuple[list[Asked], int]:
-    found = next(iter(sorted(folder.glob("**/outcomes.jsonl"))), None)
-    if found is None:
-        raise DataError("holds no outcomes.jsonl.", path=str(folder))
-    outcomes = {line["id"]: line for line in _lines(found)}
-    probes = {line["session"]: line for line in _lines(found.with_name("probes.jsonl"))}
-    asked = [
-        _asked(run, outcomes[run.session_id], probes.get(run.session_id))
-        for run in runs(found.with_name("recordings"))
-        if run.session_id in outcomes
-    ]
-    return [one for one in asked if one is not None], sum(one is None for one in asked)
+    with opened_set(path) as folder:
+        outcomes = {line["id"]: line for line in lines(folder / "outcomes.jsonl", ("id", "kind", "truth"))}
+        probes = {line["session"]: line for line in lines(folder / "probes.jsonl", ("session",))}
+        asked = [
+            _asked(run, outcomes[run.session_id], probes.get(run.session_id))
+            for run in runs(folder / "recordings")
+            if run.session_id in outcomes
+        ]
+    found = [one for one in asked if one is not None]
+    if not found:
+        raise DataError("no run of this set proposes an irreversible call.", path=str(path))
+    return found, len(asked) - len(found)
 
 
 def _traced(events: Iterable[Event]) -> Iterator[Event]:
@@ -155,11 +141,6 @@ def _traced(events: Iterable[Event]) -> Iterator[Event]:
             yield replace(event, readings=tuple(with_origins(event.readings, state, event.step)))
             continue
         yield event
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        yield from map(json.loads, path.read_text().splitlines())
 
 
 def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> Asked | None:
@@ -267,8 +248,13 @@ def _doubted(steps: Sequence[ReplayedStep], own: float | None, turn: int) -> Sco
 
 
 def _monitors(steps: Sequence[ReplayedStep]) -> list[Reading]:
-    """The readings that a monitor takes by itself; whoever recorded the set may have added others."""
-    return [reading for step in steps for reading in step.event.readings if reading.source in BUILT_IN_NAMES]
+    """The readings that a monitor pays for by itself; whoever recorded the set may have added others.
+
+    A monitor's own agreement on a call costs nothing beside the samples, which are a reading of their own: one with a
+    cost was asked for by whoever recorded the set.
+    """
+    paid = BUILT_IN_NAMES - {UncertaintySource.CALL_AGREEMENT}
+    return [reading for step in steps for reading in step.event.readings if reading.source in paid]
 
 
 def _least(readings: Sequence[Reading]) -> float | None:
@@ -428,14 +414,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         anyio.run(partial(run, p_true=options.p_true, look_file=options.look))
         return
     rows: list[dict[str, Any]] = []
-    for path in options.sets:
-        try:
+    with usage_errors(parser):
+        for path in options.sets:
             asked, without = read_set(path)
-        except DataError as error:
-            parser.error(str(error))
-        if not asked:
-            parser.error(f"{path}: no run of this set proposes an irreversible call")
-        rows += [row | {"runs_without_call": without} for row in rows_of(path.name.split(".tar")[0], asked, options)]
+            found = rows_of(path.name.split(".tar")[0], asked, options)
+            rows += [row | {"runs_without_call": without} for row in found]
     emit("tool_agent", rows, options.json)
 
 

@@ -14,7 +14,6 @@ sure ones. Rules: `wrong_held`, `right_held`: what is paused of either, `better`
 from __future__ import annotations
 
 import argparse
-import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -38,8 +37,8 @@ from grampus_uq.records.events import OutcomeEvent, StepEvent
 from grampus_uq.records.values import Outcome
 from grampus_uq.stats.bootstrap import RowStatistic, bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from tests.archives import unpack
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks.recorded_sets import opened_set
 from tests.benchmarks.tool_agent import as_sensed_now, read_set
 
 FloatArray = npt.NDArray[np.float64]
@@ -59,18 +58,14 @@ class Labelled:
 
 def labelled(path: Path, folder: Path) -> Labelled:
     """Write the set's runs anew, each with its truth as label."""
-    source = path
-    if not path.is_dir():
-        with tarfile.open(path) as archive:
-            unpack(archive, folder / "set")
-        source = folder / "set"
-    wrong = {one.task: one.wrong for one in read_set(source)[0]}
+    wrong = {one.task: one.wrong for one in read_set(path)[0]}
     (folder / "labelled").mkdir()
-    for run in runs(next(source.glob("**/recordings"))):
-        if run.session_id in wrong:
-            lines = [encode(_event(event, not wrong[run.session_id]), content="full") for event in run.events]
-            target = folder / "labelled" / f"{run.session_id}.jsonl"
-            target.write_bytes(b"".join((x.encode() if isinstance(x, str) else x) + b"\n" for x in lines))
+    with opened_set(path) as source:
+        for run in runs(source / "recordings"):
+            if run.session_id in wrong:
+                lines = [encode(_event(event, not wrong[run.session_id]), content="full") for event in run.events]
+                target = folder / "labelled" / f"{run.session_id}.jsonl"
+                target.write_bytes(b"".join((x.encode() if isinstance(x, str) else x) + b"\n" for x in lines))
     data = labelled_runs(folder / "labelled", Profile())
     by_id = {run.session_id: run for run in runs(folder / "labelled")}
     return Labelled(
@@ -204,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
     for path in options.sets:
-        with tempfile.TemporaryDirectory() as folder:
+        with usage_errors(parser), tempfile.TemporaryDirectory() as folder:
             known = labelled(path, Path(folder))
             splits = [split_once(known, options.learn, options.seed + number) for number in range(options.splits)]
             rows += rows_of(path.name.split(".tar")[0], known, splits, options)

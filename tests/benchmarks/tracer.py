@@ -38,7 +38,7 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.errors import DataError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers.imported_run import ImportedRun, turns
 from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.learn.fit.fit_tracer import cross_validate_tracer
@@ -189,21 +189,20 @@ def measure(path: str, options: argparse.Namespace, embedder: Embedder, progress
     runs, dataset = read.runs, Path(path).name.removesuffix(".gz").removesuffix(".json")
     counts = {"read": len(runs), "skipped": read.skipped}
     if not runs:
+        print(f"left out: {path}: no run of it was read.", file=sys.stderr)
         yield {"dataset": dataset, "score": "", **counts}
         return
-    fit = cross_validate_tracer(
-        [run.steps for run in runs],
-        [run.failed for run in runs],
-        [run.task for run in runs],
-        rng=np.random.default_rng(options.seed),
-    )
+    failed, tasks = [run.failed for run in runs], [run.task for run in runs]
+    learned = {"structure": structure_paths(read, seed=options.seed)}
+    try:
+        fit = cross_validate_tracer([run.steps for run in runs], failed, tasks, rng=np.random.default_rng(options.seed))
+        learned = {"tracer_fitted": fitted_paths(runs, fit.fold_of, fit.parameters)} | learned
+    except ConfigurationError as error:  # too few tasks, or runs of one kind only
+        print(f"tracer_fitted is left out: {path}: {error}", file=sys.stderr)
     functions = {**SCORES, **(ABLATIONS if options.ablations else {})}
     scores = {name: [function(run) for run in runs] for name, function in functions.items()}
     first, *others = scores
-    fitted = {"tracer_fitted": fitted_paths(runs, fit.fold_of, fit.parameters)}
-    learned = fitted | {"structure": structure_paths(read, seed=options.seed)}
     every = {first: scores[first]} | learned | {name: scores[name] for name in others}
-    failed, tasks = [run.failed for run in runs], [run.task for run in runs]
     for name, paths in progress.track(every.items(), description=f"scores of {dataset}"):
         more = auroc_gain(paths, every["n_steps"], failed, tasks, options) if name == "structure" else {}
         yield row(dataset, name, ScoredPaths(paths=paths, failed=failed, tasks=tasks), options) | counts | more
@@ -250,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
         rows = [row for path in options.files for row in measure(path, options, embedder, progress)]
     emit("tracer", rows, options.json)
-    if any(row.get("skipped") for row in rows):
+    if any(row["skipped"] or not row["read"] for row in rows):
         raise SystemExit(1)
 
 
