@@ -23,13 +23,14 @@ import numpy as np
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
+from grampus_uq.errors import DataError
 from grampus_uq.recording.replay import replay
 from grampus_uq.recording.runs import Run, runs
 from grampus_uq.records.events import StepEvent
 from grampus_uq.signals.token_signals import TOKEN_SOURCES
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
 from tests.benchmarks.tool_agent import as_sensed_now, figures, with_claim
 
 FREE = (*TOKEN_SOURCES, "claim_probability")
@@ -135,11 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
-    for folder in options.folders:
-        answers = [one for one in map(answer_of, runs(Path(folder))) if one is not None]
-        if not answers:
-            parser.error(f"{folder}: no run of the questions has a label")
-        rows += rows_of(Path(folder).name, answers, options)
+    with usage_errors(parser):
+        for folder in options.folders:
+            answers = [one for one in map(answer_of, runs(Path(folder))) if one is not None]
+            if not answers:
+                raise DataError("no run of the questions has a label.", path=str(folder))
+            rows += rows_of(Path(folder).name, answers, options)
     emit("answers", rows, options.json)
 
 

@@ -115,6 +115,8 @@ def pair(small: Path, big: Path, question: float) -> tuple[World, int]:
 def again(path: Path, question: float) -> World:
     """The runs of a set whose agent was asked anew."""
     cases = read_set(path)[0]
+    if all(one.redraw is None for one in cases):
+        raise DataError("no call of this set was drawn anew.", path=str(path))
     score = [one.scores.get("call_probability", Score(value=None)).value for one in cases]
     drawn = [one.redraw.likeness() if one.redraw else "" for one in cases]
     own = TierCases(name="agent", score=np.array(score, dtype=float), right=np.array([not one.wrong for one in cases]))

@@ -1,18 +1,21 @@
 """What a core install weighs: the installed files of every dependency that pip brings, with litellm and without.
 
-    python -m tests.benchmarks.install_weight
+    python -m tests.benchmarks.install_weight [--json]
 
 Sizes are of this environment's files, compiled ones left out, so that they do not depend on what was run.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
+
+from tests.benchmarks._report import emit
 
 _MB = 1_000_000
 
@@ -45,16 +48,19 @@ def size(names: set[str]) -> float:
 
 
 def main() -> None:
-    """Print the table."""
+    """Parse, weigh, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = project["project"]["dependencies"]
-    whole, rest = brought_by(wanted), brought_by(wanted, without="litellm")
     own = [file for file in (Path(__file__).parents[2] / "grampus_uq").rglob("*") if file.is_file()]
     mine = sum(file.stat().st_size for file in own if file.suffix != ".pyc") / _MB
-    print("| | packages | MB |\n|---|---|---|")
-    print(f"| grampus-uq itself | 1 | {mine:.0f} |")
-    print(f"| all that it needs | {len(whole)} | {size(whole):.0f} |")
-    print(f"| the same without litellm and what only litellm brings | {len(rest)} | {size(rest):.0f} |")
+    rows = [{"what": "grampus-uq itself", "packages": 1, "mb": mine}]
+    for what, without in (("all that it needs", ""), ("without litellm and what only litellm brings", "litellm")):
+        found = brought_by(wanted, without)
+        rows.append({"what": what, "packages": len(found), "mb": size(found)})
+    emit("install_weight", rows, options.json)
 
 
 if __name__ == "__main__":

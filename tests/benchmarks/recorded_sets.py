@@ -27,7 +27,8 @@ def opened_set(path: Path) -> Iterator[Path]:
                 with tarfile.open(path) as archive:
                     unpack(archive, Path(unpacked))
             except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-                raise DataError(f"is neither a folder nor a whole .tar.gz: {error}.", path=str(path)) from None
+                why = str(error).partition("\n")[0].rstrip(":.")
+                raise DataError(f"is neither a folder nor a whole .tar.gz: {why}.", path=str(path)) from None
         folder = path if path.is_dir() else Path(unpacked)
         found = next(iter(sorted(folder.glob("**/outcomes.jsonl"))), None)
         if found is None:

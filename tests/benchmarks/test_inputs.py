@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -18,13 +19,14 @@ from grampus_uq.errors import DataError
 from tests.benchmarks import proper_scores, tracer
 from tests.benchmarks._report import emit
 from tests.benchmarks.score_tables import read_score_table
+from tests.benchmarks.test_tool_agent import record
 
 pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
 
 HEADER = "uq_problem_idx,num_steps,judge_probability,solved\n"
 OF_TABLES = {"evaluator": ["--alphas", ".1", "--splits", "1"], "proper_scores": ["--draws", "20"], "labels": []}
 OF_SETS = {"tool_agent": [], "tool_agent_fit": [], "chain": ["--again"], "permits": ["--recordings"], "labels": []}
-OF_LOGS = {"attribution": ["--splits", "2"], "embedders": []}
+OF_LOGS = {"answers": [], "attribution": ["--splits", "2"], "embedders": []}
 
 
 def run(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,3 +173,11 @@ def test_tracer_measures_what_runs_of_one_class_allow_and_fails_where_no_run_was
     shown = capsys.readouterr()
     assert (ended.value.code, [row["read"] for row in rows_of(shown.out)]) == (1, [0])
     assert str(path) in shown.err
+
+
+def test_a_set_whose_agent_was_not_asked_anew_is_no_set_for_the_chain_that_asks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Redraws that were never made counted as wrong ones."""
+    anyio.run(record, tmp_path / "set", [(True, 0.3)] * 4 + [(False, 0.9)] * 8)
+    assert "set: no call of this set was drawn anew." in refused("chain", tmp_path / "set", monkeypatch, capsys)

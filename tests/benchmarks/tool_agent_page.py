@@ -18,7 +18,7 @@ from typing import Any
 import scipy
 
 from grampus_uq.recording import runs
-from tests.benchmarks._report import existing
+from tests.benchmarks._report import existing, usage_errors
 from tests.benchmarks.first_run import rewrite
 from tests.benchmarks.life import BEFORE, judged
 from tests.benchmarks.tool_agent import Asked, read_set, rows_of
@@ -116,7 +116,7 @@ def part_table(rows: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for name, of in rows.items():
         cells = {row["score"]: _cell(row) for row in of if row["set"] == f"{name} by argument: all arguments"}
-        own, whole = cells["argument"], cells["call_probability"]
+        own, whole = cells.get("argument", "-"), cells.get("call_probability", "-")
         first = next((row for row in of if "first" in row), None)
         told = "- | -" if first is None else f"{first['first']:.0%} of {first['n']} wrong calls | {first['chance']:.0%}"
         yield f"| {name} | {own} | {whole} | {told} |"
@@ -139,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--docs", type=existing, default=DOCS, help="the folder of the pages")
     options = parser.parse_args(arguments)
-    sets = {path.name.split(".tar")[0]: read_set(path)[0] for path in options.sets}
+    with usage_errors(parser):
+        sets = {path.name.split(".tar")[0]: read_set(path)[0] for path in options.sets}
     rows = {name: list(rows_of(name, asked, options)) for name, asked in sets.items()}
     rewrite(options.docs / "results.md", "tool agents", "\n".join([*score_table(rows), "", *part_table(rows)]))
     held = [*(of_set(name, asked) for name, asked in sets.items()), *(of_questions(one) for one in options.questions)]

@@ -37,7 +37,8 @@ from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
 from grampus_uq.signals.p_true import true_false_mass
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from tests.benchmarks._report import emit, existing
+from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks.recorded_sets import opened_set
 from tests.benchmarks.tool_agent import Asked, Score, figures, read_set
 from tests.benchmarks.tool_agent_desk import RULES
 from tests.benchmarks.tool_agent_run import FAMILIES, tasks_of
@@ -79,11 +80,12 @@ def case_of(run: Run, asked: Asked, task: Any) -> Case | None:
 def cases_of(folder: Path, asked: Mapping[str, Asked], tasks: Iterable[Any]) -> list[Case]:
     """The runs of a set whose task is among these and proposes an irreversible call."""
     known = {task.id: task for task in tasks if task.id in asked}
-    found = (
-        case_of(run, asked[run.session_id], known[run.session_id])
-        for run in runs(next(folder.glob("**/recordings")))
-        if run.session_id in known
-    )
+    with opened_set(folder) as place:
+        found = [
+            case_of(run, asked[run.session_id], known[run.session_id])
+            for run in runs(place / "recordings")
+            if run.session_id in known
+        ]
     return [case for case in found if case is not None]
 
 
@@ -189,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draws", type=int, default=2000, help="bootstrap draws")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    asked = {one.task: one for one in read_set(options.set)[0]}
+    with usage_errors(parser):
+        asked = {one.task: one for one in read_set(options.set)[0]}
     cases = cases_of(options.set, asked, tasks_of(options.family, 1_000, options.seed))
     if not cases:
         parser.error(f"{options.set}: no run of a task of this family and seed proposes an irreversible call")
