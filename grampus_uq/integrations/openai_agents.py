@@ -113,9 +113,9 @@ class UncertaintyGuard:
     def _protects(self, name: str) -> bool:
         return self._gate.effect(ToolCall(name=name), None, self.settings.monitor.profile.policy) is Effect.IRREVERSIBLE
 
-    def _watched(self, model: Model) -> WatchedModel:
+    def _watched(self, model: Model, name: str = "") -> WatchedModel:
         if not isinstance(model, WatchedModel):
-            return WatchedModel(model, self._observe, self._before, self, self._reach.has)
+            return WatchedModel(model, self._observe, self._before, self, self._reach.has, name)
         if model.owner is not self and self.settings.acts:
             raise ConfigurationError.of(
                 "agent", "UncertaintyGuard.watch", "watched by one guard", "another guard's agent"
@@ -127,7 +127,10 @@ class UncertaintyGuard:
     def session(
         self, session_id: str, agent_id: str = "", *, model: str = "", snapshot: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[WatchedRun]:
-        """The session that `Runner.run` belongs to inside this block, for those who call it themselves."""
+        """The session that `Runner.run` belongs to inside this block, for those who call it themselves.
+
+        `model` names the model where neither it nor the provider that it was looked up in has a name for it.
+        """
         return self._inside(self._start(session_id, agent_id, model, snapshot))
 
     @contextmanager
@@ -196,13 +199,13 @@ class UncertaintyGuard:
     async def run(self, agent: Agent[Any], input: Any, *, session_id: str, **given: Any) -> RunResult:
         """`Runner.run`, watched; takes whatever that takes. Raises AbortedRunError when the policy aborts the run."""
         self._reach.put_into(agent)
-        with self.session(session_id, agent.name, model=_name(agent)) as run:
+        with self.session(session_id, agent.name) as run:
             return self._remember(await Runner.run(agent, input, **self._reach.configured(given)), run)
 
     def run_streamed(self, agent: Agent[Any], input: Any, *, session_id: str, **given: Any) -> RunResultStreaming:
         """`Runner.run_streamed`, watched."""
         self._reach.put_into(agent)
-        with self.session(session_id, agent.name, model=_name(agent)) as run:
+        with self.session(session_id, agent.name) as run:
             return self._remember(Runner.run_streamed(agent, input, **self._reach.configured(given)), run)
 
     def _remember(self, result: Result, run: WatchedRun) -> Result:
@@ -344,8 +347,3 @@ def _take_back(state: RunState[Any, Any], item: Any, call_id: str) -> None:
     for record in () if owner._context is None else owner._context._approvals.values():
         if isinstance(record.approved, list) and call_id in record.approved:
             record.approved.remove(call_id)
-
-
-def _name(agent: Agent[Any]) -> str:
-    """The model's name, as far as the agent says it."""
-    return agent.model if isinstance(agent.model, str) else str(getattr(agent.model, "model", "") or "")

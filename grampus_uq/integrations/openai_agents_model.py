@@ -43,13 +43,15 @@ class WatchedModel(Model):
     """A model whose answers are observed; what it asks for is asked of the model inside, unchanged.
 
     `before` gives what it is asked with, from system instructions, input and tools, or raises for an aborted run.
-    `owner` is the guard; `has`: whether an agent is its own. Two of one guard around one model are equal.
+    `owner` is the guard; `has`: whether an agent is its own; `name`: by which a provider was asked for the model. Two
+    of one guard around one model are equal.
     """
 
     def __init__(
-        self, inner: Model, observe: Observe, before: Before, owner: object, has: Callable[[Any], bool]
+        self, inner: Model, observe: Observe, before: Before, owner: object, has: Callable[[Any], bool], name: str = ""
     ) -> None:
         self.inner = inner
+        self._asked_as = name
         self.owner = owner
         self._observe = observe
         self._before = before
@@ -67,7 +69,8 @@ class WatchedModel(Model):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WatchedModel:
         """The model inside is copied; the watch is the same guard's."""
-        return WatchedModel(copy.deepcopy(self.inner, memo), self._observe, self._before, self.owner, self.has)
+        inner = copy.deepcopy(self.inner, memo)
+        return WatchedModel(inner, self._observe, self._before, self.owner, self.has, self._asked_as)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the SDK or the user reads of the model inside."""
@@ -129,7 +132,7 @@ class WatchedModel(Model):
         leading = leading_system(items)
         stored = [] if given.get("prompt") is None else [json.dumps(plain(given["prompt"]), sort_keys=True)]
         sent = {
-            "requested": str(getattr(self.inner, "model", None) or ""),
+            "requested": str(getattr(self.inner, "model", None) or self._asked_as),
             "system": "\n\n".join([text for text in (system, leading) if text] + stored),
             "offered": [*map(tool_schema, shown), *map(_handoff_schema, handoffs)],
             "shape": None if shape is None or shape.is_plain_text() else shape.json_schema(),
@@ -152,13 +155,13 @@ async def awaited(result: Any) -> Any:
 class WatchedProvider(ModelProvider):
     """Looks models up by name in the provider inside, and watches each."""
 
-    def __init__(self, inner: ModelProvider, watch: Callable[[Model], Model]) -> None:
+    def __init__(self, inner: ModelProvider, watch: Callable[[Model, str], Model]) -> None:
         self.inner = inner
         self._watch = watch
 
     def get_model(self, model_name: str | None) -> Model:
         """The model of this name, watched."""
-        return self._watch(self.inner.get_model(model_name))
+        return self._watch(self.inner.get_model(model_name), model_name or "")
 
     async def aclose(self) -> None:
         """Close the provider inside."""

@@ -46,7 +46,7 @@ _FORMS: tuple[tuple[type, dict[str, Any]], ...] = (
 class AgentWatch:
     """A wrapper around each model of agents, and gates before tools; models that a run brings are wrapped there."""
 
-    model: Callable[[Model], WatchedModel]
+    model: Callable[..., WatchedModel]
     current: Gate
     acts: Callable[[], bool]
     """False while the guard only advises: then nothing is refused."""

@@ -505,3 +505,31 @@ def test_tools_that_changed_in_place_are_noted_as_they_were_at_each_call() -> No
             asked.on_chat_model_start({}, [[]], invocation_params={"tools": sent})
         noted += [tool["function"]["description"] for tool in asked.facts(())["offered"]]
     assert noted == ["Pays.", "Refunds.", "Refunds.", "Pays."]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_model_without_a_name_is_not_taken_for_the_one_that_the_agent_names(named: bool, tmp_path: Path) -> None:
+    """The name by which a provider was asked counts; a model that the run's configuration brings has none."""
+    from agents import Agent, Model, ModelProvider, ModelResponse, RunConfig, Usage
+    from openai.types.responses import ResponseOutputMessage, ResponseOutputText
+
+    class Nameless(Model):
+        async def get_response(self, *_: Any, **__: Any) -> ModelResponse:
+            text = ResponseOutputText(text=SAID, type="output_text", annotations=[], logprobs=[])
+            said = ResponseOutputMessage(id="m", content=[text], role="assistant", status="completed", type="message")
+            return ModelResponse(output=[said], usage=Usage(), response_id=None)
+
+        def stream_response(self, *_: Any, **__: Any) -> Any:
+            raise NotImplementedError
+
+    class Provider(ModelProvider):
+        def get_model(self, model_name: str | None) -> Model:
+            return Nameless()
+
+    config = RunConfig(model_provider=Provider()) if named else RunConfig(model=Nameless())
+    agent = Agent[Any](name="clerk", instructions="You keep the books.", model="m-1")
+    with RecordingProcessor(tmp_path) as recorder:
+        guard = UncertaintyGuard(UncertaintyMonitor(processors=[recorder]))
+        asyncio.run(guard.run(agent, "Go.", session_id="s", run_config=config))
+    (start,) = beginnings(tmp_path)
+    assert start.model == ("m-1" if named else "")
