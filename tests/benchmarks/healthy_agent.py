@@ -117,7 +117,7 @@ def rows(runs: int, calibrations: int, alpha: float) -> Iterator[dict[str, Any]]
     for irreversible in (False, True):
         paused = paused_by_tiers(healthy, irreversible=irreversible)
         name = f"default tiers{', irreversible tools' if irreversible else ''}"
-        yield {"driver": name, "paused": paused / runs, "interval": binomial_interval(paused, runs)}
+        yield {"driver": name, **_share(paused, runs)}
     fresh = labelled(healthy, failing, "fresh")
     shares: dict[str, list[tuple[float, float]]] = {"pac": [], "conformal": []}
     few = max(1, runs // calibrations)
@@ -134,8 +134,7 @@ def rows(runs: int, calibrations: int, alpha: float) -> Iterator[dict[str, Any]]
     yield {
         "driver": "detector, pac, through the engine",
         "alpha": alpha,
-        "paused": in_engine / driven,
-        "interval": binomial_interval(in_engine, driven),
+        **_share(in_engine, driven),
         "calibrations": calibrations,
     }
     for mode, pairs in shares.items():
@@ -148,6 +147,11 @@ def rows(runs: int, calibrations: int, alpha: float) -> Iterator[dict[str, Any]]
             "failures_caught": float(power.mean()),
             "calibrations": calibrations,
         }
+
+
+def _share(paused: int, runs: int) -> dict[str, float]:
+    low, high = binomial_interval(paused, runs)
+    return {"paused": paused / runs, "low": low, "high": high}
 
 
 def main() -> None:

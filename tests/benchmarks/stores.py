@@ -32,7 +32,7 @@ from tests.benchmarks._report import emit
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner, scripted
 from tests.servers import free_port, postgres
 
-BATCH = 500
+BATCH, ROUNDS = 500, 20
 
 
 async def fill(store: SessionStore, sessions: int, waiting: int) -> list[ApprovalRequest]:
@@ -52,7 +52,7 @@ async def fill(store: SessionStore, sessions: int, waiting: int) -> list[Approva
     return asked
 
 
-async def timed(work: Callable[[], Awaitable[Any]], rounds: int = 20) -> float:
+async def timed(work: Callable[[], Awaitable[Any]], rounds: int = ROUNDS) -> float:
     """Median milliseconds of some rounds, after one."""
     await work()
     taken = []
@@ -185,6 +185,8 @@ def main() -> None:
     parser.add_argument("--concurrent", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.waiting <= ROUNDS:
+        parser.error(f"argument --waiting: at least {ROUNDS + 1}, since as many calls are approved")
 
     async def run() -> list[dict[str, Any]]:
         if options.urls != ["servers"]:

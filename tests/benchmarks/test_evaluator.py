@@ -84,3 +84,5 @@ def test_the_healthy_agent_is_shown_with_the_tiers_beside_the_detector() -> None
     found = list(healthy_agent.rows(40, 1, 0.1))
     assert found[1]["paused"] > 0.9  # every fifth step irreversible: the tiers pause nearly every healthy run
     assert [row["driver"].split(",")[0] for row in found] == ["default tiers"] * 2 + ["detector"] * 3
+    assert all(isinstance(value, str | int | float) for row in found for value in row.values()), "rows are flat"
+    assert all(row["low"] <= row["paused"] <= row["high"] for row in found[:3])

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from grampus_uq.errors import DataError
-from tests.benchmarks import proper_scores, tracer
+from tests.benchmarks import proper_scores, stores, tracer
 from tests.benchmarks._report import emit
 from tests.benchmarks.score_tables import read_score_table
 from tests.benchmarks.test_tool_agent import record
@@ -181,3 +181,13 @@ def test_a_set_whose_agent_was_not_asked_anew_is_no_set_for_the_chain_that_asks_
     """Redraws that were never made counted as wrong ones."""
     anyio.run(record, tmp_path / "set", [(True, 0.3)] * 4 + [(False, 0.9)] * 8)
     assert "set: no call of this set was drawn anew." in refused("chain", tmp_path / "set", monkeypatch, capsys)
+
+
+def test_a_store_with_fewer_calls_than_are_approved_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["stores", f"sqlite:///{tmp_path}/s.db", "--sessions", "1", "--waiting", "20"])
+    with pytest.raises(SystemExit) as ended:
+        stores.main()
+    assert ended.value.code == 2
+    assert "--waiting" in capsys.readouterr().err.splitlines()[-1]
