@@ -9,8 +9,10 @@ of these tools. Where no other allowed value begins as the value did so far, not
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from grampus_uq.records.values import ToolCall
@@ -20,6 +22,8 @@ from grampus_uq.signals.quoting import function_of
 MAX_CHOICES: Final = 256
 """Values of one part that are told apart; where a schema has more, none is ruled out."""
 _LONGEST: Final = 64  # characters of such a value
+_PLAIN: Final = re.compile(r"[ !#-&(-\[\]-~]{0,256}")
+"""A value that is written in one way: no escapes, and no letters of which a token may hold half."""
 
 
 class Choice(NamedTuple):
@@ -48,21 +52,25 @@ class Choice(NamedTuple):
         own = reported = math.exp(logprob)
         against = 0.0
         for piece, other in others:
-            reported += math.exp(other)
-            if self._is_against(written, piece, quote):
-                against += math.exp(other)
-        return math.log(own / (own + against + max(1.0 - reported, 0.0))) if own else logprob
+            odds = math.exp(other)
+            reported += odds
+            same = self._is_same(written, piece, quote)
+            own += odds if same else 0.0
+            against += odds if same is False else 0.0
+        return min(math.log(own / min(own + against + max(1.0 - reported, 0.0), 1.0)), 0.0) if own else logprob
 
-    def _is_against(self, written: int, piece: str, quote: str) -> bool:
-        """True where a text behind the value's first characters begins another one of the values, and not this one."""
+    def _is_same(self, written: int, piece: str, quote: str) -> bool | None:
+        """True where a text behind the value's first characters writes the rest of it and ends it, False where it
+        begins another one of the values, and not this one."""
         if self.value.startswith(piece, written):
-            return False
+            return None
         stop = next((i for i, one in enumerate(piece) if (one == quote if quote else not is_bare(one))), len(piece))
         shown, ends = self.value[:written] + piece[:stop], stop < len(piece)
-        if shown == self.value if ends else self.value.startswith(shown):
-            return False
+        if shown == self.value:
+            return True if ends else None
         at = bisect_left(self.among, shown)
-        return at < len(self.among) and (self.among[at] == shown if ends else self.among[at].startswith(shown))
+        begun = at < len(self.among) and (self.among[at] == shown if ends else self.among[at].startswith(shown))
+        return False if begun else None
 
 
 def _alike(one: str, other: str) -> int:
@@ -75,13 +83,15 @@ class Choices:
     """What the schemas of an agent's tools allow."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        few = tools if len(tools) <= MAX_CHOICES else ()
-        self._tools = {str(one.get("name")): one.get("parameters") for one in map(function_of, few)}
-        self._names = sorted(self._tools)
+        few = [*map(function_of, tools)] if len(tools) <= MAX_CHOICES else []
+        named = [(name, one.get("parameters")) for one in few if isinstance(name := one.get("name"), str)]
+        count = Counter(name for name, _ in named)
+        self._tools = {name: parameters for name, parameters in named if count[name] == 1}
+        self._names = _sorted(count)
 
     def of(self, call: ToolCall, number: int, written: str) -> Choice | None:
         """The name of a call (0) or its argument (from 1) among what may stand there; None where that is not known."""
-        if len(written) > _LONGEST:
+        if len(written) > _LONGEST or written != [call.name, *call.arguments.values()][number]:
             return None
         return Choice.of(written, self._names if number == 0 else self._enum(call, number))
 
@@ -89,6 +99,10 @@ class Choices:
         within: Any = self._tools.get(call.name)
         for key in ("properties", list(call.arguments)[number - 1], "enum"):
             within = within.get(key) if isinstance(within, Mapping) else None
-        if not isinstance(within, list) or len(within) > MAX_CHOICES or not all(isinstance(one, str) for one in within):
-            return ()
-        return sorted(within)
+        return _sorted(within) if isinstance(within, list) and len(within) <= MAX_CHOICES else ()
+
+
+def _sorted(values: Collection[Any]) -> Sequence[str]:
+    """The values, each once; none where one is no text, or may be written in more ways than one."""
+    plain = all(isinstance(one, str) and _PLAIN.fullmatch(one) for one in values)
+    return sorted(set(values)) if plain else ()

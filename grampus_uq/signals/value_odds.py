@@ -51,7 +51,7 @@ def value_odds(
         if choice is not None and start <= end:
             head = text[start:begin]
             others = ((p[len(head) :], one) if p.startswith(head) else ("", one) for p, one in _others(token))
-            value += choice.odds(max(start - begin, 0), own, others, text[begin - 1] if quoted else "")
+            value += choice.odds(max(start - begin, 0), own, others, text[end : end + 1] if quoted else "")
         elif stop <= end:
             value += own
         if stop <= end:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import Step, TokenLogprob, ToolCall
 from grampus_uq.signals.call_choices import MAX_CHOICES
 from grampus_uq.signals.call_tokens import call_reading
+from tests.sampling import examples
 
 PIECES = ('{"name": "', "pay", "_out", '", "arguments": {"unit": "', "kilo", 'gram"', "}}")
 CALL = ToolCall(name="pay_out", arguments={"unit": "kilogram"})
@@ -97,3 +99,69 @@ def test_alternatives_of_any_kind_leave_a_value_a_probability(others: list[tuple
 @pytest.mark.parametrize("more", [[], [{"function": {}}, {"name": ["pay"]}]])
 def test_a_schema_that_says_nothing_of_a_value_rules_nothing_out(broken: dict[str, Any], more: list[Any]) -> None:
     assert values([broken, *more], kilo={"own": 0.2, "gram": 0.6})["unit"] == pytest.approx(0.2)
+
+
+WORDS = [
+    "kilo",
+    "kilogram",
+    "kilowatt",
+    "gram",
+    "g",
+    "pound",
+    "kilo gram",
+    "",
+    "1",
+    "true",
+    "null",
+    "größe",
+    'a"b',
+    "k\\",
+]
+VALUES = st.sampled_from([*WORDS, 1, True, None])
+
+
+def in_tokens(data: st.DataObject, text: str) -> tuple[TokenLogprob, ...]:
+    """The text cut into tokens, each with alternatives that sum to at most 1 with it, some of the same value."""
+    found = []
+    while text:
+        piece = text[: data.draw(st.sampled_from([1, 2, 3, 4, 6]))]
+        text = text[len(piece) :]
+        ends = [piece.replace('"}', '",'), piece.replace("}", ","), piece[:-1], "\\", '"', '\\"', '",']
+        others = data.draw(st.lists(st.sampled_from([*WORDS, *ends]), unique=True, max_size=5))
+        odds = data.draw(st.lists(st.floats(0.01, 1.0), min_size=len(others) + 2, max_size=len(others) + 2))
+        own, *rest = [math.log(one / sum(odds)) for one in odds]
+        found.append(TokenLogprob(token=piece, logprob=own, top=tuple(zip(others, rest, strict=False))))
+    return tuple(found)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.data(), st.lists(st.sampled_from(WORDS), min_size=1, max_size=5), VALUES, st.booleans(), st.booleans())
+def test_what_is_known_of_a_value_lowers_none_raises_none_that_is_not_allowed_and_has_no_order(
+    data: st.DataObject, allowed: list[str], value: Any, escaped: bool, ascii_only: bool
+) -> None:
+    arguments = json.dumps({"unit": value}, ensure_ascii=ascii_only)
+    text = '{"name": "pay", "arguments": %s}' % (json.dumps(arguments) if escaped else arguments)
+    call = ToolCall(name="pay", arguments={"unit": value})
+    written = in_tokens(data, text)
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, text="", tool_calls=(call,), logprobs=written)
+    names = ["pay", *data.draw(st.lists(st.sampled_from(["p", "pa", "pay_in", "refund"]), unique=True))]
+    tools = [tool(name, *allowed) for name in names]
+    raw, known, other = (
+        {part.name: part.value for part in call_reading(step, (), given).parts}
+        for given in ([], tools, [tool(name, *reversed(allowed), *allowed) for name in reversed(names)])
+    )
+    assert known == other
+    for part, odds in known.items():
+        assert (raw[part] is None) == (odds is None)
+        assert (raw[part] or 0.0) <= (odds or 0.0) + 1e-9 <= 1.0 + 2e-9
+    assert value in allowed or raw["unit"] == known["unit"]
+
+
+def test_a_schema_of_two_tools_of_one_name_rules_nothing_out() -> None:
+    two = [tool("pay_out", "gram", "kilogram"), tool("pay_out", "kilogram")]
+    assert values(two, kilo={"own": 0.2, "gram": 0.6})["unit"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("of", ["kilö", 'kilo"x', "kilo\\"])
+def test_what_may_be_written_in_several_ways_rules_nothing_out(of: str) -> None:
+    assert values([tool("pay_out", "kilogram", of)], kilo={"own": 0.2, "gram": 0.6})["unit"] == pytest.approx(0.2)
