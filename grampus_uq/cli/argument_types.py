@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import math
 import os
 import tempfile
@@ -12,12 +13,21 @@ from typing import Any
 
 import click
 
-from grampus_uq.errors import DataError
+from grampus_uq.errors import ConfigurationError, DataError
 
 
 def options(*given: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The decorators of several commands as one, in their order."""
     return lambda function: reduce(lambda decorated, option: option(decorated), reversed(given), function)
+
+
+def login_name() -> str:
+    """The login name. Raises ConfigurationError where the system knows none, as for a user of a container only."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError) as error:
+        rule = "set where the system knows no login name: or say who you are with --as, or --by for a label"
+        raise ConfigurationError.of("LOGNAME", "the environment", rule, None) from error
 
 
 class FiniteRange(click.FloatRange):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from grampus_uq.cli.argument_types import SummarisedGroup
+from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_list, print_result
 from grampus_uq.cli.store_options import Signer, as_option, on_store, signing
 from grampus_uq.errors import ConfigurationError
@@ -35,7 +35,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("deputy")
-@click.option("--hours", required=True, type=click.FloatRange(0.01, LONGEST_S / _HOUR_S), help="Duration from now on.")
+@click.option("--hours", required=True, type=FiniteRange(0.01, LONGEST_S / _HOUR_S), help="Duration from now on.")
 @click.option("--tool", "tools", multiple=True, metavar="NAME", help="Only on calls of this tool; may be repeated.")
 @on_store
 @signing("Your name")

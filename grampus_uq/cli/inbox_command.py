@@ -8,7 +8,7 @@ from socket import socket
 import anyio
 import click
 
-from grampus_uq.cli.argument_types import SummarisedGroup
+from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_json, print_list
 from grampus_uq.cli.store_options import STORE_HELP, on_store
 from grampus_uq.inbox.inbox_settings import InboxSettings
@@ -89,7 +89,7 @@ def command(
 @command.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="What NAME may do.")
-@click.option("--hours", default=1.0, type=click.FloatRange(0.01, 168.0), help="Hours for which the link is valid.")
+@click.option("--hours", default=1.0, type=FiniteRange(0.01, 168.0), help="Hours for which the link is valid.")
 @on_store
 @_origin_option
 async def invite(name: str, role: str, hours: float, store: SessionStore, origin: str | None) -> None:

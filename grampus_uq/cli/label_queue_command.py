@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import asdict
 
 import click
 
+from grampus_uq.cli.argument_types import login_name
 from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, refuse_none, say_beside
 from grampus_uq.recording.label_queue import label_agreement, label_by_key, label_queue, shown_rows
 from grampus_uq.recording.runs import RunSummary, find_run, recording_files
@@ -22,7 +22,7 @@ _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
 @as_json_option
 def label_next(folder: str, by: str | None, second: bool, as_json: bool) -> None:
     """Label finished runs with one key each, the most valuable first. With --json only list them."""
-    who = by if by is not None else getpass.getuser()
+    who = by if by is not None else login_name()
     refuse_none(next(recording_files(folder), None), [folder], "recording")
     with naming_refused() as refuse:
         queue = label_queue(folder, by=who, second=second, on_refused=refuse)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import json
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup
+from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup, login_name
 from grampus_uq.cli.import_command import import_, pack_, replay_
 from grampus_uq.cli.label_queue_command import agreement, label_next
 from grampus_uq.cli.printing import (
@@ -218,7 +217,7 @@ def label_(
     as_json: bool,
 ) -> None:
     """Append a label with a run's outcome, author and time. The latest label counts; earlier ones stay recorded."""
-    who = by if by is not None else getpass.getuser()
+    who = by if by is not None else login_name()
     given: list[OutcomeEvent] = []
     missing: list[str] = []
     stop = StopReason(stop_reason) if stop_reason else None

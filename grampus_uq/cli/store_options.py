@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial, wraps
@@ -11,6 +10,7 @@ from typing import Any, Final, TypeVar
 import anyio
 import click
 
+from grampus_uq.cli.argument_types import login_name
 from grampus_uq.cli.printing import print_lines
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys, signer_from_environment
@@ -47,7 +47,7 @@ def as_option(who: str) -> Callable[[_Command], _Command]:
     return click.option(
         "--as",
         "principal",
-        callback=lambda _ctx, _param, name: name or getpass.getuser(),
+        callback=lambda _ctx, _param, name: name or login_name(),
         help=f"{who}.  [default: the login name]",
     )
 
@@ -77,7 +77,7 @@ def _signs_as(given: str | None, signer: Signer | None, keys_file: str | None) -
         text = b"whose key is this?"
         owners = {name for name in owners if keys.verifies(name, text, signer.signature(text))}
     owned = given is None and isinstance(signer, Ed25519Signer) and len(owners) == 1
-    name = next(iter(owners)) if owned else given or getpass.getuser()
+    name = next(iter(owners)) if owned else given or login_name()
     if keys is not None and name not in owners:
         rule = f"the owner of the key by {keys_file}: {', '.join(sorted(owners)) or 'nobody'}"
         raise ConfigurationError.of("--as", "--key", rule, name)

@@ -275,6 +275,7 @@ TABLE = """
 1 inbox invite ann --role decide --store sqlite:///nowhere.db
 2 inbox invite <esc> --role decide --store sqlite:///nowhere.db
 2 inbox invite ann --role decide --hours 1e9 --store sqlite:///nowhere.db
+2 inbox invite ann --role decide --hours nan --store sqlite:///nowhere.db
 1 inbox keys --store sqlite:///nowhere.db
 1 inbox people --store sqlite:///file.txt
 1 inbox remove ann --store sqlite:///nowhere.db

@@ -261,6 +261,20 @@ def test_with_the_approvers_keys_at_hand_a_name_that_is_none_or_has_another_key_
     assert desk.resume().status is AgentStatus.COMPLETED
 
 
+def test_a_user_whom_the_system_does_not_know_is_asked_for_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys(tmp_path, "ann")
+    desk, key = Desk(tmp_path), ("--key", str(tmp_path / "ann.key"))
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2_147_483_001)
+    refused = desk.cli("approve", desk.request.id, *key).exception
+    assert isinstance(refused, ConfigurationError)
+    assert "say who you are with --as" in str(refused)
+    assert desk.cli("approve", desk.request.id, *key, "--as", "ann").exit_code == 0
+
+
 def test_four_eyes_by_command_line(tmp_path: Path) -> None:
     desk = Desk(tmp_path, approvals=ApprovalPolicy(signer=keys(tmp_path, "ann", "bob"), required=2))
     decide = functools.partial(desk.cli, "approve", desk.request.id)
