@@ -62,10 +62,13 @@ class AuditLog:
         await self._store.write(audit_of(self._agent_id, self._session_id, [(what, data)]))
 
     async def entries(self) -> list[dict[str, Any]]:
-        """The verified audit; raises DataError at the first entry that does not fit the chain."""
+        """The verified audit; raises DataError at the first entry that does not fit the chain, or is none."""
         log = audit_of(self._agent_id, self._session_id, []).log
         entries = [json_object(body, line=number) for number, body in enumerate(await self._store.read(log), 1)]
         verify_audit(entries)
+        for index, entry in enumerate(entries):
+            if not (isinstance(entry.get("what"), str) and isinstance(entry.get("data"), dict)):
+                raise DataError(f"entry {index} does not say what happened", line=index + 1, field="what")
         return entries
 
 

@@ -9,11 +9,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from grampus_uq.errors import DataError
+from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.visible_text import short, visible
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Document, documents
 from grampus_uq.runtime.worker_hosted import ENGINE_MARK
 from grampus_uq.runtime.worker_jobs import WAKES
@@ -22,21 +22,25 @@ WAITS: Final = "Waiting for the agent's program."
 _CLEARED: Final = "Taken up: the call has not started yet."
 _STARTED: Final = "The call is running."
 _TOLD: Final = {
-    "approval_expired": "The call did not run: the request expired first.",
-    "asked_again": "The call did not run: it is asked about anew",
-    "clearance_refused": "The call did not run: it is asked about anew",
+    "approval_expired": "The request expired before a decision was taken up",
+    "asked_again": "It is asked about anew",
+    "clearance_refused": "It is asked about anew",
     "execution_withdrawn": "The call was held back as it started",
-    "outcome_unknown": "The call was started, and nobody knows whether it took effect: it is asked about.",
+    "outcome_unknown": "The call was started, and nobody knows whether it took effect",
 }
+_REFUSED: Final = "The agent's program refused the decision of "
+_ELSEWHERE: Final = "The agent's program went on with the run. What became of the call is in that program's own state."
+_NO_DECISION: Final = "The request is no longer pending, and the audit of the run names no decision on it."
 _LEFT: Final = {
-    _CLEARED: "The call did not run: the run ended first, or the call is asked about anew.",
+    _CLEARED: "The audit of the run has no start of the call: the run ended first, or the call is asked about anew.",
     _STARTED: "The call was started. Its end is not in the audit of the run.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """In words; `over` once no more will be known. `ran`: without an error; None while that is open."""
+    """In words; `over` once no more will be known. `ran`: True for a call that ran without an error, None while that is
+    open, and where there is no call."""
 
     told: str
     over: bool = True
@@ -48,23 +52,27 @@ async def fate_of(ledger: Ledger, request_id: str) -> Fate | None:
     name = quote(request_id, safe="")
     decided = await ledger.store.children("decision", [name])
     wakes = await ledger.store.children(WAKES, [name]) if decided else ()
-    keys = [*filter(None, map(_session_of, decided)), *(row.key.partition("/")[2] for row in wakes)]
-    sessions = await documents(ledger.store, "session", keys)
+    shown = [*filter(None, map(_session_of, decided))]  # a sub-agent's own, where that above it is woken
+    sessions = await documents(ledger.store, "session", shown or [row.key.partition("/")[2] for row in wakes])
     if not sessions:
-        return Fate(told="The run is not in this store.", ran=None) if decided else None
+        return Fate(told="The run that asked was not found in this store.", ran=None) if decided else None
     state = ledger.state_in(next(iter(sessions.values())))
     waits = request_id in {request.id for request in state.pending()}
     try:  # after the state: what that has no more, the audit knows
         entries = await AuditLog(ledger.store, state.agent_id, state.session_id).entries()
     except DataError as error:
         return Fate(told=f"What became of the call is not known: the audit of the run does not hold ({error}).")
+    if ENGINE_MARK in state.metadata and not waits:
+        return Fate(told=_ELSEWHERE, ran=None)
     fate = None
     for entry in entries:
-        fate = _after(fate, str(entry["what"]), entry["data"], request_id)
+        fate = _after(fate, entry["what"], entry["data"], request_id)
     if fate is None:
-        return Fate(told=WAITS, over=False, ran=None) if waits else Fate(told=_elsewhere(state), ran=None)
-    goes_on = waits or any(request_id in [d.request_id for d in one.decisions] for one in state.turn)
-    return fate if fate.over or goes_on else Fate(told=_LEFT.get(fate.told, fate.told))
+        return Fate(told=WAITS, over=False, ran=None) if waits else Fate(told=_NO_DECISION, ran=None)
+    phases = [one.phase for one in state.turn if request_id in [given.request_id for given in one.decisions]]
+    if fate.over or waits or any(phase is not CallPhase.SETTLED for phase in phases):
+        return fate
+    return Fate(told=_LEFT.get(fate.told, fate.told), over=not phases)  # of two calls one may be saved with the other
 
 
 def _session_of(decided: Document) -> str | None:
@@ -78,15 +86,19 @@ def _session_of(decided: Document) -> str | None:
 
 def _after(before: Fate | None, what: str, data: Mapping[str, Any], request_id: str) -> Fate | None:
     """The fate after an entry of the audit."""
-    if request_id not in (data.get("request"), *(data.get("decisions") or ()), *(data.get("requests") or ())):
+    several = [data.get(name) for name in ("decisions", "requests")]
+    if request_id not in [data.get("request"), *(one for some in several if isinstance(some, list) for one in some)]:
         return before
     why = visible(short(str(data.get("why", "")), 300))
+    if what == "decision" and data.get("call_digest") is None:  # on the run's answer, or after a rollback
+        return Fate(told="Taken up.", ran=None)
     if what == "decision":
         runs = data.get("kind") in (ApprovalKind.APPROVE, ApprovalKind.EDIT)
         return Fate(told=_CLEARED, over=False, ran=None) if runs else Fate(told="Taken up: the call does not run.")
     if what == "decision_refused":
-        who = visible(short(str(data.get("of", "a person")), 80))
-        return Fate(told=f"The agent's program refused the decision of {who}: {why}", over=False)
+        if before is not None and not before.told.startswith(_REFUSED):
+            return before  # it was taken up, and is looked at once more beside what was asked anew
+        return Fate(told=f"{_REFUSED}{visible(short(str(data.get('of', 'a person')), 80))}: {why}", over=False)
     if what == "execution_started":
         return Fate(told=_STARTED, over=False, ran=None)
     if what == "execution_finished":
@@ -94,10 +106,4 @@ def _after(before: Fate | None, what: str, data: Mapping[str, Any], request_id: 
         return Fate(told="The call ended with an error." if failed else "The call ran.", ran=not failed)
     if what not in _TOLD:
         return before
-    return Fate(told=f"{_TOLD[what]}{f': {why}' if why else ''}".rstrip(".") + ".", over=what != "execution_withdrawn")
-
-
-def _elsewhere(state: AgentState) -> str:
-    if ENGINE_MARK in state.metadata:
-        return "The agent's program went on with the run. What became of the call is in that program's own state."
-    return "The request is no longer pending, and the audit of the run says nothing of a decision: it came too late."
+    return Fate(told=f"{_TOLD[what]}{f': {why}' if why else ''}".rstrip(".") + ".", over=False)

@@ -39,9 +39,10 @@ def executed_calls(
             found.pop(str(data["idempotency_key"]), None)
         if entry["what"] != "execution_started" or not _discarded(data, state, to_step):
             continue
+        if (effect := Effect(data["effect"])) is Effect.READ:  # announced because somebody decided on it
+            continue
         key, digest, tool = str(data["idempotency_key"]), str(data["digest"]), str(data["tool"])
         known = [call for call in proposed.get(str(data["call_id"]), ()) if call.digest() == digest]
-        effect = Effect(data["effect"])
         named = policy is not None and policy.is_irreversible(tool)
         found[key] = ExecutedCall(
             call=known[0] if known else ToolCall(id=str(data["call_id"]), name=tool),

@@ -242,7 +242,7 @@ class Turn:
         """
         if not started:
             return []
-        announced = [record for record in started if record.effect is not Effect.READ]
+        announced = [record for record in started if _audited(record)]
         begun = time.monotonic()
         try:
             run_id, who = self._state.run_id, self._state.started_by
@@ -334,8 +334,8 @@ class Turn:
             self.lease.session.observe_tool_result(record.call.id, outcome.text(), is_error=outcome.is_error)
 
     async def store_result(self, record: CallRecord, outcome: ToolResult) -> None:
-        """Write a result that was taken to the store and the audit; nobody waits for that of a call that reads."""
-        if record.effect is not Effect.READ:
+        """Write a result that was taken to the store and the audit, where its start is there."""
+        if _audited(record):
             await self.lease.try_save(("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
 
     def notes(self) -> list[str]:
@@ -345,3 +345,8 @@ class Turn:
     def facts(self, record: CallRecord) -> dict[str, Any]:
         """The audit's facts on a call: the digest of its arguments, and who cleared it."""
         return call_facts(self._state.run_id, record)
+
+
+def _audited(record: CallRecord) -> bool:
+    """True where the audit has a call: not one that only reads, unless somebody decided on it."""
+    return record.effect is not Effect.READ or bool(record.decisions)

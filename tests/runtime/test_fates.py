@@ -7,15 +7,24 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from grampus_uq import ApprovalPolicy, Ed25519Signer, PublicKeys
+from grampus_uq import ApprovalPolicy, Ed25519Signer, PublicKeys, StoreError, SubAgent
 from grampus_uq.gate.call import CallPhase
+from grampus_uq.gate.requests import ApprovalKind, ApprovalRequest
+from grampus_uq.records.values import canonical_json
+from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.fates import WAITS, Fate, fate_of
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.store import Put, SessionStore
-from tests.runtime.agents import AGENT, Copied, World, runner
+from grampus_uq.runtime.store import Append, Put, SessionStore
+from grampus_uq.runtime.stored_decisions import open_request, store_decision
+from grampus_uq.runtime.worker_hosted import ENGINE_MARK
+from grampus_uq.testing import answer
+from tests.runtime.agents import AGENT, Copied, World, look, mail, runner
 from tests.runtime.test_approvals_cli import Desk, mailing
+from tests.runtime.test_review import BOSS, call, with_tools
 
 WAITING, RAN = Fate(told=WAITS, over=False, ran=None), Fate(told="The call ran.", ran=True)
 CLEARED = Fate(told="Taken up: the call has not started yet.", over=False, ran=None)
@@ -125,7 +134,7 @@ def test_a_call_whose_worker_died_while_it_ran_is_said_to_be_of_unknown_outcome(
         return None
 
     said = anyio.run(live)
-    assert said.told == "The call was started, and nobody knows whether it took effect: it is asked about."
+    assert said.told == "The call was started, and nobody knows whether it took effect."
     assert said.over
 
 
@@ -139,4 +148,153 @@ async def test_a_decision_that_cannot_be_read_tells_of_no_run(body: str) -> None
     store: SessionStore = MemoryStore()
     await store.write(Put(kind="decision", key="r/1", body=body, expected=0))
     said = await fate_of(Ledger(store), "r")
-    assert said == Fate(told="The run is not in this store.", ran=None)
+    assert said == Fate(told="The run that asked was not found in this store.", ran=None)
+
+
+class Failing(Copied):
+    """Fails the write of this number, which was made or was not; and keeps what the tools had done at each write."""
+
+    def __init__(self, world: World, fails: int, made: bool) -> None:
+        super().__init__()
+        self._world, self._fails, self._made, self._count = world, fails, made, 0
+        self.done: list[set[str]] = []
+
+    async def write(self, *changes: Any) -> float:
+        self._count += 1
+        fails = self._count in (self._fails, self._fails + 1)  # a lease writes a second time
+        if fails and not self._made:
+            raise StoreError("down")
+        written = await super().write(*changes)
+        self.done.append({*self._world.searched, *(to for to, _ in self._world.sent)})
+        if fails:
+            raise StoreError("down")
+        return written
+
+
+NOT_RUN = ("has not started", "does not run", "no start of the call", WAITS)
+KINDS = st.sampled_from([ApprovalKind.APPROVE, ApprovalKind.REJECT, ApprovalKind.RESPOND, None])
+
+
+async def followed(kinds: list[ApprovalKind | None], fails: int, made: bool) -> None:
+    """Decide on a reading call and two others of one step, with two resumes, and hold each fate against the world."""
+    world = World()
+    turns = [answer("I.", tool_calls=[look("a", "x"), mail("b", "bob"), mail("c", "eve")]), answer("Done.")]
+    store = Failing(world, fails, made)
+    agent = runner(world, turns, store=store, p_true=0.3, approvals=ApprovalPolicy())
+    asked: list[ApprovalRequest] = []
+    for several in (kinds[:3], kinds[3:]):
+        try:
+            if not asked:
+                asked = [*(await agent.run(AGENT, "mail bob", session_id="s")).pending]
+            for kind, request in zip(several, asked, strict=False):
+                if kind is not None:
+                    decision = request.decide(kind, principal="ann", message="m")
+                    await store_decision(Ledger(store), await open_request(Ledger(store), request.id), decision)
+            await agent.resume("mailer", "s")
+        except Exception:  # noqa: BLE001 (a store that failed, and what follows from it: only what is told counts)
+            continue
+    before: dict[str, Fate] = {}
+    for copy, done in zip(store.copies, store.done, strict=True):
+        for request, effect in zip(asked, ("x", "bob", "eve"), strict=False):
+            said = await fate_of(Ledger(copy), request.id)
+            if said is None:
+                continue
+            assert said.ran is not True or effect in done
+            assert effect not in done or not any(words in said.told for words in NOT_RUN), said
+            known = before.get(request.id)
+            assert known is None or not known.over or known == said, (known, said)
+            before[request.id] = said
+
+
+@given(st.lists(KINDS, min_size=6, max_size=6), st.integers(1, 40), st.booleans())
+def test_no_fate_contradicts_what_ran_whatever_is_decided_and_whichever_write_fails(
+    kinds: list[ApprovalKind | None], fails: int, made: bool
+) -> None:
+    anyio.run(followed, kinds, fails, made)
+
+
+def test_a_call_that_reads_and_was_approved_is_said_to_have_run() -> None:
+    anyio.run(followed, [ApprovalKind.APPROVE, None, None, None, None, None], 0, False)
+
+
+@pytest.mark.parametrize("kind", [ApprovalKind.APPROVE, ApprovalKind.REJECT], ids=["released", "held back"])
+@pytest.mark.anyio
+async def test_a_decision_on_an_answer_says_nothing_of_a_call(kind: ApprovalKind) -> None:
+    store = Copied()
+    agent = runner(World(), [answer("Done.")], store=store, p_true=0.3)
+    (request,) = (await agent.run(AGENT, "mail bob", session_id="s")).pending
+    await Ledger(store).decide(request.decide(kind, principal="ann"))
+    await agent.resume("mailer", "s")
+    assert await fate_of(Ledger(store), request.id) == Fate(told="Taken up.", ran=None)
+
+
+@pytest.mark.anyio
+async def test_a_sub_agents_call_is_told_from_its_own_run_and_of_no_other_once_that_is_gone() -> None:
+    store, world = Copied(), World()
+    top = with_tools(
+        turns=[answer("D.", tool_calls=[call("mailer", task="have bob mailed")]), "All done."],
+        store=store,
+        sub_agents=[SubAgent(runner(world, store=store), AGENT)],
+    )
+    (request,) = (await top.run(BOSS, "x", session_id="p")).pending
+    await store_decision(
+        Ledger(store), await open_request(Ledger(store), request.id), request.decide("approve", principal="ann")
+    )
+    await top.resume("boss", "p")
+    assert world.sent
+    assert await fate_of(Ledger(store), request.id) == RAN
+    for row in await store.scan("session"):
+        if row.key.startswith("mailer"):
+            await store.write(row.removal())
+    said = await fate_of(Ledger(store), request.id)
+    assert said == Fate(told="The run that asked was not found in this store.", ran=None)
+
+
+async def noted(what: Any, data: Any, **state: Any) -> Fate | None:
+    """The fate of an approved request with this entry in the audit, and these values in the state."""
+    store = Copied()
+    agent = runner(World(), mailing(), store=store)
+    (request,) = (await agent.run(AGENT, "mail bob", session_id="s")).pending
+    await Ledger(store).decide(request.decide("approve", principal="ann"))
+    (row,) = await store.scan("session")
+    named = canonical_json({"what": what, "data": data}).replace('"R"', canonical_json(request.id))
+    await store.write(Append(log=f"audit/{row.key}", bodies=(named,), expected=None))
+    kept, version = await Ledger(store).known("mailer", "s")
+    for name, value in state.items():
+        setattr(kept, name, value)
+    await Ledger(store).save(kept, version)
+    return await fate_of(Ledger(store), request.id)
+
+
+@pytest.mark.parametrize(("what", "data"), [(5, {}), (None, {}), ("decision", []), ("decision", None), ("x", "R")])
+def test_an_entry_that_is_none_makes_the_fate_unknown(what: Any, data: Any) -> None:
+    said = anyio.run(noted, what, data)
+    assert said is not None
+    assert said.told.startswith("What became of the call is not known: the audit of the run does not hold")
+
+
+@pytest.mark.parametrize("of", [{"decisions": 5}, {"requests": {"R": 1}}, {"request": ["R"]}, {"decisions": [["R"]]}])
+def test_an_entry_that_names_no_request_says_nothing_of_one(of: Any) -> None:
+    assert anyio.run(noted, "execution_finished", of) == WAITING
+
+
+def test_a_run_of_a_framework_that_refused_one_decision_and_went_on_with_another_says_where_to_look() -> None:
+    gone = {"status": AgentStatus.COMPLETED, "turn": [], "metadata": {ENGINE_MARK: "1"}}
+    refused = {"request": "R", "of": "bob", "why": "no"}
+    said = anyio.run(lambda: noted("decision_refused", refused, **gone))
+    assert said is not None
+    assert said.told.startswith("The agent's program went on with the run.")
+
+
+def test_what_was_taken_up_is_not_said_to_be_refused_for_another_decision_on_it() -> None:
+    async def twice() -> Fate | None:
+        store = Copied()
+        agent = runner(World(), mailing(), store=store)
+        (request,) = (await agent.run(AGENT, "mail bob", session_id="s")).pending
+        await Ledger(store).decide(request.decide("approve", principal="ann"))
+        await agent.resume("mailer", "s")
+        refused = {"request": request.id, "of": "bob", "why": "no"}
+        await AuditLog(store, "mailer", "s").append("decision_refused", refused)
+        return await fate_of(Ledger(store), request.id)
+
+    assert anyio.run(twice) == RAN

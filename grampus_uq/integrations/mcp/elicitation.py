@@ -19,6 +19,7 @@ from grampus_uq.integrations.mcp.pins import quoted
 from grampus_uq.integrations.mcp.tool_pins import UNSHOWN
 from grampus_uq.records.latest import Latest
 from grampus_uq.records.visible_text import short, visible
+from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
@@ -95,7 +96,7 @@ class Elicitation:
         kind, reason = _read(answer)
         if kind is not None and self._decides(request):
             decision = request.decide(kind, principal=PRINCIPAL, message=reason)
-            await self._ledger.decide(decision, wake=False)
+            await self._ledger.decide(decision, shown=card(request), wake=False)
 
     def _decides(self, request: ApprovalRequest) -> bool:
         whole = _whole_call(request) is not None and len(visible(request.reason)) <= _MOST_WHY
