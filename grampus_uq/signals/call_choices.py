@@ -83,7 +83,7 @@ class Choices:
     """What the schemas of an agent's tools allow."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        few = [*map(function_of, tools)] if len(tools) <= MAX_CHOICES else []
+        few = map(function_of, tools if len(tools) <= MAX_CHOICES else ())
         named = [(name, one.get("parameters")) for one in few if isinstance(name := one.get("name"), str)]
         count = Counter(name for name, _ in named)
         self._tools = {name: parameters for name, parameters in named if count[name] == 1}
@@ -93,16 +93,14 @@ class Choices:
         """The name of a call (0) or its argument (from 1) among what may stand there; None where that is not known."""
         if len(written) > _LONGEST or written != [call.name, *call.arguments.values()][number]:
             return None
-        return Choice.of(written, self._names if number == 0 else self._enum(call, number))
-
-    def _enum(self, call: ToolCall, number: int) -> Sequence[str]:
         within: Any = self._tools.get(call.name)
-        for key in ("properties", list(call.arguments)[number - 1], "enum"):
+        for key in ("properties", list(call.arguments)[number - 1], "enum") if number else ():
             within = within.get(key) if isinstance(within, Mapping) else None
-        return _sorted(within) if isinstance(within, list) and len(within) <= MAX_CHOICES else ()
+        among = self._names if number == 0 else _sorted(within) if isinstance(within, list) else ()
+        return Choice.of(written, among)
 
 
 def _sorted(values: Collection[Any]) -> Sequence[str]:
     """The values, each once; none where one is no text, or may be written in more ways than one."""
-    plain = all(isinstance(one, str) and _PLAIN.fullmatch(one) for one in values)
-    return sorted(set(values)) if plain else ()
+    few = len(values) <= MAX_CHOICES and all(isinstance(one, str) and _PLAIN.fullmatch(one) for one in values)
+    return sorted(set(values)) if few else ()
