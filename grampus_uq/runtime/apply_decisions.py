@@ -156,10 +156,7 @@ async def meet_changes(turn: Turn, now: BegunWith, schemas: Schemas) -> None:
     for record, why in _changed(state, schemas):
         if record.child_session is not None or record.proposed.name in turn.delegates:
             continue  # a sub-agent's own session sees to its own calls
-        await turn.lease.note(
-            "asked_again",
-            {"call": record.proposed.id, "requests": [request.id for request in record.requests], "why": why},
-        )
+        await turn.lease.note("asked_again", {**turn.facts(record), "why": why})
         state.keep(turn.gate.asked_again(record, terms, why))
     now.keep(state, schemas)
 

@@ -23,8 +23,7 @@ _CLEARED: Final = "Taken up: the call has not started yet."
 _STARTED: Final = "The call is running."
 _TOLD: Final = {
     "approval_expired": "The request expired before a decision was taken up",
-    "asked_again": "It is asked about anew",
-    "clearance_refused": "It is asked about anew",
+    **dict.fromkeys(("asked_again", "clearance_refused"), "It is asked about anew"),
     "execution_withdrawn": "The call was held back as it started",
     "outcome_unknown": "The call was started, and nobody knows whether it took effect",
 }

@@ -37,12 +37,12 @@ def executed_calls(
         data = entry["data"]
         if entry["what"] == "execution_withdrawn":  # a stop order came before it ran
             found.pop(str(data["idempotency_key"]), None)
-        if entry["what"] != "execution_started" or not _discarded(data, state, to_step):
-            continue
-        if (effect := Effect(data["effect"])) is Effect.READ:  # announced because somebody decided on it
+        acts = entry["what"] == "execution_started" and data["effect"] != Effect.READ
+        if not acts or not _discarded(data, state, to_step):
             continue
         key, digest, tool = str(data["idempotency_key"]), str(data["digest"]), str(data["tool"])
         known = [call for call in proposed.get(str(data["call_id"]), ()) if call.digest() == digest]
+        effect = Effect(data["effect"])
         named = policy is not None and policy.is_irreversible(tool)
         found[key] = ExecutedCall(
             call=known[0] if known else ToolCall(id=str(data["call_id"]), name=tool),

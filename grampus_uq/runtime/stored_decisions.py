@@ -105,8 +105,8 @@ async def decisions_on(ledger: Ledger, requests: Sequence[ApprovalRequest]) -> d
 
 async def _standing(ledger: Ledger, arrived: Sequence[Arrived], refused: Sequence[_Refusal]) -> list[ApprovalDecision]:
     """Those that the runner did not refuse (earlier releases noted whose, not which), and whose delegation stands."""
-    which = {one.get("decision") for one in refused}
-    whose = {one.get("of") for one in refused if "decision" not in one}
+    which = {str(one.get("decision")) for one in refused}  # whatever stands there
+    whose = {str(one.get("of")) for one in refused if "decision" not in one}
     stands = await standing_in(ledger.store, [decision for decision, _ in arrived])
     return [
         one

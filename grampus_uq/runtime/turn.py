@@ -242,7 +242,7 @@ class Turn:
         """
         if not started:
             return []
-        announced = [record for record in started if _audited(record)]
+        announced = [record for record in started if self._audited(record)]
         begun = time.monotonic()
         try:
             run_id, who = self._state.run_id, self._state.started_by
@@ -306,6 +306,10 @@ class Turn:
         what = "outcome_unknown" if record.began_before else "execution_withdrawn"
         return what, {**self.facts(record), **why}
 
+    def _audited(self, record: CallRecord) -> bool:
+        """True where the audit has a call: all but those that only read and that nobody was asked about."""
+        return record.effect is not Effect.READ or self._guarded(record)
+
     @staticmethod
     def _guarded(record: CallRecord) -> bool:
         """Return True if the call must not run unrecorded: not harmless, or cleared by a human or a grant."""
@@ -335,7 +339,7 @@ class Turn:
 
     async def store_result(self, record: CallRecord, outcome: ToolResult) -> None:
         """Write a result that was taken to the store and the audit, where its start is there."""
-        if _audited(record):
+        if self._audited(record):
             await self.lease.try_save(("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
 
     def notes(self) -> list[str]:
@@ -345,8 +349,3 @@ class Turn:
     def facts(self, record: CallRecord) -> dict[str, Any]:
         """The audit's facts on a call: the digest of its arguments, and who cleared it."""
         return call_facts(self._state.run_id, record)
-
-
-def _audited(record: CallRecord) -> bool:
-    """True where the audit has a call: not one that only reads, unless somebody decided on it."""
-    return record.effect is not Effect.READ or bool(record.decisions)

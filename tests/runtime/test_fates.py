@@ -19,7 +19,7 @@ from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.fates import WAITS, Fate, fate_of
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import Append, Put, SessionStore
-from grampus_uq.runtime.stored_decisions import open_request, store_decision
+from grampus_uq.runtime.stored_decisions import decisions_on, open_request, store_decision
 from grampus_uq.runtime.worker_hosted import ENGINE_MARK
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, Copied, World, look, mail, runner
@@ -271,6 +271,20 @@ def test_an_entry_that_is_none_makes_the_fate_unknown(what: Any, data: Any) -> N
     said = anyio.run(noted, what, data)
     assert said is not None
     assert said.told.startswith("What became of the call is not known: the audit of the run does not hold")
+
+
+@pytest.mark.anyio
+async def test_a_refusal_of_no_decision_leaves_the_list_and_the_card_readable() -> None:
+    store = Copied()
+    agent = runner(World(), mailing(), store=store)
+    (request,) = (await agent.run(AGENT, "mail bob", session_id="s")).pending
+    await Ledger(store).decide(request.decide("approve", principal="ann"))
+    for of in ({"of": []}, {"of": {}, "decision": [1]}, {"decision": {}, "why": []}):
+        await AuditLog(store, "mailer", "s").append("decision_refused", {"request": request.id, **of})
+    found = await open_request(Ledger(store), request.id)
+    (listed,) = (await decisions_on(Ledger(store), [found.request])).values()
+    assert listed == (list(found.decisions), list(found.standing))
+    assert len(found.standing) == 1
 
 
 @pytest.mark.parametrize("of", [{"decisions": 5}, {"requests": {"R": 1}}, {"request": ["R"]}, {"decisions": [["R"]]}])

@@ -60,7 +60,8 @@ from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.testing import ScriptedModel, answer
 from tests.learn.attribution.runs import ASSUMING, failures
-from tests.runtime.agents import Copied
+from tests.runtime import agents
+from tests.runtime.agents import Copied, World, look
 from tests.sampling import examples
 
 pytestmark = pytest.mark.anyio
@@ -690,3 +691,16 @@ async def test_a_run_that_was_rolled_back_teaches_nothing_whatever_label_it_had_
         label(tmp_path, Label(session_id="s", success=success), by="ann")
     [run] = runs(tmp_path)
     assert eligibility(run).reason == "human_decided"
+
+
+async def test_a_call_that_only_read_asks_nobody_about_a_rollback_though_it_was_approved() -> None:
+    world, store = World(), MemoryStore()
+    turns = [answer("I look.", tool_calls=[look("a", "bob")]), answer("Done.")]
+    agent = agents.runner(world, turns, store=store, p_true=0.3, checkpoints=True)
+    (request,) = (await agent.run(agents.AGENT, "look bob up", session_id="s")).pending
+    await agent.resume(agents.AGENT.name, "s", request.decide("approve", principal="ann"))
+    assert world.searched == ["bob"]
+    assert "execution_finished" in [e["what"] for e in await AuditLog(store, agents.AGENT.name, "s").entries()]
+    result = await rollback(agent, agents.AGENT.name, "s", 0)
+    assert [one.rule for one in result.pending] == ["tier"]
+    assert result.metadata["rollback"]["executed"] == []
