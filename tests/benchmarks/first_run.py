@@ -119,7 +119,7 @@ def main() -> None:
     if arguments.page:
         rewrite(ROOT / "docs" / "results.md", "first run", table(rows))
         rewrite(ROOT / "README.md", "first run", figure(rows))
-    emit("first run", rows, arguments.json)
+    emit("first_run", rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -301,7 +301,7 @@ WORLDS += [
 CHANGES = [
     World(name="scope: .05 to .25 wrong", epsilon=0.05, base=0.05, then=0.25),
     World(name="out: to five epsilon", epsilon=0.05, base=0.05, then_out=0.25),
-    World(name="out: to five epsilon", epsilon=0.05, base=0.3, then_out=0.25),
+    World(name="out: to five epsilon, base .3", epsilon=0.05, base=0.3, then_out=0.25),
     World(name="out: to five epsilon", epsilon=0.02, base=0.05, then_out=0.1),
     World(name="out: to five epsilon, audits .15", epsilon=0.02, base=0.05, then_out=0.1, audit_rate=0.15),
 ]
