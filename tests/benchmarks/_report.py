@@ -36,6 +36,24 @@ def existing(text: str) -> Path:
     return path
 
 
+def positive(text: str) -> int:
+    """A type of argparse: a whole number from 1; none of them leaves a figure undefined."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """A type of argparse: a number in (0, 1)."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0.0 < found < 1.0:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number in (0, 1)")
+    return found
+
+
 @contextmanager
 def usage_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
     """Make a file that cannot be read, or is too small for what is asked, one line of usage instead of a traceback."""

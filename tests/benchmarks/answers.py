@@ -30,7 +30,7 @@ from grampus_uq.records.events import StepEvent
 from grampus_uq.signals.token_signals import TOKEN_SOURCES
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, usage_errors
 from tests.benchmarks.tool_agent import as_sensed_now, figures, with_claim
 
 FREE = (*TOKEN_SOURCES, "claim_probability")
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", type=existing, help="recorded runs of the questions")
-    parser.add_argument("--draws", type=int, default=2000, help="bootstrap draws")
+    parser.add_argument("--draws", type=positive, default=2000, help="bootstrap draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

@@ -36,7 +36,7 @@ from grampus_uq.stats.entry_thresholds import (
     two_way_entry,
 )
 from grampus_uq.stats.ranking import auprc, auroc
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, usage_errors
 from tests.benchmarks.split_evaluation import (
     SplitEvaluation,
     conformity_at,
@@ -329,7 +329,7 @@ RECORDED: dict[str, Thresholds] = {"record_rf": RF, "record_envelope": METHODS["
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=existing, help="JSON lines of failed runs, or a folder that holds them")
-    parser.add_argument("--splits", type=int, default=1000)
+    parser.add_argument("--splits", type=positive, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

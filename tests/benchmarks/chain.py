@@ -35,7 +35,7 @@ from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.profiles.chain_part import recorded_looks
 from grampus_uq.recording import runs as recorded_runs
 from grampus_uq.records.events import LookEvent
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, share, usage_errors
 from tests.benchmarks.recorded_sets import opened_set
 from tests.benchmarks.tool_agent import Score, read_set
 
@@ -218,9 +218,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("SMALL", "BIG"), type=existing)
     parser.add_argument("--looked", nargs="+", default=[], metavar="SET", type=existing)
     parser.add_argument("--again", nargs="+", default=[], metavar="SET", type=existing)
-    parser.add_argument("--resamples", type=int, default=200)
-    parser.add_argument("--cases", type=int, default=400, help="cases of a simulated world that a chain is fitted on")
-    parser.add_argument("--budget", type=float, default=0.1, help="share of all cases that may go out wrong")
+    parser.add_argument("--resamples", type=positive, default=200)
+    parser.add_argument(
+        "--cases", type=positive, default=400, help="cases of a simulated world that a chain is fitted on"
+    )
+    parser.add_argument("--budget", type=share, default=0.1, help="share of all cases that may go out wrong")
     parser.add_argument("--question", type=float, default=20.0, help="what a question costs, in looks of the big model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -32,7 +32,7 @@ from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, usage_errors
 from tests.benchmarks.tracer import turn_events
 from tests.trajectory_runs import run_components
 
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     default = None if folder is None else str(Path(folder) / "tau_bench" / "gpt-4o-airline.json.gz")
     parser.add_argument("file", nargs="?" if default else None, default=default, type=existing, metavar="FILE")
     parser.add_argument("--model-dir", help="model directory of MiniLM (default: the installed package's)")
-    parser.add_argument("--sample", type=int, default=300, help="texts that MiniLM is timed on")
+    parser.add_argument("--sample", type=positive, default=300, help="texts that MiniLM is timed on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

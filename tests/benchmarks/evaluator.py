@@ -42,7 +42,7 @@ from grampus_uq.stats.eprocess_thresholds import (
     ville_threshold,
 )
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, share, usage_errors
 from tests.benchmarks.published_evaluator import bonferroni_threshold, fit_paper
 from tests.benchmarks.score_tables import read_score_table
 from tests.detector_rows import detector_runs, threshold_for
@@ -281,12 +281,12 @@ def main() -> None:
     """Read the arguments, run the splits, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=existing)
-    parser.add_argument("--splits", type=int, default=50)
-    parser.add_argument("--alphas", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.3])
-    parser.add_argument("--delta", type=float, default=0.1)
-    parser.add_argument("--calibration-fraction", type=float, nargs="+", default=[0.2])
+    parser.add_argument("--splits", type=positive, default=50)
+    parser.add_argument("--alphas", type=share, nargs="+", default=[0.05, 0.1, 0.2, 0.3])
+    parser.add_argument("--delta", type=share, default=0.1)
+    parser.add_argument("--calibration-fraction", type=share, nargs="+", default=[0.2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--jobs", type=int, default=1, help="processes to spread the splits over")
+    parser.add_argument("--jobs", type=positive, default=1, help="processes to spread the splits over")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows: list[Row] = []

@@ -35,7 +35,7 @@ from grampus_uq.importers import read_tau_bench
 from grampus_uq.recording.runs import runs
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.stats.selective import Released, budget_of_wrong_releases, certified_by_count
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, usage_errors
 from tests.benchmarks.recorded_sets import lines, opened_set
 from tests.benchmarks.score_tables import read_score_table
 
@@ -190,7 +190,7 @@ def main() -> None:
     """Read the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=existing)
-    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--splits", type=positive, default=20)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with usage_errors(parser):

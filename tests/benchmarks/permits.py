@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from grampus_uq.learn.permit_simulation import simulate_permit
 from grampus_uq.stats import earned_threshold as earned
 from tests.benchmarks import tool_agent
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, usage_errors
 from tests.binomial import binomial_ceiling
 
 FloatArray = npt.NDArray[np.float64]
@@ -499,7 +499,7 @@ def recorded_rows(paths: Sequence[Path], orders: int) -> Iterator[dict[str, Any]
 def main() -> None:
     """Read the arguments, simulate, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--populations", type=int, default=500)
+    parser.add_argument("--populations", type=positive, default=500)
     parser.add_argument("--long", type=int, default=50_000)
     parser.add_argument("--only", default="")
     parser.add_argument("--recordings", nargs="+", type=existing, metavar="SET")

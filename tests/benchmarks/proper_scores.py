@@ -43,7 +43,7 @@ from grampus_uq.stats.trajectory_scores import (
     tps,
     weighted_forecast,
 )
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, usage_errors
 from tests.benchmarks.censored_scores import artificial_censoring, tps_simple, truncated
 from tests.benchmarks.schedules import SCHEDULES
 from tests.benchmarks.score_tables import read_score_table
@@ -65,7 +65,7 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=existing, metavar="FILE")
-    parser.add_argument("--draws", type=int, default=2000, help="paired bootstrap draws (default 2000)")
+    parser.add_argument("--draws", type=positive, default=2000, help="paired bootstrap draws (default 2000)")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()

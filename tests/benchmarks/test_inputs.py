@@ -191,3 +191,28 @@ def test_a_store_with_fewer_calls_than_are_approved_is_one_line(
         stores.main()
     assert ended.value.code == 2
     assert "--waiting" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("evaluator", "--splits=0"),
+        ("evaluator", "--alphas=10"),
+        ("labels", "--splits=-1"),
+        ("tool_agent_fit", "--learn=1"),
+        ("attribution", "--splits=0"),
+        ("proper_scores", "--draws=0"),
+    ],
+)
+def test_an_option_that_leaves_nothing_to_measure_is_one_line(
+    name: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a split there were no rows, or means of nothing; a level of ten alarmed on everything."""
+    path = tmp_path / "t.csv"
+    path.write_text(HEADER + "".join(f"r{i},1,.{i % 8 + 1},{i % 2}\n" for i in range(60)))
+    monkeypatch.setattr(sys, "argv", [name, option, "--json", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"tests.benchmarks.{name}").main()
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert option.partition("=")[0] in shown.err.splitlines()[-1]

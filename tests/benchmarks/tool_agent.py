@@ -56,7 +56,7 @@ from grampus_uq.signals.origins import OriginState, origins_of_observation, with
 from grampus_uq.signals.registry import BUILT_IN_NAMES
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, usage_errors
 from tests.benchmarks.recorded_sets import lines, opened_set
 from tests.benchmarks.tool_agent_probes import Score, drawn_calls, probe_scores
 from tests.benchmarks.tool_agent_run import FAMILIES, run_file
@@ -397,13 +397,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("sets", nargs="*", metavar="SET", type=existing, help="a folder or a .tar.gz of recorded runs")
     parser.add_argument("--model", type=existing, metavar="FILE.gguf", help="run an agent with this model instead")
     parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0], help="which tasks it is given")
-    parser.add_argument("--tasks", type=int, default=40, help="how many")
+    parser.add_argument("--tasks", type=positive, default=40, help="how many")
     parser.add_argument("--out", type=Path, help="the set that is written; a second start goes on with it")
     parser.add_argument("--p-true", action="store_true", help="ask P(True) of irreversible calls as the guide does")
     parser.add_argument(
         "--look", type=existing, metavar="BIG.gguf", help="ask this model about irreversible calls, too"
     )
-    parser.add_argument("--draws", type=int, default=2000, help="bootstrap draws")
+    parser.add_argument("--draws", type=positive, default=2000, help="bootstrap draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

@@ -37,7 +37,7 @@ from grampus_uq.records.events import OutcomeEvent, StepEvent
 from grampus_uq.records.values import Outcome
 from grampus_uq.stats.bootstrap import RowStatistic, bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, positive, share, usage_errors
 from tests.benchmarks.recorded_sets import opened_set
 from tests.benchmarks.tool_agent import as_sensed_now, read_set
 
@@ -191,9 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, fit, act, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", metavar="SET", type=existing, help="a folder or a .tar.gz of recorded runs")
-    parser.add_argument("--splits", type=int, default=20)
-    parser.add_argument("--learn", type=float, default=0.5, help="share of the runs that is learned from")
-    parser.add_argument("--draws", type=int, default=2000, help="bootstrap draws")
+    parser.add_argument("--splits", type=positive, default=20)
+    parser.add_argument("--learn", type=share, default=0.5, help="share of the runs that is learned from")
+    parser.add_argument("--draws", type=positive, default=2000, help="bootstrap draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

@@ -57,7 +57,7 @@ from grampus_uq.signals.turn_events import (
     turn_of_step,
 )
 from grampus_uq.stats.ranking import auroc
-from tests.benchmarks._report import emit
+from tests.benchmarks._report import emit, positive
 from tests.benchmarks.early_warning import ScoredPaths, early_warning
 from tests.benchmarks.risk_scores import ABLATIONS, SCORES, CountedTrajectory, fitted_paths
 from tests.trajectory_runs import run_components
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--embedder", choices=("hash", "minilm"), default="hash")
     parser.add_argument("--model-dir", help="model directory of MiniLM (default: the installed package's)")
     parser.add_argument("--ablations", action="store_true", help="variants, actors alone, events")
-    parser.add_argument("--draws", type=int, default=2000, help="bootstrap draws")
+    parser.add_argument("--draws", type=positive, default=2000, help="bootstrap draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
