@@ -18,17 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grampus_uq.errors import DataError
-from grampus_uq.recording.codec import MAX_LINE_BYTES, encode
+from grampus_uq.recording.codec import encode
 from grampus_uq.recording.kept_content import redact
-from grampus_uq.recording.packed import is_parquet, packed_lines
-from grampus_uq.recording.run_names import with_later_parts
+from grampus_uq.recording.reader import raw_lines
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs, runs_of_file
 from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, StepEvent
 
 Copies = dict[str, dict[int, DataError]]
 """By file and line where a copy begins: the error that names it."""
 
-_BLOCK = 2**20
 _HASHED = re.compile(r"hmac:[0-9a-f]{32}:(\d{1,9})")
 _ID = re.compile(rb'"session_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
@@ -136,27 +134,12 @@ def _copied(digests: list[_Digests]) -> Iterator[tuple[_Digests, str]]:
 def _session_ids(path: str) -> set[str]:
     found: set[bytes] = set()
     try:
-        for lines in _whole_lines(Path(path)):
-            found.update(_ID.findall(lines))
+        for _, line in raw_lines(path):
+            if not isinstance(line, DataError):
+                found.update(_ID.findall(line))
     except (DataError, OSError):
         pass  # reported when the runs are read
     return {name for text in found if (name := _text(text)) is not None}
-
-
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    """The bytes of a recording in large pieces that end where a line does; a line that no reader takes is left out."""
-    if is_parquet(path):
-        yield from (line for _, line in packed_lines(path, None))
-        return
-    for part in with_later_parts(path):
-        with part.open("rb") as stream:
-            rest = b""
-            while block := stream.read(_BLOCK):
-                rest += block
-                end = rest.rfind(b"\n") + 1
-                yield rest[:end]
-                rest = b"" if len(rest) - end > MAX_LINE_BYTES else rest[end:]
-            yield rest
 
 
 def _text(quoted: bytes) -> str | None:

@@ -13,6 +13,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,16 +22,11 @@ from pydantic import TypeAdapter
 
 from grampus_uq.errors import DataError
 from grampus_uq.recording.codec import MAX_LINE_BYTES, Content, encode
+from grampus_uq.recording.whole_file import place_new
 from grampus_uq.records.call_parts import without_values
 from grampus_uq.records.events import DecisionEvent, Event, LookEvent, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Reading, ToolCall, canonical_json
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows, where a rename onto an existing file fails by itself
-    fcntl = None
 
 HASHED_ARGUMENTS: Final = "_hashed"
 """The one argument that stands for all arguments of a call whose content was hashed."""
@@ -144,37 +140,14 @@ def _valid(value: Any) -> Any:
 def folder_key(folder: Path) -> bytes:
     """Return the key of the folder, 32 random bytes, readable by the owner only; make it when there is none.
 
-    The key is written under another name and renamed, so that no process reads half a key, and one that is killed
-    leaves at most a key that nothing was hashed with. Raises DataError when the file does not hold 32 bytes.
+    No process reads half a key, and of several that make one at once the first one's counts. Raises DataError when the
+    file does not hold 32 bytes.
     """
     path = folder / _KEY_FILE
     if not path.exists():
-        descriptor = os.open(folder, os.O_RDONLY) if fcntl is not None else None
-        try:
-            if descriptor is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not path.exists():
-                _make_key(path)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+        with suppress(FileExistsError):  # another process was first
+            place_new(secrets.token_bytes(_KEY_BYTES), path, sync=True)
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
         raise DataError(f"must hold {_KEY_BYTES} bytes. Got {len(key)}.", path=os.fspath(path))
     return key
-
-
-def _make_key(path: Path) -> None:
-    draft = path.with_name(f"{_KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_KEY_BYTES))
-            file.flush()
-            os.fsync(descriptor)
-        draft.rename(path)
-    except FileExistsError:  # Windows: another process was first; its key counts
-        draft.unlink()
-    except BaseException:  # a full disk, say
-        draft.unlink(missing_ok=True)
-        raise
