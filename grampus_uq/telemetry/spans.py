@@ -6,15 +6,14 @@ asks for it. docs/telemetry.md lists every attribute.
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from opentelemetry import trace
+from opentelemetry._logs import Logger, LogRecord, get_logger_provider
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Tracer
-from opentelemetry.util.types import AttributeValue
 from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
@@ -34,36 +33,6 @@ from grampus_uq.telemetry.span_attributes import (
 )
 from grampus_uq.telemetry.span_content import Redact, content_attributes
 from grampus_uq.telemetry.trace_context import OverPause, SessionTraces, surroundings
-
-
-class EventLog:
-    """A logger for named events, of the given logger provider or of the application's global one.
-
-    Raises ConfigurationError where the installed OpenTelemetry has no event names on log records yet.
-    """
-
-    __slots__ = ("_logger", "_record")
-
-    def __init__(self, logger_provider: Any = None) -> None:
-        from opentelemetry import _logs
-
-        record = getattr(_logs, "LogRecord", None)
-        if record is None or "event_name" not in inspect.signature(record.__init__).parameters:
-            raise ConfigurationError.of(
-                "evaluation_events",
-                "SpanEmitter",
-                "'span' or 'none' with this version of OpenTelemetry",
-                "log",
-                "Newer releases of opentelemetry-sdk have events in their logs.",
-            )
-        self._record = record
-        self._logger = (logger_provider or _logs.get_logger_provider()).get_logger("grampus_uq")
-
-    def emit(self, name: str, attributes: Mapping[str, AttributeValue], context: Context, time_ns: int) -> None:
-        """Emit one event in this context: it carries the ids of the context's span."""
-        self._logger.emit(
-            self._record(timestamp=time_ns, context=context, event_name=name, attributes=dict(attributes), body=None)
-        )
 
 
 def resolve_tracer(tracer: Any) -> Tracer:
@@ -142,7 +111,9 @@ class SpanEmitter:
         self._tracer = resolve_tracer(tracer)
         self._traces = SessionTraces(over_pause)
         self._on_span = evaluation_events == "span"
-        self._log = EventLog(logger_provider) if evaluation_events == "log" else None
+        self._log: Logger | None = None
+        if evaluation_events == "log":
+            self._log = (logger_provider or get_logger_provider()).get_logger("grampus_uq")
         self._copy = copy_to_parent
         self._content, self._redact = content, redact
         self._tool_names = None if tool_names is None else frozenset(tool_names)
@@ -217,8 +188,9 @@ class SpanEmitter:
                 scores["gen_ai.evaluation.score.label"] = estimate["level"]
             if self._log is None:
                 span.add_event(EVALUATION, scores, timestamp=ended_ns)
-            else:
-                self._log.emit(EVALUATION, scores, trace.set_span_in_context(span, context), ended_ns)
+            else:  # in the span's context, so that it carries the span's ids
+                there = trace.set_span_in_context(span, context)
+                self._log.emit(LogRecord(timestamp=ended_ns, context=there, event_name=EVALUATION, attributes=scores))
 
     def _beneath(
         self,
