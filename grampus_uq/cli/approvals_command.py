@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup, options
-from grampus_uq.cli.printing import as_json_option, print_json, print_table, print_whole, say_beside
+from grampus_uq.cli.printing import as_json_option, print_json, print_list, print_whole, say_beside
 from grampus_uq.cli.store_options import Signer, as_option, on_store, signing
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, SessionError
 from grampus_uq.gate.delegations import Delegation
@@ -92,17 +92,13 @@ async def list_(store: SessionStore, as_json: bool, agent: str | None) -> None:
     cards = await drills.as_shown(*await drills.mixed([card(request) for request in requests], now_s, agent))
     found = [(one, decided.get(one.id, ([], []))) for one in cards]
     letters = len(await dead_letters(store, agent, limit=_LETTERS))
-    if as_json:
-        print_json([_shown(shown, decisions) for shown, (decisions, _) in found])
-        return
-    if letters:
+    if letters and not as_json:
         count = f"{letters} or more" if letters == _LETTERS else str(letters)
         say_beside(f"Set aside after errors: {count} (`grampus-uq stuck list`).")
-    if not found:
-        say_beside("No pending approvals.")
-        return
     columns = ("request", "agent", "session", "call", "level", "reason", "waiting", "expires", "status")
-    print_table(columns, (_list_row(shown, decided, now_s) for shown, decided in found))
+    values = (_shown(shown, decisions) for shown, (decisions, _) in found)
+    rows = (_list_row(shown, decided, now_s) for shown, decided in found)
+    print_list(as_json, values, columns, rows, "No pending approvals.")
 
 
 def _list_row(shown: Card, decided: Decided, now_s: float) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from grampus_uq.cli.argument_types import OutputFolder
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import as_json_option, print_result
 from grampus_uq.telemetry.dashboards import write_stack
 
 
@@ -20,9 +20,4 @@ def command(output: str, alpha: float, force: bool, as_json: bool) -> None:
     DIR/README.md has three steps. If you have Grafana and Prometheus, use only the dashboard and alerts.yml.
     """
     written = [str(path) for path in write_stack(output, alpha, replace=force)]
-    if as_json:
-        print_json({"written": written})
-        return
-    for path in written:
-        click.echo(path)
-    click.echo(f"Next: see {written[0]}.")
+    print_result(as_json, {"written": written}, [*written, f"Next: see {written[0]}."])

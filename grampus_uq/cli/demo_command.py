@@ -13,6 +13,7 @@ from typing import Any, Final
 import anyio
 import click
 
+from grampus_uq.cli.argument_types import OutputFolder
 from grampus_uq.cli.demo.clerk import Handled
 from grampus_uq.cli.demo.demo_run import (
     DEFAULT_N,
@@ -27,7 +28,7 @@ from grampus_uq.cli.demo.demo_run import (
 from grampus_uq.cli.demo.mail_plan import DEFAULT_MAILS, MailPlan, handle_all, plan_mails
 from grampus_uq.cli.demo.mail_report import MailReport, progress_line, to_json
 from grampus_uq.cli.demo.mail_report import report_lines as mail_lines
-from grampus_uq.cli.printing import Stages, as_json_option, print_json, print_result
+from grampus_uq.cli.printing import Stages, as_json_option, print_result
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models import LocalModel, open_model
 from grampus_uq.records.visible_text import without_controls
@@ -136,7 +137,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
 )
 @click.option("--every-signal", is_flag=True, help="(questions) Sample every answer again: best for fitting.")
 @click.option("--otlp", metavar="URL", help="(questions) Send spans to this endpoint, such as http://localhost:4317.")
-@click.option("--runs-folder", type=click.Path(file_okay=False), default="runs", help="Folder for recordings.")
+@click.option("--runs-folder", type=OutputFolder(), default="runs", help="Folder for recordings.")
 @as_json_option
 @click.pass_context
 def command(context: click.Context, /, task: str, inbox: bool, details: bool, as_json: bool, **options: Any) -> None:
@@ -185,12 +186,9 @@ def _handle_mails(*, n: int, seed: int, runs_folder: str, details: bool, as_json
             shutil.rmtree(plan.folder, ignore_errors=True)
     if handled:
         report = MailReport(handled=handled, seconds=time.monotonic() - started, interrupted=ended is not None)
-        if as_json:
-            print_json(to_json(report, plan))
-        else:
+        if not as_json:
             click.echo(err=True)
-            for line in mail_lines(report, plan, details=details):
-                click.echo(line)
+        print_result(as_json, to_json(report, plan), mail_lines(report, plan, details=details))
     if ended is not None:
         raise ended
 

@@ -71,13 +71,9 @@ async def on(store: SessionStore, as_json: bool, changes: tuple[str, ...], princ
         secret=secrets.token_hex(32),
     )
     await StoredDrills(store).switch_on(plan)
-    if as_json:
-        print_json(plan.model_dump(mode="json", exclude={"secret"}))
-    else:
-        share = f"{100.0 * plan.share:g} %"
-        click.echo(
-            f"{share} of the requests shown for these tools will be drills, once there are calls to derive them from."
-        )
+    share = f"{100.0 * plan.share:g} %"
+    line = f"{share} of the requests shown for these tools will be drills, once there are calls to derive them from."
+    print_result(as_json, plan.model_dump(mode="json", exclude={"secret"}), [line])
 
 
 def _rule(text: str) -> DrillRule:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import click
 
 from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup
-from grampus_uq.cli.printing import as_json_option, one_line, print_json, print_result
+from grampus_uq.cli.printing import as_json_option, one_line, print_result
 from grampus_uq.cli.store_options import on_store
 from grampus_uq.errors import DataError
 from grampus_uq.gate.signatures import PublicKeys
@@ -68,19 +68,17 @@ def verify(file: str, as_json: bool, keys_file: str | None, digest: str | None, 
             found = verified(_lines(lines, file), keys, digest=digest, **policy)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}.", path=file) from error
-    if as_json:
-        print_json(asdict(found) | {"holds": not found.faults})
-    else:
-        signed = "no keys were given" if keys is None else f"{found.signed} with a valid signature"
-        monitor = found.ran - found.by_decision - found.by_permit
-        click.echo(f"entries    {found.entries}")
-        click.echo(f"decisions  {found.decisions}: {signed}, {found.shown} with a record of the shown request")
-        lifted = f"{found.by_decision} on decisions, {found.by_permit} on permits or grants"
-        click.echo(f"ran        {found.ran}: {lifted}, {monitor} cleared by the monitor")
-        click.echo(f"digest     {found.digest}{'' if digest else ' (not compared: --digest)'}")
-        for fault in found.faults:
-            click.echo(f"ERROR      {one_line(fault)}")
-        click.echo("The evidence is invalid." if found.faults else "The evidence is valid.")
+    signed = "no keys were given" if keys is None else f"{found.signed} with a valid signature"
+    lifted = f"{found.by_decision} on decisions, {found.by_permit} on permits or grants"
+    lines = [
+        f"entries    {found.entries}",
+        f"decisions  {found.decisions}: {signed}, {found.shown} with a record of the shown request",
+        f"ran        {found.ran}: {lifted}, {found.ran - found.by_decision - found.by_permit} cleared by the monitor",
+        f"digest     {found.digest}{'' if digest else ' (not compared: --digest)'}",
+        *(f"ERROR      {fault}" for fault in found.faults),
+        "The evidence is invalid." if found.faults else "The evidence is valid.",
+    ]
+    print_result(as_json, asdict(found) | {"holds": not found.faults}, lines)
     if found.faults:
         raise SystemExit(1)
 

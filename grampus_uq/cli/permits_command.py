@@ -271,12 +271,9 @@ async def show(store: SessionStore, permit_id: str, as_json: bool) -> None:
     """
     standing = await find_permit(store, permit_id)
     agrees = same_as_logged(standing, await replayed_permit(store, standing.permit))
-    if as_json:
-        print_json(_standing_json(standing) | {"log_agrees": agrees})
-        return
     log = "reproduces this state" if agrees else "DOES NOT REPRODUCE THIS STATE: one of the two was changed"
-    for name, text in (permit_facts(standing) | {"log": log}).items():
-        click.echo(f"{name:<10} {one_line(text)}")
+    lines = (f"{name:<10} {text}" for name, text in (permit_facts(standing) | {"log": log}).items())
+    print_result(as_json, _standing_json(standing) | {"log_agrees": agrees}, lines)
 
 
 def _standing_json(standing: Standing) -> dict[str, Any]:

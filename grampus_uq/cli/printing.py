@@ -157,27 +157,16 @@ def refuse_none(found: object, paths: Iterable[str], what: str = "run") -> None:
 
 
 @contextmanager
-def naming_refused(most: int | None = None) -> Iterator[Callable[[DataError], None]]:
-    """Give a function that names what is left out on standard error, each fault once; exit 1 at the end if any was.
-
-    With `most` at most so many faults are named, and the rest counted.
-    """
+def naming_refused() -> Iterator[Callable[[DataError], None]]:
+    """Give a function that names what is left out on standard error, each fault once; exit 1 at the end if any was."""
     named: set[str] = set()
-    unnamed = 0
 
     def name(error: DataError) -> None:
-        nonlocal unnamed
         text = one_line(error)
-        if text in named:
-            return
-        if most is not None and len(named) >= most:
-            unnamed += 1
-            return
-        named.add(text)
-        click.echo(f"left out: {text}", err=True)
+        if text not in named:
+            named.add(text)
+            click.echo(f"left out: {text}", err=True)
 
     yield name
-    if unnamed:
-        click.echo(f"left out: {unnamed} more.", err=True)
     if named:
         raise SystemExit(1)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
-from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, progress, refuse_none
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_result, progress, refuse_none
 from grampus_uq.telemetry.export import ExportReport, send_recordings
 from grampus_uq.telemetry.otlp_exporter import span_exporter
-
-_MOST_NAMED = 20
 
 
 @click.command(name="send")
@@ -50,7 +48,7 @@ def command(
     """
     exporter = span_exporter(endpoint, protocol=protocol, timeout_s=timeout_s)
     try:
-        with naming_refused(_MOST_NAMED) as refuse:
+        with naming_refused() as refuse:
             with progress("Sending spans") as on_sent:
                 report = send_recordings(
                     paths, exporter, service_name=service_name, content=content, on_sent=on_sent, on_refused=refuse
@@ -62,10 +60,8 @@ def command(
 
 
 def _print(report: ExportReport, endpoint: str, as_json: bool) -> None:
-    if as_json:
-        places = [{"path": e.path, "line": e.line, "field": e.field, "reason": e.reason} for e in report.refused]
-        counts = {name: getattr(report, name) for name in ("files", "runs", "steps", "spans", "torn_lines")}
-        print_json({**counts, "n_left_out": report.n_refused, "left_out": places})
-        return
-    where = one_line(endpoint.rpartition("@")[2])  # what stands before it is a password
-    click.echo(f"{report.spans} spans of {report.runs} runs ({report.steps} steps) sent to {where}.")
+    places = [{"path": e.path, "line": e.line, "field": e.field, "reason": e.reason} for e in report.refused]
+    counts = {name: getattr(report, name) for name in ("files", "runs", "steps", "spans", "torn_lines")}
+    where = endpoint.rpartition("@")[2]  # what stands before it is a password
+    line = f"{report.spans} spans of {report.runs} runs ({report.steps} steps) sent to {where}."
+    print_result(as_json, {**counts, "n_left_out": report.n_refused, "left_out": places}, [line])

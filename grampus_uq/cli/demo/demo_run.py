@@ -154,8 +154,8 @@ def plan_demo(
     profile is best fitted on. A `profile_file` is an artifact of `grampus-uq fit`: it decides in place of the default
     tiers, where it was fitted for this model and agent (else it only advises, or the run is refused).
 
-    Raises DataError for a wrong profile, or a folder that cannot be written, ConfigurationError for
-    a number that cannot be right.
+    Raises DataError for a wrong profile, ConfigurationError for a number that cannot be right, OSError for a folder
+    that cannot be made.
     """
     if every_signal and profile_file is not None:
         raise ConfigurationError.of(
@@ -166,10 +166,7 @@ def plan_demo(
     chosen = draw(pool, n, seed)
     run_id = time.strftime("demo-%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
     folder = Path(runs_folder).expanduser() / run_id
-    try:
-        recording = RecordingProcessor(folder, content="full")
-    except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror or error}.", path=str(folder)) from error
+    recording = RecordingProcessor(folder, content="full")
     tracer = (
         None if otlp_endpoint is None else GrampusTracer(service_name="grampus-uq-demo", otlp_endpoint=otlp_endpoint)
     )

@@ -13,7 +13,6 @@ from grampus_uq.cli.demo.clerk import CallingModel, Handled, handle
 from grampus_uq.cli.demo.mails import CANCEL, REFUND, Mail, draw_mails
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
-from grampus_uq.errors import DataError
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.monitor.sensing_settings import Sensing
 from grampus_uq.recording import RecordingProcessor
@@ -51,15 +50,9 @@ class MailPlan:
 
 
 def plan_mails(*, n: int = DEFAULT_MAILS, seed: int = 0, runs_folder: str = "runs") -> MailPlan:
-    """Draw the mails and wire the monitors; makes the run's folder, asks nothing yet.
-
-    Raises DataError for a folder that cannot be written.
-    """
+    """Draw the mails and wire the monitors; makes the run's folder, asks nothing yet."""
     folder = Path(runs_folder).expanduser() / time.strftime("demo-mails-%Y%m%d-%H%M%S", time.gmtime())
-    try:
-        recording = RecordingProcessor(folder, content="full")
-    except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror or error}.", path=str(folder)) from error
+    recording = RecordingProcessor(folder, content="full")
     artifact = shipped_profile()
     tiers = UncertaintyMonitor(profile=Profile(policy=clerk_policy()), sensing=SENSING)
     guarded = UncertaintyMonitor(profile=artifact, sensing=SENSING, processors=[recording])
