@@ -152,13 +152,9 @@ async def show(request_id: str, store: SessionStore, as_json: bool) -> None:
     print_whole(f"why        {visible(shown.reason)}")
     if shown.tool is not None:
         print_whole(f"will       {visible(sentence_of(shown.tool, shown.arguments))}")
-    for line in _numbers(shown):
-        print_whole(line)
+    print_whole(*_numbers(shown))
     print_whole(f"status     {_status(decisions, standing)}")
-    for refusal in refusals:
-        print_whole(f"refused    {visible(refusal)}")
-    for line in _signed_lines(shown):
-        print_whole(line)
+    print_whole(*(f"refused    {visible(refusal)}" for refusal in refusals), *_signed_lines(shown))
     print_whole("--- the end of the transcript ---")
     for message in end_of([one for one in shown.messages if not one.metadata.get("placeholder")], _TAIL):
         calls = [f"-> {visible(call.name)} {arguments_in_short(call.arguments)}" for call in message.tool_calls]
@@ -305,12 +301,9 @@ async def _decide(
     if drilled is not None:
         click.echo(visible(drilled))
         return
-    for line in _signed_lines(shown):
-        print_whole(line)
+    print_whole(*_signed_lines(shown))
     if arguments is not None:
-        click.echo("runs with")
-        for line in whole_arguments(arguments):
-            print_whole(line)
+        print_whole("runs with", *whole_arguments(arguments))
     how = "signed" if signer is not None else "unsigned (no key is set)"
     click.echo(
         f"{kind} by {visible(principal)}, {how}: stored. The agent's program checks the signature, and who may decide, "

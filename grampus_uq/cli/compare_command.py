@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 import numpy as np
 
@@ -51,7 +53,7 @@ def command(
         served = n_files_of_fits(paths, artifacts)
         if as_json:
             prints = [artifact.fingerprint for artifact in artifacts]
-            print_json({"profiles": prints, "files_used_in_a_fit": served, **found.to_json()})
+            print_json({"profiles": prints, "files_used_in_a_fit": served, **asdict(found)})
             return
         caution_of_fits(served)
         _print(found)

@@ -34,7 +34,7 @@ from grampus_uq.recording.packing import pack
 from grampus_uq.recording.parallel import cores, in_order
 from grampus_uq.recording.replay import ReplayCounts, replay_all
 from grampus_uq.recording.run_names import file_name
-from grampus_uq.recording.runs import recording_files
+from grampus_uq.recording.runs import files_below, recording_files
 from grampus_uq.recording.whole_file import place_new
 from grampus_uq.records.events import Event
 from grampus_uq.records.vocabulary import quantity
@@ -135,14 +135,7 @@ def _files(paths: tuple[str, ...]) -> Iterator[Path]:
         start = Path(given)
         if not start.exists():
             raise DataError("does not exist.", path=given)
-        if not start.is_dir():
-            yield start
-            continue
-        closed: list[OSError] = []
-        for folder, inner, names in os.walk(start, onerror=closed.append):
-            inner[:] = sorted(name for name in inner if not name.startswith("."))
-            yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
-        yield from (Path(error.filename) for error in closed)
+        yield from files_below(start) if start.is_dir() else [start]
 
 
 def _import_file(plan: _Plan, path: Path) -> _Imported:

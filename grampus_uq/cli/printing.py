@@ -25,9 +25,10 @@ def one_line(value: object) -> str:
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def print_whole(line: str) -> None:
-    """Print a line with a stranger's text; on a terminal what does not fit goes on behind a mark, in `folded` lines."""
-    click.echo(folded(line, os.get_terminal_size(sys.stdout.fileno()).columns) if sys.stdout.isatty() else line)
+def print_whole(*lines: str) -> None:
+    """Print lines with a stranger's text; on a terminal what does not fit goes on behind a mark, in `folded` lines."""
+    for line in lines:
+        click.echo(folded(line, os.get_terminal_size(sys.stdout.fileno()).columns) if sys.stdout.isatty() else line)
 
 
 def folded(line: str, columns: int) -> str:

@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,11 +140,8 @@ def _session_ids(path: str) -> set[str]:
                 found.update(_ID.findall(line))
     except (DataError, OSError):
         pass  # reported when the runs are read
-    return {name for text in found if (name := _text(text)) is not None}
-
-
-def _text(quoted: bytes) -> str | None:
-    try:
-        return str(json.loads(quoted))
-    except ValueError:
-        return None
+    names = set[str]()
+    for quoted in found:
+        with suppress(ValueError):
+            names.add(str(json.loads(quoted)))
+    return names

@@ -46,31 +46,20 @@ def read(path: str | os.PathLike[str], *, on_partial_line: Callable[[PartialLine
     An unfinished line is given to `on_partial_line` (default: a logged warning) and left out; it is never fatal. Raises
     DataError with path, line and field for a damaged line, a newer version, or a line longer than `MAX_LINE_BYTES`.
     """
-    for _, event in read_numbered(path, on_partial_line=on_partial_line):
+    for _, event, _ in read_lines(path, on_partial_line=on_partial_line):
         yield event
-
-
-def read_numbered(
-    path: str | os.PathLike[str],
-    *,
-    on_partial_line: Callable[[PartialLine], None] = report,
-    groups: Sequence[int] | None = None,
-) -> Iterator[tuple[int, Event]]:
-    """Like `read`, with the number of the line (from 1) beside each event; in a packed file, that of the row.
-
-    `groups` are the row groups of a packed file that are wanted, by default all.
-    """
-    for number, event, _ in read_lines(path, on_partial_line=on_partial_line, groups=groups):
-        yield number, event
 
 
 def read_lines(
     path: str | os.PathLike[str],
     *,
-    on_partial_line: Callable[[PartialLine], None],
+    on_partial_line: Callable[[PartialLine], None] = report,
     groups: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, Event, bytes]]:
-    """Like `read_numbered`, with the bytes that each event was read from."""
+    """Like `read`, with the number of the line (from 1; in a packed file of the row) and the line's bytes.
+
+    `groups` are the row groups of a packed file that are wanted, by default all.
+    """
     for number, found, line in scan(path, groups=groups):
         if isinstance(found, DataError):
             raise found
@@ -83,10 +72,7 @@ def read_lines(
 def scan(
     path: str | os.PathLike[str], *, groups: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Event | PartialLine | DataError, bytes]]:
-    """Like `read_numbered`, but what is wrong is yielded in its place, and the lines behind it are read too.
-
-    Beside each event come the bytes that it was read from.
-    """
+    """Like `read_lines`, but what is wrong is yielded in its place, and the lines behind it are read too."""
     name = os.fspath(path)
     for number, line in raw_lines(path, groups=groups):
         if isinstance(line, DataError):

@@ -20,7 +20,7 @@ from grampus_uq.core.state import (
 )
 from grampus_uq.errors import DataError
 from grampus_uq.recording.parts import over_parts
-from grampus_uq.recording.reader import read_numbered
+from grampus_uq.recording.reader import read_lines
 from grampus_uq.recording.runs import Paths, Refused, Run, beginnings, each
 from grampus_uq.records.events import ALARMED, BRANCH, DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
 from grampus_uq.records.values import StepUncertainty
@@ -76,7 +76,7 @@ def replay_file(
     """
     resumed = {start.session_id for start in beginnings(path) if start.resumed}
     runs = _Runs(profile, histories=resumed, profiles=profiles)
-    yield from runs.steps(os.fspath(path), read_numbered(path))
+    yield from runs.steps(os.fspath(path), ((line, event) for line, event, _ in read_lines(path)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

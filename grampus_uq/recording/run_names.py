@@ -6,8 +6,9 @@ session's own file has a `+` in its name. Nothing is ever renamed, so open files
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -55,14 +56,10 @@ def next_part(name: str) -> str:
     return _part_name(base, number + 1)
 
 
-def follows(name: str, names: Container[str]) -> bool:
-    """True when the file is a later part of one that is among the names: it is read with that one.
-
-    >>> follows("run-1+0001.jsonl", {"run-1.jsonl"}), follows("run-1+0002.jsonl", {"run-1.jsonl"})
-    (True, False)
-    """
-    base, number = _split_name(name)
-    return number > 0 and _part_name(base, number - 1) in names
+def follows(path: Path) -> bool:
+    """True when the file is a later part of one that is beside it: it is read with that one."""
+    base, number = _split_name(path.name)
+    return number > 0 and os.path.exists(path.with_name(_part_name(base, number - 1)))
 
 
 def with_later_parts(path: Path) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording.artifacts import FittedFor
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.packed import PACKED_SUFFIX, is_packed
-from grampus_uq.recording.reader import PartialLine, raw_lines, read_numbered, report
+from grampus_uq.recording.reader import PartialLine, raw_lines, read_lines, report
 from grampus_uq.recording.run_names import SUFFIX, file_name, follows
 from grampus_uq.records.events import (
     BRANCH,
@@ -140,23 +140,26 @@ def _recording_files(paths: Paths) -> Iterator[Path]:
         if os.fspath(given) == "":
             raise DataError("an empty path names no recordings.")
         if os.path.isdir(start):
-            closed: list[OSError] = []
-            for folder, inner, names in os.walk(start, onerror=closed.append):
-                inner[:] = sorted(name for name in inner if not name.startswith("."))
-                known = set(names)
-                for name in sorted(names):
-                    path = Path(folder) / name
-                    if name.startswith(".") or follows(name, known):
-                        continue
-                    if os.path.exists(path) and not os.path.isfile(path):
-                        continue  # a pipe would never end
-                    if name.endswith(SUFFIX) or (name.endswith(PACKED_SUFFIX) and _may_be_packed(path)):
-                        yield path
-            yield from (Path(error.filename) for error in closed)  # its reader says what is wrong with it
+            yield from files_below(start, _is_recording)
         elif os.path.exists(start):
             yield start
         else:
             raise DataError("does not exist.", path=os.fspath(given))
+
+
+def files_below(folder: Path, wanted: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """The wanted files of a folder at any depth, sorted, none that is hidden; then each folder that cannot be read."""
+    closed: list[OSError] = []
+    for place, inner, names in os.walk(folder, onerror=closed.append):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        yield from filter(wanted, (Path(place, name) for name in sorted(names) if not name.startswith(".")))
+    yield from (Path(error.filename) for error in closed)  # its reader says what is wrong with it
+
+
+def _is_recording(path: Path) -> bool:
+    if follows(path) or (os.path.exists(path) and not os.path.isfile(path)):  # a pipe would never end
+        return False
+    return path.name.endswith(SUFFIX) or (path.name.endswith(PACKED_SUFFIX) and _may_be_packed(path))
 
 
 def _may_be_packed(path: Path) -> bool:
@@ -217,7 +220,8 @@ def runs_of_file(
     seen: set[str] = set()
     events: list[Event] = []
     first = 0
-    for number, event in chain(read_numbered(path, on_partial_line=on_partial_line, groups=groups), ((0, None),)):
+    found = read_lines(path, on_partial_line=on_partial_line, groups=groups)
+    for number, event, _ in chain(found, ((0, None, b""),)):
         current = events[0].session_id if events else None
         if event is not None and event.session_id != current:
             if event.session_id in seen:

@@ -5,23 +5,20 @@ A third of them names another order or another amount as well. What money a wron
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from grampus_uq.cli.demo.questions import read_table
 from grampus_uq.records.values import ToolCall
 
 REFUND: Final = "refund"
 CANCEL: Final = "cancel"
 
 # {order} and {amount} belong to what the customer wants, {other} and {price} to another order or another sum.
-_LINES: Final = (
-    importlib.resources.files("grampus_uq.cli.demo").joinpath("mails.txt").read_text(encoding="utf-8").splitlines()
-)
-_PARTS: Final = [(key, text) for key, _, text in (line.partition(": ") for line in _LINES)]
+_PARTS: Final = read_table("mails.txt")
 _TEMPLATES: Final = [part for part in _PARTS if part[0] in (REFUND, CANCEL)]
 _NAMES, _THINGS = (text.split() for key, text in _PARTS if key in ("names", "things"))
 

@@ -182,16 +182,17 @@ def capitals() -> Mapping[str, tuple[str, ...]]:
     apostrophes or hyphens stand once (`normalised`). A seat of government that no law calls a capital (The
     Hague) is none.
     """
-    return {state: tuple(name.strip() for name in names.split("|")) for state, names in _table("capitals.txt")}
+    return {state: tuple(name.strip() for name in names.split("|")) for state, names in read_table("capitals.txt")}
 
 
 @functools.cache
 def elements() -> Mapping[str, str]:
     """Name -> symbol of the 118 chemical elements, in the order of their atomic numbers (IUPAC)."""
-    return dict(_table("elements.txt"))
+    return dict(read_table("elements.txt"))
 
 
-def _table(file: str) -> list[tuple[str, str]]:
+def read_table(file: str) -> list[tuple[str, str]]:
+    """The lines of a text file of the demo, each parted at its first colon."""
     text = importlib.resources.files("grampus_uq.cli.demo").joinpath(file).read_text(encoding="utf-8")
     return [(name, value) for name, _, value in (line.partition(": ") for line in text.splitlines())]
 

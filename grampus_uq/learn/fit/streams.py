@@ -48,9 +48,7 @@ def read_detector_runs(
 ) -> DetectorRuns:
     """Read recordings: files or folders, packed ones too.
 
-    They are read part by part, by `workers` processes (`parallel.in_order`); the result does not depend on how
-    many. `on_runs` is called with the number of runs of each part, `on_refused` with what is wrong with a file, whose
-    rest is then left out. Holds eight bytes a score, and the ids.
+    `workers`, `on_runs` and `on_refused` as in `read_columns`. Holds eight bytes a score, and the ids.
 
     A run without any step of the model is left out. With `labelled` every run needs an outcome or a stop reason, and
     untouched ones count only; without (for an interruption budget) every run counts, whatever became of it. `task_key`

@@ -173,9 +173,8 @@ def labelled_runs(
 ) -> LabelledRuns:
     """Read recordings, part by part, as `profile` (fusion, propagation, TRACER, irreversible tools) would see them.
 
-    `task_key` names the metadata that says which task a run belongs to; without it every run is a task of its own. The
-    result does not depend on `workers` (`parallel.in_order`). `on_runs` is told how many runs each part
-    had, `on_refused` what is wrong with a file, whose rest is left out. Holds eight bytes a reading, and the ids.
+    `task_key` names the metadata that says which task a run belongs to; without it every run is a task of its own.
+    `workers`, `on_runs` and `on_refused` as in `read_columns`. Holds eight bytes a reading, and the ids.
     """
     cleared = {"detector": None, "calibration": None, "release": None, "advisory": True}
     found = read_columns(
