@@ -6,8 +6,6 @@ calls does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from grampus_uq.core.decision import is_irreversible
@@ -19,7 +17,7 @@ from grampus_uq.recording.copies import distinct_runs
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records.call_parts import call_probability
 from grampus_uq.records.vocabulary import UncertaintySource
-from grampus_uq.stats.ranks import conformal_rank
+from grampus_uq.stats.selective import share_threshold
 
 
 def call_floor_for_share(
@@ -57,14 +55,8 @@ def call_floor_for_share(
     ]
     drawn = one_a_task([task for task, _ in found], np.random.default_rng(0))
     calls = [call for (_, call), out in zip(found, drawn, strict=True) if out and call is not None]
-    return floor_for_share(calls, share, least=least)
-
-
-def floor_for_share(probabilities: Iterable[float], share: float, *, least: float = 0.0) -> float | None:
-    """The conformal quantile: at most `share` of exchangeable values lie below it; None where they are too few."""
-    known = np.sort(-np.array(list(probabilities), dtype=np.float64))
-    rank = conformal_rank(len(known), share)
-    return None if rank is None else max(least, -float(known[rank - 1]))
+    found = share_threshold(calls, share)
+    return None if found is None else max(least, found)
 
 
 def first_call(run: Run, policy: UncertaintyPolicy) -> float | None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from grampus_uq import TokenLogprob, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn import call_floor_for_share
-from grampus_uq.learn.call_floor import floor_for_share
 from grampus_uq.recording import RecordingProcessor
+from grampus_uq.stats.selective import share_threshold
 from tests.binomial import binomial_ceiling
 
 POLICY = UncertaintyPolicy(irreversible_tool_names=["pay"], enable_p_true=False)
@@ -28,7 +28,7 @@ def share_held(seed: int, share: float, *, sabotaged: bool = False) -> bool:
     """Whether a new call of a model lies below the floor that 40 of its calls gave."""
     rng = np.random.default_rng(seed)
     calls = rng.beta(2, 2, size=41)
-    floor = floor_for_share(calls[:40], share)
+    floor = share_threshold(calls[:40], share)
     assert floor is not None
     return bool(calls[40] < (np.quantile(calls[:40], 2 * share) if sabotaged else floor))
 
@@ -45,16 +45,14 @@ def test_a_floor_that_is_too_high_breaks_that_promise() -> None:
     assert held > binomial_ceiling(2_000, 0.2)
 
 
-@given(st.lists(st.floats(0.0, 1.0), max_size=60), st.floats(0.01, 0.99), st.floats(0.0, 1.0))
-def test_of_the_calls_themselves_no_more_lie_below_it_and_too_few_give_none(
-    calls: list[float], share: float, least: float
-) -> None:
-    floor = floor_for_share(calls, share, least=least)
+@given(st.lists(st.floats(0.0, 1.0), max_size=60), st.floats(0.01, 0.99))
+def test_of_the_calls_themselves_no_more_lie_below_it_and_too_few_give_none(calls: list[float], share: float) -> None:
+    floor = share_threshold(calls, share)
     if floor is None:
         assert len(calls) < 1.0 / share - 1.0 + 1e-6
         return
-    assert least <= floor <= 1.0
-    assert floor == least or sum(call < floor for call in calls) <= share * (len(calls) + 1)
+    assert 0.0 <= floor <= 1.0
+    assert sum(call < floor for call in calls) <= share * (len(calls) + 1)
 
 
 def record(folder: Path, odds: list[float | None], trials: int = 1, **given: Any) -> None:
@@ -104,5 +102,5 @@ def test_trials_and_copies_set_no_more_of_a_floor_than_their_tasks_do(tasks: int
         record(Path(folder, "runs"), odds, trials)
         shutil.copytree(Path(folder, "runs"), Path(folder, "runs", "copy"))
         found = call_floor_for_share(folder, 0.2, policy=POLICY, least=0.0, on_refused=lambda error: None)
-    expected = floor_for_share([p for p in odds[::trials] if p is not None], 0.2)
+    expected = share_threshold([p for p in odds[::trials] if p is not None], 0.2)
     assert found == (None if expected is None else pytest.approx(expected))

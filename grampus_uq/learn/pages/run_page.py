@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.pages.page import printable, render_page
+from grampus_uq.recording.replay import would_stop
 from grampus_uq.recording.run_rows import (
     EventRow,
     doubts_in_words,
@@ -92,10 +93,6 @@ def _time(time_s: float | None) -> str:
         return ""
 
 
-def _stops(event: StepEvent) -> bool:
-    return (event.assessment.advisory_action or event.assessment.action).stops
-
-
 def _held(run: Run) -> Iterator[dict[str, Any]]:
     """The stopped steps, each call with its least likely part."""
     doubts: dict[tuple[str, str], str] = {}
@@ -104,7 +101,7 @@ def _held(run: Run) -> Iterator[dict[str, Any]]:
         for call, doubt in zip(calls, doubts_in_words(event), strict=True):
             if doubt is not None:
                 doubts[call.id, call.digest()] = doubt
-        if _stops(event):
+        if would_stop(event.assessment):
             yield {
                 "row": event_row(event),
                 "doubts": [known for call in calls if (known := doubts.get((call.id, call.digest()))) is not None],
@@ -116,7 +113,7 @@ def _held(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _shown(row: EventRow, event: object) -> dict[str, Any]:
-    held = isinstance(event, StepEvent) and _stops(event)
+    held = isinstance(event, StepEvent) and would_stop(event.assessment)
     failed = isinstance(event, ObservationEvent) and event.is_error
     kept = not row.text.startswith("hmac:")
     text = row.text if kept else "Only a hash of this text was recorded."
@@ -182,7 +179,7 @@ def _points(run: Run, name: str, words: str, low: float = 0.0, high: float = 1.0
             y=_y(value, low, high),
             step=event.assessment.index,
             title=f"Step {event.assessment.index}, {printable(row.event, 80)}: {words} {value:.2f}, {row.action}",
-            held=_stops(event),
+            held=would_stop(event.assessment),
             call=event.step.kind == "tool_call",
         )
         points.append(point)
