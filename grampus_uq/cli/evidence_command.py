@@ -64,8 +64,8 @@ def verify(file: str, as_json: bool, keys_file: str | None, digest: str | None, 
     """
     keys = None if keys_file is None else PublicKeys.from_file(keys_file)
     try:
-        with open(file, "rb") as lines:
-            found = verified(_lines(lines, file), keys, digest=digest, **policy)
+        with open(file, "rb") as opened:
+            found = verified(_lines(opened, file), keys, digest=digest, **policy)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}.", path=file) from error
     signed = "no keys were given" if keys is None else f"{found.signed} with a valid signature"

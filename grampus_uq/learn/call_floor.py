@@ -55,8 +55,8 @@ def call_floor_for_share(
     ]
     drawn = one_a_task([task for task, _ in found], np.random.default_rng(0))
     calls = [call for (_, call), out in zip(found, drawn, strict=True) if out and call is not None]
-    found = share_threshold(calls, share)
-    return None if found is None else max(least, found)
+    floor = share_threshold(calls, share)
+    return None if floor is None else max(least, floor)
 
 
 def first_call(run: Run, policy: UncertaintyPolicy) -> float | None:
