@@ -39,6 +39,12 @@ def place_new(content: bytes, target: Path, *, sync: bool = False) -> None:
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.link(draft, target)  # unlike a rename it replaces nothing
+        try:
+            os.link(draft, target)  # unlike a rename it replaces nothing
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: an empty file holds the name for a moment
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.replace(draft, target)
     finally:
-        Path(draft).unlink()
+        Path(draft).unlink(missing_ok=True)

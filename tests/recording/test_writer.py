@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording import MAX_LINE_BYTES, RecordingProcessor, decode, encode, file_name, read, redact
 from grampus_uq.recording.kept_content import folder_key
+from grampus_uq.recording.whole_file import place_new
 from grampus_uq.recording.writer import Syncer
 from grampus_uq.records.call_parts import CallPart, Candidate
 from grampus_uq.records.events import DecisionEvent, Event, LookEvent, ObservationEvent, OutcomeEvent, StepEvent
@@ -242,6 +243,20 @@ def test_a_key_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monk
             folder_key(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert folder_key(tmp_path) == folder_key(tmp_path)
+
+
+def test_a_key_needs_no_hard_links_and_replaces_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", refused)
+    key = folder_key(tmp_path)
+    assert [(path.name, path.read_bytes(), path.stat().st_mode & 0o777) for path in tmp_path.iterdir()] == [
+        (".hash-key", key, 0o600)
+    ]
+    with pytest.raises(FileExistsError):
+        place_new(b"another", tmp_path / ".hash-key")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [key]
 
 
 def test_a_damaged_key_is_refused(tmp_path: Path) -> None:
