@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import EADDRINUSE
 from typing import Any, Final
 
 import h11
@@ -25,7 +26,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        way_out = "stop what serves there, or give another address"
+        way_out = f"{'stop what serves there, or ' if error.errno == EADDRINUSE else ''}give another address"
         raise OSError(error.errno, f"{error.strerror}; {way_out}") from None
 
 

@@ -267,3 +267,11 @@ def test_a_page_asked_for_with_a_body_is_refused_and_its_connection_ends(port: i
         one.sendall(f"{method} /sign-in HTTP/1.1\r\n{HOST}{length}\r\n\r\n".replace("PORT", str(port)).encode())
         while one.recv(65_536):  # the server waits for a body twice as long as this client waits
             pass
+
+
+def test_an_address_that_is_not_of_this_machine_is_not_said_to_be_taken() -> None:
+    with pytest.raises(OSError, match=r"; give another address$"):
+        listening("192.0.2.1", 8600)
+    taken = listening("127.0.0.1", 0)
+    with taken, pytest.raises(OSError, match=r"; stop what serves there, or give another address$"):
+        listening("127.0.0.1", taken.getsockname()[1])
