@@ -54,6 +54,12 @@ def share(text: str) -> float:
     return found
 
 
+def progress(text: str) -> None:
+    """Print a line about what was done so far, where somebody watches: on a terminal."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def usage_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
     """Make a file that cannot be read, or is too small for what is asked, one line of usage instead of a traceback."""

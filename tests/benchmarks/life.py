@@ -34,7 +34,7 @@ from grampus_uq.recording.runs import Run
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.reliability import trajectory_ece
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps
-from tests.benchmarks._report import emit
+from tests.benchmarks._report import emit, progress
 from tests.benchmarks.life_page import page
 
 FloatArray = npt.NDArray[np.float64]
@@ -186,7 +186,7 @@ def recordings(folder: str | None, questions: int) -> Iterator[Run]:
             "--every-signal",
             "--advisory",
         ]
-        print(f"recording {questions} answers into {where} ...", file=sys.stderr)
+        progress(f"recording {questions} answers into {where} ...")
         subprocess.run([*command, "--runs-folder", str(where), "--json"], check=True, stdout=subprocess.DEVNULL)
     for run in runs(where):
         if run.outcome is not None and run.outcome.success is not None and len(run.steps) == 2:

@@ -37,7 +37,7 @@ from grampus_uq.recording.codec import encode
 from grampus_uq.records.events import Event, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records.values import Outcome, Reading, Step, ToolCall
 from grampus_uq.records.vocabulary import Effect
-from tests.benchmarks._report import emit
+from tests.benchmarks._report import emit, progress
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS_A_RUN = 20
@@ -157,14 +157,14 @@ def rows(steps: int, works: list[str], workers: list[int], draws: int, folder: P
     from grampus_uq.recording.artifacts import ProfileArtifact, save
 
     folder.mkdir(parents=True)
-    tell(f"making {steps} steps")
+    progress(f"making {steps} steps")
     make(folder, steps)
     save(ProfileArtifact(profile=Profile(advisory=True)), folder / "profile.json")
     if "replay packed" in works:
         measured(["runs", "pack", str(folder / "recordings"), "-o", str(folder / "packed"), "--workers", "1"])
     for work in works:
         for count in workers:
-            tell(f"{work}, {steps} steps, {count} workers")
+            progress(f"{work}, {steps} steps, {count} workers")
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 took = measured(command(work, folder, Path(scratch), count, draws))
             yield {
@@ -179,12 +179,6 @@ def rows(steps: int, works: list[str], workers: list[int], draws: int, folder: P
                 "cpu_s": took["cpu_s"],
             }
     shutil.rmtree(folder)
-
-
-def tell(what: str) -> None:
-    """Say on a terminal what is going on."""
-    if sys.stderr.isatty():
-        print(what, file=sys.stderr)
 
 
 def main() -> None:

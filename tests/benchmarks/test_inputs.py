@@ -17,7 +17,7 @@ import pytest
 
 from grampus_uq.errors import DataError
 from tests.benchmarks import proper_scores, stores, tracer
-from tests.benchmarks._report import emit
+from tests.benchmarks._report import emit, progress
 from tests.benchmarks.score_tables import read_score_table
 from tests.benchmarks.test_tool_agent import record
 
@@ -216,3 +216,11 @@ def test_an_option_that_leaves_nothing_to_measure_is_one_line(
     shown = capsys.readouterr()
     assert (ended.value.code, shown.out) == (2, "")
     assert option.partition("=")[0] in shown.err.splitlines()[-1]
+
+
+def test_progress_is_for_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    progress("one of two")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress("two of two")
+    assert capsys.readouterr() == ("", "two of two\n")

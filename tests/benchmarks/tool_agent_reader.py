@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
 from grampus_uq.signals.p_true import true_false_mass
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from tests.benchmarks._report import emit, existing, usage_errors
+from tests.benchmarks._report import emit, existing, progress, usage_errors
 from tests.benchmarks.recorded_sets import opened_set
 from tests.benchmarks.tool_agent import Asked, Score, figures, read_set
 from tests.benchmarks.tool_agent_desk import RULES
@@ -130,7 +129,7 @@ async def read_all(cases: Sequence[Case], known: set[str], options: Any) -> None
         for case in cases:
             if case.asked.task not in known:
                 line = json.dumps(await read(Reader(client=model), case))
-                print(line, file=sys.stderr, flush=True)
+                progress(line)
                 with options.out.open("a") as file:
                     file.write(line + "\n")
 

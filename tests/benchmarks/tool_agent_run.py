@@ -37,6 +37,7 @@ from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.signals.driver import Budget
 from grampus_uq.signals.p_true import PTrue
 from tests.benchmarks import tool_agent_bfcl, tool_agent_desk
+from tests.benchmarks._report import progress
 from tests.benchmarks.tool_agent_model import JsonCalls
 from tests.benchmarks.tool_agent_probes import ask_again
 
@@ -112,7 +113,7 @@ async def run_tasks(
             if probe is not None:
                 _append(folder / "probes.jsonl", probe)
             _append(outcomes, line)
-            print(task.id, line["ok"], f"{line['s']:.0f} s", file=sys.stderr, flush=True)
+            progress(f"{task.id} {line['ok']} {line['s']:.0f} s")
 
 
 def _known(outcomes: Path) -> set[str]:
