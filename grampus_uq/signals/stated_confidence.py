@@ -169,14 +169,17 @@ def without_confidence(text: str) -> str:
     >>> without_confidence('It is Paris. I am 90% sure.'), without_confidence('It is Paris. {"confidence": 0.8}')
     ('It is Paris.', 'It is Paris.')
     """
-    if len(text) > _LONGEST_ANSWER or not MAY_STATE(text):
+    if len(text) > _LONGEST_ANSWER:
+        return text
+    text = _END_OF_TEXT.sub("", text.rstrip()) if text.rstrip().endswith(">") else text
+    if not MAY_STATE(text):
         return text
     closing = closing_object(text)
     if not closing.values:
         closing = ClosingObject(text)
     lines = [
         " ".join(sentence for sentence in sentences_of(line) if sentence_confidence(sentence) is None)
-        for line in closing.before.split("\n")
+        for line in _lines(closing.before)
     ]
     others = sorted((name, json.dumps(value)) for name, value in closing.others)
     return "\n".join([*lines, json.dumps(others) if others else ""]).strip()

@@ -363,6 +363,9 @@ ALONE = [
     ' {"confidence": 1.0}\n',
     "<confidence>1.0</confidence>",
     "I am 100% sure. Confidence: 95%",
+    "# Confidence\n95%",
+    "<confidence>\n1.0\n</confidence>",
+    "Confidence: 100%</s>",
 ]
 
 
