@@ -71,7 +71,7 @@ class SessionLease:
         self._worker = f"{leases.worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well
         self._orders_seen = -1
         self._lock = anyio.Lock()
-        self._since = time.monotonic()
+        self._since = self.saved_at = time.monotonic()  # the latter: when the last save began that was made
 
     def now_s(self) -> float:
         """The store's clock, extrapolated from its last answer."""
@@ -91,6 +91,7 @@ class SessionLease:
                 self.state.belief = self.session.snapshot(latest=_STEPS_SHOWN if running else None)
             self.state.saves += 1
             await self._put([(what, {"worker": self._worker, **data}) for what, data in notes])
+            self.saved_at = now
 
     async def hold(self, saved_at: float = float("-inf")) -> None:
         """Save until at least half of the lease is left; `saved_at`: when the last save began, by the monotonic clock.

@@ -53,8 +53,7 @@ class Turn:
     ) -> None:
         self.lease, self.ledger, self._state = lease, lease.ledger, lease.state
         self.gate = gate
-        self._declared = declared
-        self._execute = execute
+        self._declared, self._execute = declared, execute
         self.delegates = delegates
         self._unwatched = unwatched
         self.let_ahead = LetAhead(self)
@@ -186,18 +185,19 @@ class Turn:
         """Run all cleared calls concurrently, each once; yields the results in order when all are done."""
         cleared = [record for record in self._state.turn if record.phase is CallPhase.CLEARED]
         runnable = await self.announce(await self.start(cleared))
-        results: dict[int, ToolResult] = {}
+        results: dict[int, ToolResult | None] = {}
 
         async def run(index: int, record: CallRecord) -> None:
-            result = await self._run_one(record)
-            if result is not None:
-                results[index] = result
+            with contextlib.suppress(*() if self._guarded(record) else (StoreError,)):
+                await self.lease.hold(self.lease.saved_at)  # the call beside it may have held this process up
+            results[index] = await self._run_one(record)
 
         works = [partial(run, index, record) for index, record in enumerate(runnable)]
         if works:  # a failure must not cut off siblings that are running
             await self.lease.run(lambda: run_together(works, finish=True))
-        for index in sorted(results):
-            yield runnable[index], results[index]
+        for index, record in enumerate(runnable):
+            if (result := results[index]) is not None:
+                yield record, result
 
     async def start(self, cleared: Sequence[CallRecord]) -> list[CallRecord]:
         """Start cleared calls: those that run now once they are announced; others wait again."""
@@ -243,14 +243,13 @@ class Turn:
         if not started:
             return []
         announced = [record for record in started if self._audited(record)]
-        begun = time.monotonic()
         try:
             run_id, who = self._state.run_id, self._state.started_by
             await self.lease.save(*(("execution_started", started_facts(run_id, one, who)) for one in announced))
             await self._unstopped()
             decided = await self.let_ahead.decided_meanwhile(announced)
             lapsed = await self._lapsed(announced)
-            await self.lease.hold(begun)
+            await self.lease.hold(self.lease.saved_at)
         except StoppedError:
             await self._withdraw(announced)
             raise

@@ -7,7 +7,7 @@ truth is kept beside the gate: who said what of which call, and what ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,27 +20,19 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.recovery import restored
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
-from grampus_uq.gate.signatures import HmacSigner
 from grampus_uq.gate.starts import CallStarts
 from grampus_uq.gate.voices import Voices
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
+from tests.every_order import KEYS, OwnKeys, Said, differing, driven, let, searched
 from tests.sampling import sampled
 
-KEYS = {name: HmacSigner(f"the secret key of {name}") for name in ("ann", "bob", "mal")}
 POLICY = UncertaintyPolicy(irreversible_tool_names=["pay"])
 PAY = ToolCall(id="c1", name="pay", arguments={"to": "A", "amount": 5})
 MORE = {"to": "B", "amount": 99_999}
 LESS = {"to": "A", "amount": 1}
 DOUBT = Doubt(level=UncertaintyLevel.MEDIUM, rule="irreversible_override", reason="why")
 LIFETIME_S = 60.0
-
-
-class OwnKeys:
-    """Each principal's decisions hold with their own key alone."""
-
-    def verifies(self, principal: str, text: bytes, signature: str) -> bool:
-        return principal in KEYS and KEYS[principal].signature(text) == signature
 
 
 class SharedStarts:
@@ -81,7 +73,7 @@ class World:
     process: int = 0
     before: tuple[CallRecord, ...] = ()
     requests: tuple[ApprovalRequest, ...] = ()
-    said: tuple[tuple[ApprovalDecision, float, bool], ...] = ()
+    said: tuple[Said, ...] = ()
     spent: tuple[str, ...] = ()
     taken: tuple[tuple[str, str], ...] = ()
     ran: tuple[Ran, ...] = ()
@@ -116,7 +108,10 @@ class World:
         values = (
             *(_shown(self.record), self.rules, self.now_s, self.put_back),
             self.before and _shown(self.earlier),
-            [(one.id, one.unknown_outcome, one.expires_s, one.rules, one.call) for one in self.requests],
+            [
+                (one.id, one.unknown_outcome, one.expires_s, one.rules, one.call, one.rule, one.level)
+                for one in self.requests
+            ],
             [(*_meant(one), at_s, own) for one, at_s, own in self.said],
             [(one.arguments, one.by, one.at_s, self.process - one.process) for one in self.ran],
             (sorted(self.spent), sorted(by for by, _ in self.taken)),
@@ -143,22 +138,14 @@ def _shown(record: CallRecord) -> str:
     found = _SHOWN.get(id(record))
     if found is None or found[0] is not record:
         grant = None if record.grant is None else record.grant.signature
-        parts = record.phase, record.call.arguments, [one.id for one in record.requests], record.effect, grant
+        calls = record.proposed.arguments, record.call.arguments
+        parts = record.phase, calls, [one.id for one in record.requests], record.effect, grant
         decisions = [_meant(one) for one in record.decisions]
         found = _SHOWN[id(record)] = (
             record,
             repr((*parts, decisions, record.cleared_here, record.cleared_by, record.text)),
         )
     return found[1]
-
-
-def driven(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("it waits")
 
 
 # -- what can happen --------------------------------------------------------------------------------------------------
@@ -333,20 +320,7 @@ def allowed(world: World, ran: Ran) -> bool:
             world.required == 1 and ran.at_s < 1_000.0 + LIFETIME_S and ran.arguments == canonical_json(PAY.arguments)
         )
     request = next((one for one in world.requests if one.id == ran.by), None)
-    if request is None or request.call is None:
-        return False
-    people: dict[str, set[str]] = {}
-    for decision, at_s, own in world.said:
-        late = request.expires_s is not None and at_s >= request.expires_s
-        if decision.request_id != request.id or decision.principal == "mal" or not own or late:
-            continue
-        if decision.kind in ("reject", "respond"):
-            return False
-        meant = canonical_json(decision.arguments or request.call.arguments)
-        people.setdefault(meant, set()).add(decision.principal)
-        if len(people[meant]) >= world.required:
-            return meant == ran.arguments
-    return False
+    return request is not None and let(request, world.said, world.required) == ran.arguments
 
 
 def check(world: World) -> None:
@@ -363,23 +337,6 @@ def check(world: World) -> None:
         assert told.issuperset(by[1:]), "it ran again, and nobody was told that it may have run"
 
 
-def worlds(first: World, most: int, events: Mapping[str, Event] = EVENTS) -> Iterator[tuple[tuple[str, ...], World]]:
-    """Every world that so many events lead to, each likeness once, with the shortest way there."""
-    at_hand: list[tuple[tuple[str, ...], World]] = [((), first)]
-    known = {first.likeness()}
-    for _ in range(most):
-        following = []
-        for way, world in at_hand:
-            for name, event in events.items():
-                after = event(world)
-                if after is None or after is world or (like := after.likeness()) in known:
-                    continue
-                known.add(like)
-                following.append(((*way, name), after))
-                yield following[-1]
-        at_hand = following
-
-
 def waiting(required: int, *, shared: bool) -> World:
     world = World(
         required=required, shared=shared, record=CallRecord(proposed=PAY, step_id="llm_1", effect=Effect.IRREVERSIBLE)
@@ -389,15 +346,15 @@ def waiting(required: int, *, shared: bool) -> World:
 
 def search(first: World, most: int) -> tuple[int, int]:
     """Check all worlds, without attackers those of two events more, too: how many there were, in how many it ran."""
-    seen = ran = 0
-    for events, longest in ((EVENTS, most), (WITHOUT_ATTACKERS, most + 2)):
-        for way, world in worlds(first, longest, events):
-            seen, ran = seen + 1, ran + bool(world.ran)
-            try:
-                check(world)
-            except AssertionError as error:
-                raise AssertionError(f"{error}: {' > '.join(way)}") from error
-    return seen, ran
+    ran = 0
+
+    def counted(world: World) -> None:
+        nonlocal ran
+        ran += bool(world.ran)
+        check(world)
+
+    seen = searched(first, most, EVENTS, counted) + searched(first, most + 2, WITHOUT_ATTACKERS, counted)
+    return seen.total(), ran
 
 
 @sampled("most", [3], full=[4])
@@ -407,6 +364,23 @@ def test_in_no_order_of_events_does_anything_run_that_was_not_approved_so_or_twi
     seen, ran = search(waiting(required, shared=shared), most)
     assert seen > 1_000
     assert ran > 0
+
+
+@sampled("most", [1], full=[2])
+@pytest.mark.parametrize("shared", [False, True], ids=["own starts", "shared starts"])
+@pytest.mark.parametrize("required", [1, 2])
+def test_worlds_that_count_as_one_have_one_future(required, shared, most):
+    assert differing(waiting(required, shared=shared), most, EVENTS, check) == []
+
+
+def test_a_likeness_that_loses_whose_key_signed_is_found(monkeypatch):
+    likeness = World.likeness
+
+    def loses(self: World) -> str:
+        return likeness(replace(self, said=tuple((one, at_s, True) for one, at_s, _ in self.said)))
+
+    monkeypatch.setattr(World, "likeness", loses)
+    assert differing(waiting(2, shared=False), 1, EVENTS, check) != []
 
 
 # -- sabotage: each rule that is taken out lets something happen ------------------------------------------------------
