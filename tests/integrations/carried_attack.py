@@ -96,13 +96,17 @@ class Victim(Protocol):
     def held(values: Any) -> Values: ...
 
 
+def _settings(policy: str) -> dict[str, Any]:
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+    return {"monitor": monitor, "advisory": False, "approvals": POLICIES[policy]()}
+
+
 class Sdk:
     """The OpenAI Agents SDK."""
 
-    def __init__(self, policy: str, session: str, sure: float) -> None:
+    def __init__(self, policy: str, session: str, sure: float, **given: Any) -> None:
         self.paid: list[tuple[str, int]] = []
-        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-        self.guard = UncertaintyGuard(monitor, advisory=False, approvals=POLICIES[policy]())
+        self.guard = UncertaintyGuard(**_settings(policy) | given)
 
         @function_tool
         def pay(to: str, amount: int) -> str:
@@ -158,12 +162,9 @@ class _SdkModel(Model):
 class Pydantic:
     """pydantic-ai."""
 
-    def __init__(self, policy: str, session: str, sure: float) -> None:
+    def __init__(self, policy: str, session: str, sure: float, **given: Any) -> None:
         self.paid: list[tuple[str, int]] = []
-        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-        guard = UncertaintyCapability(
-            monitor, advisory=False, approvals=POLICIES[policy](), session_id=lambda ctx: session
-        )
+        self.guard = guard = UncertaintyCapability(session_id=lambda ctx: session, **_settings(policy) | given)
 
         def respond(messages: list[said.ModelMessage], info: AgentInfo) -> said.ModelResponse:
             made = turn(session, sum(isinstance(m, said.ModelResponse) for m in messages))
@@ -208,7 +209,7 @@ class Pydantic:
         return {}
 
 
-VICTIMS: dict[str, Callable[[str, str, float], Victim]] = {"OpenAI Agents SDK": Sdk, "pydantic-ai": Pydantic}
+VICTIMS: dict[str, Callable[..., Victim]] = {"OpenAI Agents SDK": Sdk, "pydantic-ai": Pydantic}
 
 
 def text_of(sure: float) -> str:

@@ -51,8 +51,9 @@ def config(thread: str) -> Any:
 def answer_of(messages: Sequence[BaseMessage], payees: Sequence[str], sure: float) -> AIMessage:
     """The turn of the model, by how often it has spoken."""
     done = sum(message.type == "ai" for message in messages)
-    calls = [{"name": "pay", "args": {"to": payees[done], "amount": 5 + done}, "id": f"p{done}"}]
-    return AIMessage(f'I go on. {{"confidence": {sure}}}', tool_calls=calls if done < len(payees) else [])
+    left = payees[done : done + 1]
+    calls = [{"name": "pay", "args": {"to": to, "amount": 5 + done}, "id": f"p{done}"} for to in left]
+    return AIMessage(f'I go on. {{"confidence": {sure}}}', tool_calls=calls)
 
 
 class _Model(BaseChatModel):
@@ -73,10 +74,13 @@ class _Model(BaseChatModel):
 class Victim:
     """The agent in a process of its own: it shares nothing with another but the checkpoints and configured keys."""
 
-    def __init__(self, framework: str, policy: str, thread: str, sure: float, saver: InMemorySaver) -> None:
+    def __init__(
+        self, framework: str, policy: str, thread: str, sure: float, saver: InMemorySaver, **given: Any
+    ) -> None:
         self.paid: list[tuple[str, int]] = []
-        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-        given: Any = {"advisory": False, "approvals": POLICIES[policy]()}
+        monitor = given.pop("monitor", None)
+        monitor = monitor or UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+        given = {"advisory": False, "approvals": POLICIES[policy]()} | given
 
         def pay(to: str, amount: int) -> str:
             """Pay."""
@@ -85,8 +89,8 @@ class Victim:
 
         if framework == "LangChain":
             model = _Model(payees=PAYEES[thread], sure=sure)
-            guard = UncertaintyMiddleware(monitor, **given)
-            self.app: Any = create_agent(model, [pay], middleware=[guard], checkpointer=saver)
+            self.guard: Any = UncertaintyMiddleware(monitor, **given)
+            self.app: Any = create_agent(model, [pay], middleware=[self.guard], checkpointer=saver)
             return
 
         def agent(state: MessagesState) -> Values:
@@ -98,7 +102,8 @@ class Victim:
         own = framework == "LangGraph, tools of one's own"
         if own:
             builder.add_node("tools", ToolNode([pay]))
-        uncertainty_guard(monitor, **given).attach(builder, tools="tools" if own else [pay])
+        self.guard = uncertainty_guard(monitor, **given)
+        self.guard.attach(builder, tools="tools" if own else [pay])
         self.app = builder.compile(checkpointer=saver)
 
 
