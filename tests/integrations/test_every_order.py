@@ -250,10 +250,14 @@ class Line:
         ]
 
     def check(self) -> None:
-        """What was paid, may have been: each time on another word, and again only where somebody was told so. Where
-        processes do not share their starts, within each process."""
+        """What was paid, may have been: each time on another word, and again only where somebody was told so.
+
+        Where processes do not share their starts, within each process; and what is asked after a state was put back, in
+        which the call is not proposed yet, is a question of its own.
+        """
         assert not self.escaped, f"an error escaped: {self.escaped}"
-        telling = {one.id for one in self.requests.values() if one.rule in TELLING}
+        anew = float("inf") if self.shared or self.put_back_s is None else self.put_back_s
+        telling = {one.id for one in self.requests.values() if one.rule in TELLING or one.created_s >= anew}
         groups: dict[tuple[int, str], list[list[str]]] = {}
         for ran in self.ran:
             on = self.authorities(ran)
@@ -325,9 +329,11 @@ def says(
     async def happens(line: Line) -> bool:
         if not line.waiting:
             return False
-        request = line.waiting[-1]
-        assert request.call is not None
-        arguments = {**request.call.arguments, "amount": 1} if kind == "edit" else None
+        request, arguments = line.waiting[-1], None
+        if kind == "edit":
+            if request.call is None:  # an answer that waits
+                return False
+            arguments = {**request.call.arguments, "amount": 1}
         decision = line.word(request, kind, who, key=key, arguments=arguments)
         if ends is not None:
             line.as_it_pays = partial(_ends, ends)
