@@ -15,7 +15,6 @@ from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.confidence_forms import parse_number
 from grampus_uq.signals.judged_view import judged_view
-from grampus_uq.signals.stated_confidence import says_nothing
 from grampus_uq.signals.statement_context import names_a_source
 from grampus_uq.signals.token_signals import alternatives
 
@@ -103,7 +102,7 @@ class PTrue:
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
         """Ask; read the mass, else the number; without log-probabilities ask once more for a number."""
-        if says_nothing(step):
+        if not step.judged_text().strip():
             return Reading(source=self.source, value=None, reason=MissingReason.NOTHING_TO_JUDGE)
         view = judged_view(step, context.messages, self._rng)
         if view is None:

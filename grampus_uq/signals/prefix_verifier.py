@@ -23,7 +23,6 @@ from grampus_uq.records.protocols import ModelClient, SenseContext
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, SPEAKERS, clipped, function_of, quoted
-from grampus_uq.signals.stated_confidence import says_nothing
 from grampus_uq.signals.token_signals import alternatives
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
@@ -159,7 +158,7 @@ class PrefixVerifier:
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
         """Ask about the run so far, this step included."""
-        if says_nothing(step):
+        if not step.judged_text().strip():
             return Reading(source=self.source, value=None, reason=MissingReason.NOTHING_TO_JUDGE)
         messages = verifier_messages(step, context.messages, context.tools, MAX_CHARACTERS)
         for _ in range(1 + MAX_REPAIRS):

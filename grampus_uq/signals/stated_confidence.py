@@ -26,7 +26,6 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final
 
-from grampus_uq.records.values import Step
 from grampus_uq.records.vocabulary import MissingReason
 from grampus_uq.signals.admissions import ADMITTING, UNDECIDED, admissions
 from grampus_uq.signals.atomic_patterns import atomic
@@ -155,14 +154,6 @@ def _statements(text: str) -> list[float]:
     return values + doubtful if any(value > UNDECIDED for value in values) else values  # where they can only lower
 
 
-def says_nothing(step: Step) -> bool:
-    """True for a step without calls, and without words but those that state its confidence: there is nothing to judge.
-
-    What a judge or samples say of such a step would be one more word of the model about itself.
-    """
-    return not step.tool_calls and not without_confidence(step.text.strip())
-
-
 def without_confidence(text: str) -> str:
     """The text without what it states of its confidence: two answers that differ in nothing else say the same.
 
@@ -171,18 +162,18 @@ def without_confidence(text: str) -> str:
     """
     if len(text) > _LONGEST_ANSWER:
         return text
-    text = _END_OF_TEXT.sub("", text.rstrip()) if text.rstrip().endswith(">") else text
-    if not MAY_STATE(text):
-        return text
-    closing = closing_object(text)
+    said = _END_OF_TEXT.sub("", text.rstrip()) if text.rstrip().endswith(">") else text
+    if not MAY_STATE(said):
+        return said
+    closing = closing_object(said)
     if not closing.values:
-        closing = ClosingObject(text)
+        closing = ClosingObject(said)
     lines = [
         " ".join(sentence for sentence in sentences_of(line) if sentence_confidence(sentence) is None)
         for line in _lines(closing.before)
     ]
     others = sorted((name, json.dumps(value)) for name, value in closing.others)
-    return "\n".join([*lines, json.dumps(others) if others else ""]).strip()
+    return "\n".join([*lines, json.dumps(others) if others else ""]).strip() or text
 
 
 def _lines(text: str) -> list[str]:

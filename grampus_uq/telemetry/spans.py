@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from opentelemetry import trace
-from opentelemetry._logs import Logger, LogRecord, get_logger_provider
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Tracer
 from pydantic import JsonValue
@@ -33,6 +32,9 @@ from grampus_uq.telemetry.span_attributes import (
 )
 from grampus_uq.telemetry.span_content import Redact, content_attributes
 from grampus_uq.telemetry.trace_context import OverPause, SessionTraces, surroundings
+
+if TYPE_CHECKING:
+    from opentelemetry._logs import Logger
 
 
 def resolve_tracer(tracer: Any) -> Tracer:
@@ -113,6 +115,8 @@ class SpanEmitter:
         self._on_span = evaluation_events == "span"
         self._log: Logger | None = None
         if evaluation_events == "log":
+            from opentelemetry._logs import get_logger_provider  # experimental: loaded only where it is asked for
+
             self._log = (logger_provider or get_logger_provider()).get_logger("grampus_uq")
         self._copy = copy_to_parent
         self._content, self._redact = content, redact
@@ -189,6 +193,8 @@ class SpanEmitter:
             if self._log is None:
                 span.add_event(EVALUATION, scores, timestamp=ended_ns)
             else:  # in the span's context, so that it carries the span's ids
+                from opentelemetry._logs import LogRecord
+
                 there = trace.set_span_in_context(span, context)
                 self._log.emit(LogRecord(timestamp=ended_ns, context=there, event_name=EVALUATION, attributes=scores))
 

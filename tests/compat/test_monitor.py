@@ -44,7 +44,7 @@ async def observed(*texts, judgement="0.9", **given):
 
 @pytest.mark.anyio
 async def test_the_belief_state_snippet(capsys):
-    monitor = await observed('Done. {"confidence": 0.9}', 'Done. {"confidence": 0.8}')
+    monitor = await observed('{"confidence": 0.9}', '{"confidence": 0.8}')
 
     belief = monitor.get_belief_state()
 
@@ -59,7 +59,7 @@ async def test_the_belief_state_snippet(capsys):
 
 @pytest.mark.anyio
 async def test_the_metadata_has_the_guides_five_keys_and_is_json():
-    monitor = await observed('Done. {"confidence": 0.1}', judgement="0.1")
+    monitor = await observed('{"confidence": 0.1}', judgement="0.1")
     meta = monitor.summary_metadata()
     assert f"Paused — level: {meta['overall_level']}, confidence: {meta['cumulative_confidence']:.2f}" == (
         "Paused — level: high, confidence: 0.50"
@@ -81,7 +81,7 @@ def test_a_belief_starts_with_full_confidence():
 
 @pytest.mark.anyio
 async def test_a_step_has_the_guides_fields():
-    monitor = await observed('Done. {"confidence": 0.9}')
+    monitor = await observed('{"confidence": 0.9}')
     (step,) = monitor.get_belief_state().step_uncertainties
     assert isinstance(step, StepUncertainty)
     assert (step.step_id, step.step_type) == ("llm_0", "llm_call")
@@ -99,7 +99,7 @@ async def test_observing_returns_the_assessment_and_the_action():
     monitor = UncertaintyMonitor(policy=policy)
     monitor.initialize("s1", "my-agent")
     step, action = await monitor.observe_llm_response(
-        'Done. {"confidence": 0.9}', "llm_1", prompt_messages=MESSAGES, model_client=ScriptedModel("0.9"), model_id="m"
+        '{"confidence": 0.9}', "llm_1", prompt_messages=MESSAGES, model_client=ScriptedModel("0.9"), model_id="m"
     )
     assert (step.step_type, action) == ("llm_call", step.action)
     step, action = await monitor.observe_tool_call("search", "tool_1")
@@ -119,7 +119,7 @@ async def test_a_tool_step_makes_no_model_call():
 
 @pytest.mark.anyio
 async def test_the_irreversible_override_of_the_guide_pauses_at_medium():
-    monitor = await observed('Done. {"confidence": 0.6}', policy=policy, judgement="0.6")
+    monitor = await observed('{"confidence": 0.6}', policy=policy, judgement="0.6")
     assert monitor.get_belief_state().overall_level is UncertaintyLevel.MEDIUM
     step, action = await monitor.observe_tool_call("send_email_to_client", "tool_1")
     assert action is UncertaintyAction.PAUSE_FOR_HUMAN
@@ -130,7 +130,7 @@ async def test_the_irreversible_override_of_the_guide_pauses_at_medium():
 
 @pytest.mark.anyio
 async def test_high_injects_the_reflection():
-    monitor = await observed('Done. {"confidence": 0.1}', judgement="0.1")
+    monitor = await observed('{"confidence": 0.1}', judgement="0.1")
     assert monitor.get_belief_state().step_uncertainties[-1].reflection_injected
     message = monitor.get_reflection_message()
     assert message.role == Role.SYSTEM
@@ -157,13 +157,13 @@ async def test_the_guides_three_spans_under_the_guides_conditions():
     exporter = InMemorySpanExporter()
     tracer = GrampusTracer(service_name="my-agent", span_processor=SimpleSpanProcessor(exporter))
     sampling = UncertaintyPolicy(enable_semantic_sampling=True, irreversible_tool_names=["send"])
-    same = 'Done. {"confidence": 0.7}'  # what the model says again when it is sampled, and its judgement of it
+    same = '{"confidence": 0.7}'  # what the model says again when it is sampled, and its judgement of it
     await observed(same, judgement=same, policy=sampling, tracer=tracer)
     names = [span.name for span in exporter.get_finished_spans()]
     assert names == ["uncertainty.semantic", "uncertainty.estimate"]
     exporter.clear()
     guides_zone = UncertaintyEstimator(semantic_trigger_low=0.5)  # set by hand, or samples are drawn below it too
-    await observed('Done. {"confidence": 0.1}', judgement="0.1", policy=sampling, tracer=tracer, estimator=guides_zone)
+    await observed('{"confidence": 0.1}', judgement="0.1", policy=sampling, tracer=tracer, estimator=guides_zone)
     names = [span.name for span in exporter.get_finished_spans()]
     assert names == ["uncertainty.escalate", "uncertainty.estimate"]
     exporter.clear()
@@ -196,7 +196,7 @@ async def test_8_ten_concurrent_sessions_on_one_monitor_give_the_numbers_of_ten_
         for k in range(5):
             model = ScriptedModel(f"{(n + k) % 10 / 10}", delay_s=0.001 * ((n * k) % 3))
             await monitor.observe_llm_response(
-                f"Done. Confidence: {(3 * n + k) % 10 * 10}%", f"l{k}", prompt_messages=MESSAGES, model_client=model
+                f"Confidence: {(3 * n + k) % 10 * 10}%", f"l{k}", prompt_messages=MESSAGES, model_client=model
             )
             await monitor.observe_tool_call("search", f"t{k}")
         found[n] = [step.model_dump(exclude={"timestamp"}) for step in monitor.get_belief_state().step_uncertainties]
@@ -236,7 +236,7 @@ async def test_eliciting_repairs_twice_and_then_the_reading_is_missing_as_parse_
 
 @pytest.mark.anyio
 async def test_reset_forgets_what_was_believed():
-    monitor = await observed('Done. {"confidence": 0.1}', judgement="0.1")
+    monitor = await observed('{"confidence": 0.1}', judgement="0.1")
     monitor.reset()
     assert monitor.get_belief_state().to_summary()["total_steps"] == 0
     assert monitor.get_belief_state().cumulative_confidence == 1.0
@@ -244,7 +244,7 @@ async def test_reset_forgets_what_was_believed():
 
 @pytest.mark.anyio
 async def test_results_and_user_texts_are_taken():
-    monitor = await observed('Done. {"confidence": 0.9}')
+    monitor = await observed('{"confidence": 0.9}')
     monitor.observe_tool_result("call_1", "42 rows")
     monitor.observe_user("and now the other one")
     assert monitor.get_belief_state().total_steps == 1

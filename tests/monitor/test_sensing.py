@@ -45,7 +45,7 @@ PROMPT = (Message(role=Role.USER, content="What is the capital of France?"),)
 SAMPLING = UncertaintyPolicy(enable_semantic_sampling=True)
 
 
-def step(text="Rome. Confidence: 70%"):
+def step(text="Confidence: 70%"):
     return Step(step_id="s", kind="llm_call", time_s=0.0, text=text)
 
 
@@ -53,9 +53,7 @@ def names(plan):
     return plan.names
 
 
-async def sense(
-    model, *, text="Rome. Confidence: 70%", over_cap=False, policy=SAMPLING, estimator=None, parts=(), **given
-):
+async def sense(model, *, text="Confidence: 70%", over_cap=False, policy=SAMPLING, estimator=None, parts=(), **given):
     profile = Profile(policy=policy, estimator=estimator or UncertaintyEstimator(), **dict(parts))
     plan = SensingPlan.of(profile, Sensing(**given))
     seen = plan.read(step(text))
@@ -253,7 +251,7 @@ class Asking:
 @pytest.mark.anyio
 async def test_signals_of_ones_own_are_read_beside_the_others():
     found = await sense(talking("0.25"), signals=[Instant(), Asking()])
-    assert found["length"].value == 0.21
+    assert found["length"].value == 0.15
     assert found["asking"].value == 0.25
     assert found["p_true"].value == 0.25
 
@@ -334,7 +332,7 @@ async def test_whoever_sets_a_lower_end_of_the_zone_has_the_guides(stored):
 @pytest.mark.parametrize(("judgement", "samples"), [("0.95", 0), ("perhaps", 2), (RateLimitedError("slow down"), 2)])
 async def test_a_judgement_that_fails_skips_no_sampling_that_a_low_one_has_to_pass(judgement, samples):
     model = talking(judgement)
-    await sense(model, text="Rome. Confidence: 100%")
+    await sense(model, text="Confidence: 100%")
     assert sum(call.options["temperature"] == 0.8 for call in model.calls) == samples
 
 
@@ -352,39 +350,8 @@ async def test_a_judgement_that_fails_skips_no_sampling_that_a_low_one_has_to_pa
 async def test_what_the_model_states_skips_no_sampling_unless_it_may_release_a_call(without_evidence, samples, parts):
     policy = UncertaintyPolicy(enable_semantic_sampling=True, on_missing_evidence=without_evidence)
     model = talking("0.79")
-    await sense(model, text="Rome. Confidence: 100%", policy=policy, parts=parts)
+    await sense(model, text="Confidence: 100%", policy=policy, parts=parts)
     assert sum(call.options["temperature"] == 0.8 for call in model.calls) == samples
-
-
-ALONE = [
-    "",
-    " ",
-    "Confidence: 100%",
-    ' {"confidence": 1.0}\n',
-    "<confidence>1.0</confidence>",
-    "I am 100% sure. Confidence: 95%",
-    "# Confidence\n95%",
-    "<confidence>\n1.0\n</confidence>",
-    "Confidence: 100%</s>",
-]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("said", ALONE)
-@pytest.mark.parametrize("speculative", [False, True])
-async def test_of_a_turn_that_says_nothing_but_its_confidence_nothing_is_judged_as_of_an_empty_one(said, speculative):
-    """Samples that state the same, and a judge to whom a statement looks right, would lift the belief for later calls.
-
-    A sample that only states a confidence agrees with nothing either.
-    """
-    policy = UncertaintyPolicy(enable_semantic_sampling=True, enable_prefix_verifier=True)
-    model = talking("0.99", samples=[said] * 5)
-    found = await sense(model, text=said, policy=policy, speculative=speculative)
-    asked = ["p_true", "prefix_verifier", "semantic_entropy"]
-    assert [found[name].reason for name in asked] == [MissingReason.NOTHING_TO_JUDGE] * 3
-    assert model.calls == []
-    found = await sense(talking("0.5", samples=[said] * 5))
-    assert found["semantic_entropy"].reason == MissingReason.TOO_FEW_SAMPLES
 
 
 @pytest.mark.anyio

@@ -235,7 +235,7 @@ async def test_steps_sensed_side_by_side_in_one_session_are_committed_one_by_one
     slow, quick = ScriptedModel("0.5", delay_s=0.05), ScriptedModel("0.5")
 
     async def speak(step_id, model):
-        await session.observe_llm_response("Rome. Confidence: 90%", step_id, prompt_messages=PROMPT, model_client=model)
+        await session.observe_llm_response("Confidence: 90%", step_id, prompt_messages=PROMPT, model_client=model)
 
     async with anyio.create_task_group() as group:
         group.start_soon(speak, "slow", slow)
@@ -367,7 +367,7 @@ async def test_the_monitors_own_tokens_are_capped_at_a_share_of_the_agents(cap, 
     for number in range(3):
         before = len(model.calls)
         assessment, _ = await session.observe_llm_response(
-            "Rome. Confidence: 90%",
+            "Confidence: 90%",
             f"l{number}",
             prompt_messages=PROMPT,
             model_client=model,
@@ -387,7 +387,7 @@ async def test_the_monitors_own_tokens_are_capped_at_a_share_of_the_agents(cap, 
 async def test_what_the_monitor_spent_is_reported_apart_from_the_agents_usage():
     session = watch().session("s")
     model = ScriptedModel(lambda _, options: "Paris" if options["temperature"] else "0.7")
-    await session.observe_llm_response("Rome. Confidence: 70%", "a", prompt_messages=PROMPT, model_client=model)
+    await session.observe_llm_response("Confidence: 70%", "a", prompt_messages=PROMPT, model_client=model)
     usage = session.summary()["monitor_usage"]
     assert usage == {"calls": 3, "tokens": 45, "cost_usd": 0.0}
     assert session.state.agent_tokens == 0

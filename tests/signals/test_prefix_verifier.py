@@ -307,7 +307,7 @@ async def test_its_reading_is_recorded_counted_and_outside_the_fusion_until_it_i
         )
         session = monitor.session("s")
         assessment, _ = await session.observe_llm_response(
-            "Done. Confidence: 80%", "1", prompt_messages=TASK, model_client=ScriptedModel(["20"]), model_id="m"
+            "Confidence: 80%", "1", prompt_messages=TASK, model_client=ScriptedModel(["20"]), model_id="m"
         )
         assert assessment.fused_confidence == pytest.approx(fused)
         assert (session.state.monitor_calls, session.state.monitor_tokens) == (1, 15)

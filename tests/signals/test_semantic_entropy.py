@@ -168,6 +168,7 @@ async def test_a_step_that_its_samples_do_not_repeat_reads_low_however_much_they
         ("Paris. Confidence: 70%", ["Paris. Confidence: 90%", "Paris"]),
         ('Paris.\n{"confidence": 0.7}', ['Paris.\n{"confidence": 0.9}', "Paris. I am 85% sure."]),
         ('{"answer": "Paris", "confidence": 0.7}', ['{"confidence": 0.9, "answer": "Paris"}'] * 2),
+        ("Paris.\n# Confidence\n95%", ["Paris.\n<confidence>\n1.0\n</confidence>", "Paris. Confidence: 100%</s>"]),
     ],
 )
 async def test_the_confidence_that_answers_state_is_no_part_of_what_they_say(said_so, replies):

@@ -51,7 +51,7 @@ def everything():
         coin = top_logprobs({"heads": 0.5, "tails": 0.5})
         with kept.application.start_as_current_span("invoke_agent"):
             for _ in range(2):
-                await session.observe_llm_response("Rome. Confidence: 70%", "l", logprobs=[coin], **given)
+                await session.observe_llm_response("Confidence: 70%", "l", logprobs=[coin], **given)
             await session.observe_tool_call(
                 ToolCall(id="c", name="pay", arguments=ARGUMENTS), "t", effect=Effect.IRREVERSIBLE
             )

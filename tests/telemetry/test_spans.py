@@ -81,7 +81,7 @@ def model(judgement="0.7", samples=("Paris",) * 5, delay_s=0.0):
     )
 
 
-async def speak(traced, text="Rome. Confidence: 70%", **given):
+async def speak(traced, text="Confidence: 70%", **given):
     found = {"prompt_messages": PROMPT, "model_client": model()} | given
     return await traced.session.observe_llm_response(text, "llm_1", **found)
 
@@ -91,7 +91,7 @@ async def speak(traced, text="Rome. Confidence: 70%", **given):
 
 async def test_a_step_that_goes_well_has_one_span():
     traced = Traced()
-    await speak(traced, "Rome. Confidence: 100%", model_client=model("1.0"))
+    await speak(traced, "Confidence: 100%", model_client=model("1.0"))
     await traced.session.observe_tool_call("send_email", "t")
     assert [span.name for span in traced.spans()] == ["uncertainty.estimate"] * 2
 
@@ -125,7 +125,7 @@ async def test_an_uncertain_step_escalates(before, level):
         Step(step_id="before", kind="decision", time_s=0.0), [Reading(source="verbalized", value=before)]
     )
     traced.exporter.clear()
-    await speak(traced, "Rome. Confidence: 20%", model_client=None)
+    await speak(traced, "Confidence: 20%", model_client=None)
     escalate, estimate = traced.only("escalate"), traced.only("estimate")
     assert escalate.parent.span_id == estimate.context.span_id
     assert escalate.attributes["level"] == estimate.attributes["level"] == level
@@ -139,7 +139,7 @@ async def test_an_uncertain_step_escalates(before, level):
 async def test_an_irreversible_call_escalates_at_medium_too(name, effect, rule):
     traced = Traced()
     if rule == "irreversible_override":
-        await speak(traced, "Rome. Confidence: 70%", model_client=None)
+        await speak(traced, "Confidence: 70%", model_client=None)
         traced.exporter.clear()
     await traced.session.observe_tool_call(ToolCall(name=name), "t", effect=effect)
     escalate = traced.only("escalate")
@@ -149,11 +149,11 @@ async def test_an_irreversible_call_escalates_at_medium_too(name, effect, rule):
 
 async def test_an_acknowledged_alarm_and_an_advisory_one_still_escalate():
     traced = Traced(advisory=True)
-    await speak(traced, "Rome. Confidence: 0%", model_client=None)
+    await speak(traced, "Confidence: 0%", model_client=None)
     attributes = traced.only("escalate").attributes
     assert (attributes["action"], attributes["wanted_action"]) == ("proceed_with_log", "pause_for_human")
     acting = Traced()
-    await speak(acting, "Rome. Confidence: 0%", model_client=None)
+    await speak(acting, "Confidence: 0%", model_client=None)
     acting.session.record_decision("approve", principal="ann")
     acting.exporter.clear()
     await acting.session.observe_llm_response("", "l2")
@@ -206,7 +206,7 @@ async def test_numbers_that_are_not_always_there_are_attributes_when_they_are():
 @pytest.mark.parametrize(("client", "ran", "shown"), [(None, False, -1.0), (model("what?"), True, 0.5)])
 async def test_p_true_ran_says_whether_it_was_asked_not_whether_it_answered(client, ran, shown):
     traced = Traced()
-    await speak(traced, "Rome. Confidence: 100%", model_client=client)
+    await speak(traced, "Confidence: 100%", model_client=client)
     attributes = traced.only("estimate").attributes
     assert (attributes["p_true_ran"], attributes["p_true_confidence"]) == (ran, shown)
 
@@ -239,7 +239,7 @@ async def test_durations_are_real():
 
 async def test_an_escalation_lasts_as_long_as_the_deciding_and_lies_within_the_step():
     traced = Traced()
-    await speak(traced, "Rome. Confidence: 0%", model_client=model("0.0", delay_s=0.02))
+    await speak(traced, "Confidence: 0%", model_client=model("0.0", delay_s=0.02))
     estimate, escalate = traced.only("estimate"), traced.only("escalate")
     assert estimate.start_time + 20_000_000 <= escalate.start_time <= escalate.end_time == estimate.end_time
     await traced.session.observe_tool_call("send_email", "t")
@@ -251,7 +251,7 @@ async def test_an_escalation_lasts_as_long_as_the_deciding_and_lies_within_the_s
 async def test_a_clock_that_was_set_back_gives_no_negative_duration():
     traced = Traced()
     emitter = SpanEmitter(traced.tracer)
-    await speak(traced, "Rome. Confidence: 0%")
+    await speak(traced, "Confidence: 0%")
     event = traced.step
     traced.exporter.clear()
     emitter.on_event(dataclasses.replace(event, ended_ns=event.started_ns - 10**9))
@@ -266,7 +266,7 @@ async def test_spans_are_children_of_the_span_that_is_current_in_the_callers_tas
         with traced.tracer.start_as_current_span(name):
             session = traced.monitor.session(name)
             await anyio.sleep(0.01)
-            await session.observe_llm_response("Rome. Confidence: 100%", "l")
+            await session.observe_llm_response("Confidence: 100%", "l")
 
     async with anyio.create_task_group() as group:
         for name in ("one", "two"):
@@ -282,7 +282,7 @@ async def test_without_a_current_span_a_session_is_a_trace_of_its_own_with_its_f
     traced = Traced()
     for session in (traced.session, traced.monitor.session("s2")):
         for _ in range(3):
-            await session.observe_llm_response("Rome. Confidence: 100%", "l")
+            await session.observe_llm_response("Confidence: 100%", "l")
     spans = traced.spans("estimate")
     for root, second, third in (spans[:3], spans[3:]):
         assert root.parent is None
@@ -308,7 +308,7 @@ async def test_other_events_have_no_span():
 async def test_a_tracer_that_samples_nothing_costs_no_error():
     provider = TracerProvider(sampler=ALWAYS_OFF)
     monitor = UncertaintyMonitor(policy=POLICY, tracer=provider.get_tracer("x"))
-    await monitor.session("s").observe_llm_response("Rome. Confidence: 0%", "l")
+    await monitor.session("s").observe_llm_response("Confidence: 0%", "l")
     assert monitor.processor_failures == {}
 
 
