@@ -41,6 +41,7 @@ def test_each_test_that_judges_a_change_can_be_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("group", SETTINGS["groups"])
 def test_of_the_changes_of_the_code_that_decides_those_of_a_sample_survive_only_where_listed(group: str) -> None:
     _nothing_survives_unknown("--only", *SETTINGS["groups"][group]["files"], "--sample", "5")
