@@ -7,6 +7,8 @@ check, and each event makes worlds of one likeness of them, so that whatever the
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -17,6 +19,7 @@ from grampus_uq.records.values import canonical_json
 
 KEYS = {name: HmacSigner(f"the secret key of {name}") for name in ("ann", "bob", "mal")}
 Way = tuple[str, ...]
+_ID = re.compile("0{12}40008[0-9a-f]{15}")
 
 
 class Likened(Protocol):
@@ -33,6 +36,25 @@ class OwnKeys:
 
     def verifies(self, principal: str, text: bytes, signature: str) -> bool:
         return principal in KEYS and KEYS[principal].signature(text) == signature
+
+
+def signers(decision: ApprovalDecision) -> list[str]:
+    """Whose key a decision is signed with."""
+    return [name for name, key in KEYS.items() if key.signature(decision.signed_text()) == decision.signature]
+
+
+def with_named_ids(text: str) -> str:
+    """The text with each id, which is counted, by its place among those in it."""
+    names = {one: f"#{number}" for number, one in enumerate(sorted(set(_ID.findall(text))))}
+    return _ID.sub(lambda found: names[found[0]], text)
+
+
+def check_each_on_its_own(authorities: Sequence[Sequence[str]], telling: set[str]) -> None:
+    """Of the times that a call ran, by what each may have run on: each on another one, and again only on one that tells
+    that it may have run."""
+    ways = [way for way in itertools.product(*authorities) if len(set(way)) == len(way)]
+    assert ways, "one approval let it run twice"
+    assert any(telling.issuperset(way[1:]) for way in ways), "it ran again, and nobody was told that it may have run"
 
 
 def driven(work: Coroutine[Any, Any, Any]) -> Any:
@@ -72,6 +94,17 @@ def let(request: ApprovalRequest, said: Sequence[Said], required: int) -> str | 
 # -- the search -------------------------------------------------------------------------------------------------------
 
 
+def _after(
+    at_hand: Sequence[tuple[Way, World]], events: Mapping[str, Callable[[World], World | None]]
+) -> Iterator[tuple[Way, World]]:
+    """What one more event makes of each world, where it can happen and changes something."""
+    for way, world in at_hand:
+        for name, event in events.items():
+            after = event(world)
+            if after is not None and after is not world:
+                yield (*way, name), after
+
+
 def worlds(
     first: World, most: int, events: Mapping[str, Callable[[World], World | None]]
 ) -> Iterator[tuple[Way, World]]:
@@ -80,13 +113,10 @@ def worlds(
     known = {first.likeness()}
     for _ in range(most):
         following = []
-        for way, world in at_hand:
-            for name, event in events.items():
-                after = event(world)
-                if after is None or after is world or (like := after.likeness()) in known:
-                    continue
+        for way, after in _after(at_hand, events):
+            if (like := after.likeness()) not in known:
                 known.add(like)
-                following.append(((*way, name), after))
+                following.append((way, after))
                 yield following[-1]
         at_hand = following
 
@@ -125,19 +155,15 @@ def differing(
     found = list[str]()
     for _ in range(most):
         following = []
-        for way, world in at_hand:
-            for name, event in events.items():
-                after = event(world)
-                if after is None or after is world:
-                    continue
-                like, there = after.likeness(), (*way, name)
-                if like not in known:
-                    following.append((there, after))
-                    known[like] = there, future(after)
-                    continue
-                other, theirs = known[like]
-                apart = [event for event, then in future(after).items() if theirs[event] != then]
-                found += [f"{' > '.join(there)} is not {' > '.join(other)}: {apart}"] if apart else []
+        for way, after in _after(at_hand, events):
+            like = after.likeness()
+            if like not in known:
+                following.append((way, after))
+                known[like] = way, future(after)
+                continue
+            other, theirs = known[like]
+            apart = [event for event, then in future(after).items() if theirs[event] != then]
+            found += [f"{' > '.join(way)} is not {' > '.join(other)}: {apart}"] if apart else []
         at_hand = following
     return found
 

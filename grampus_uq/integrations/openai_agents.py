@@ -113,7 +113,7 @@ class UncertaintyGuard:
     def _protects(self, name: str) -> bool:
         return self._gate.effect(ToolCall(name=name), None, self.settings.monitor.profile.policy) is Effect.IRREVERSIBLE
 
-    def _watched(self, model: Model, name: str = "") -> WatchedModel:
+    def _watched(self, model: Model, name: str) -> WatchedModel:
         if not isinstance(model, WatchedModel):
             return WatchedModel(model, self._observe, self._before, self, self._reach.has, name)
         if model.owner is not self and self.settings.acts:

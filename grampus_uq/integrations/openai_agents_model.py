@@ -48,7 +48,7 @@ class WatchedModel(Model):
     """
 
     def __init__(
-        self, inner: Model, observe: Observe, before: Before, owner: object, has: Callable[[Any], bool], name: str = ""
+        self, inner: Model, observe: Observe, before: Before, owner: object, has: Callable[[Any], bool], name: str
     ) -> None:
         self.inner = inner
         self._asked_as = name

@@ -46,7 +46,8 @@ _FORMS: tuple[tuple[type, dict[str, Any]], ...] = (
 class AgentWatch:
     """A wrapper around each model of agents, and gates before tools; models that a run brings are wrapped there."""
 
-    model: Callable[..., WatchedModel]
+    model: Callable[[Model, str], WatchedModel]
+    """Watches a model; the name is that by which a provider was asked for it, "" where none was."""
     current: Gate
     acts: Callable[[], bool]
     """False while the guard only advises: then nothing is refused."""
@@ -81,7 +82,7 @@ class AgentWatch:
                 inner = one.model
                 while isinstance(inner, WatchedModel) and not inner.has(one):  # it came with a copy of a guarded agent
                     inner = inner.inner
-                if (watched := self.model(inner)) is inner and not self.has(one):
+                if (watched := self.model(inner, "")) is inner and not self.has(one):
                     log.warning("agent %.80r is watched by another guard, and not by this one", one.name)
                     continue
                 one.model = watched
@@ -121,7 +122,7 @@ class AgentWatch:
         provider = config.model_provider
         if not isinstance(provider, WatchedProvider):
             provider = WatchedProvider(provider, self.model)
-        model = self.model(config.model) if isinstance(config.model, Model) else config.model
+        model = self.model(config.model, "") if isinstance(config.model, Model) else config.model
         config = replace(config, model=model, model_provider=provider)
         return {**given, "run_config": _Lent(vars(config)) if lent else config}
 

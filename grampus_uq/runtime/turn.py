@@ -185,7 +185,7 @@ class Turn:
         """Run all cleared calls concurrently, each once; yields the results in order when all are done."""
         cleared = [record for record in self._state.turn if record.phase is CallPhase.CLEARED]
         runnable = await self.announce(await self.start(cleared))
-        results: dict[int, ToolResult | None] = {}
+        results: list[ToolResult | None] = [None] * len(runnable)
 
         async def run(index: int, record: CallRecord) -> None:
             with contextlib.suppress(*() if self._guarded(record) else (StoreError,)):
@@ -195,8 +195,8 @@ class Turn:
         works = [partial(run, index, record) for index, record in enumerate(runnable)]
         if works:  # a failure must not cut off siblings that are running
             await self.lease.run(lambda: run_together(works, finish=True))
-        for index, record in enumerate(runnable):
-            if (result := results[index]) is not None:
+        for record, result in zip(runnable, results, strict=True):
+            if result is not None:
                 yield record, result
 
     async def start(self, cleared: Sequence[CallRecord]) -> list[CallRecord]:

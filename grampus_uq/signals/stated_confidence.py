@@ -93,10 +93,8 @@ def parse_confidence(text: str) -> tuple[float | None, MissingReason | None]:
     >>> parse_confidence('The page says "Confidence: 100%".')
     (None, <MissingReason.NOT_STATED: 'not_stated'>)
     """
+    text = _without_end_of_text(text)
     stripped = text.strip()
-    if stripped.endswith(">"):
-        text = _END_OF_TEXT.sub("", text.rstrip())
-        stripped = text.strip()
     plain = plain_answer(stripped) if stripped.endswith("}") else None
     if plain is not None:
         return plain, None
@@ -154,6 +152,12 @@ def _statements(text: str) -> list[float]:
     return values + doubtful if any(value > UNDECIDED for value in values) else values  # where they can only lower
 
 
+def _without_end_of_text(text: str) -> str:
+    """The text without a last token that a server left in."""
+    kept = text.rstrip()
+    return _END_OF_TEXT.sub("", kept) if kept.endswith(">") else text
+
+
 def without_confidence(text: str) -> str:
     """The text without what it states of its confidence: two answers that differ in nothing else say the same.
 
@@ -162,7 +166,7 @@ def without_confidence(text: str) -> str:
     """
     if len(text) > _LONGEST_ANSWER:
         return text
-    said = _END_OF_TEXT.sub("", text.rstrip()) if text.rstrip().endswith(">") else text
+    said = _without_end_of_text(text)
     if not MAY_STATE(said):
         return said
     closing = closing_object(said)

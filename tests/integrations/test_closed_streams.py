@@ -181,7 +181,7 @@ async def test_a_stream_is_closed_where_its_judgement_does_not_end(judgement: st
             raise UncertaintyError("aborted")
         await asyncio.Event().wait()
 
-    model = WatchedModel(Streaming(source, "generator"), observe, lambda *given: given, None, lambda agent: True)
+    model = WatchedModel(Streaming(source, "generator"), observe, lambda *given: given, None, lambda agent: True, "")
 
     async def read() -> None:
         async for _ in model.stream_response(None, "Pay.", None, []):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import re
 import threading
 import time
 import uuid
@@ -34,7 +33,17 @@ from grampus_uq.integrations.carried_states import CarriedStates
 from grampus_uq.integrations.langgraph import KEY, resume, waiting
 from grampus_uq.records.values import canonical_json
 from grampus_uq.runtime import MemoryStore, StoredStarts
-from tests.every_order import KEYS, OwnKeys, Said, differing, let, searched
+from tests.every_order import (
+    KEYS,
+    OwnKeys,
+    Said,
+    check_each_on_its_own,
+    differing,
+    let,
+    searched,
+    signers,
+    with_named_ids,
+)
 from tests.integrations import carried_attack, checkpoint_attack
 from tests.runtime.forging import raised_in_the_package
 from tests.sampling import sampled
@@ -44,7 +53,6 @@ POLICIES = {
     "rules": UncertaintyPolicy(irreversible_tool_names=["pay"]),
     "others": UncertaintyPolicy(irreversible_tool_names=["pay"], low_threshold=0.79),
 }
-_ID = re.compile("0{12}40008[0-9a-f]{15}")
 FRAMEWORKS = ("LangChain", "LangGraph", "pydantic-ai", "OpenAI Agents SDK")
 
 
@@ -215,8 +223,7 @@ class Line:
         earlier = self._cleaned(self.before[0][1]) if self.before else None
         text = repr((held, known, said, requests, ran, starts, earlier, bool(self.before)))
         text = repr((text, self.over, self.forged, self.put_back_s is not None, self.rules, self.escaped))
-        names = {one: f"#{number}" for number, one in enumerate(sorted(set(_ID.findall(text))))}
-        return _ID.sub(lambda found: names[found[0]], text)
+        return with_named_ids(text)
 
     def _knows(self, process: Any) -> Any:
         starts = process.gate.starts
@@ -233,8 +240,7 @@ class Line:
             if isinstance(values.get("expires_s"), float):
                 found["expires_s"] = round(values["expires_s"] - self.now_s)
             if values.get("signature") is not None:
-                text = ApprovalDecision.model_validate(values).signed_text()
-                found["signature"] = [who for who, key in KEYS.items() if key.signature(text) == values["signature"]]
+                found["signature"] = signers(ApprovalDecision.model_validate(values))
             return found
         return [self._cleaned(one) for one in values] if isinstance(values, list) else values
 
@@ -264,9 +270,7 @@ class Line:
             assert on, "something was paid that nobody approved so"
             groups.setdefault((0 if self.shared else ran.process, ran.arguments), []).append(on)
         for several in groups.values():
-            ways = [way for way in itertools.product(*several) if len(set(way)) == len(way)]
-            assert ways, "one approval let it run twice"
-            assert any(telling.issuperset(way[1:]) for way in ways), "it ran again, and nobody was told"
+            check_each_on_its_own(several, telling)
 
     async def ends(self) -> None:
         """Another process goes on, and answers to what it asks then bring the run to its end."""
