@@ -27,7 +27,7 @@ _NUMBER: Final = re.compile(r"-?\d{1,32}(?:\.\d{1,32})?", re.ASCII)
 _AS_GOOD_AS_CERTAIN: Final = 0.95
 FORM_WEIGHT: Final = 0.25
 """Weight of the log-probability of keys and marks in that of a call, where a value's is 1."""
-CALL_RULE: Final = (FORM_WEIGHT, "a value among those that the tools allow")
+CALL_RULE: Final = (FORM_WEIGHT, "a value among those that the tools allow, and what may become one of them")
 """The rule by which a call's probability is computed: what another one has earned is no evidence."""
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 

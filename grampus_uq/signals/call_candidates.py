@@ -26,6 +26,7 @@ MOST: Final = 3
 _LONGEST: Final = 64
 _MOST_ALTERNATIVES: Final = 32
 _BARE = re.compile(r"[-+.\w]*", re.ASCII)  # of a value without quotes
+_FURTHER = re.compile(r"[ \t]*[-+.\w*/%:@$€£¥]")
 
 
 class Other(NamedTuple):
@@ -88,9 +89,9 @@ def _is_same(shown: str, whole: bool, written: str) -> bool:
     return shown == written if whole else written.startswith(shown)
 
 
-def is_bare(character: str) -> bool:
-    """Return True for text that may occur in a value without quotes."""
-    return _BARE.fullmatch(character) is not None
+def goes_on(text: str) -> bool:
+    """Return True for text behind a value without quotes that makes it another one, as a sum or a unit does."""
+    return _FURTHER.match(text) is not None
 
 
 def candidates_of(others: Sequence[Other], messages: Sequence[Message]) -> Iterator[Candidate]:

@@ -1,6 +1,6 @@
 """Probability of a value among those that a tool's schema allows there: the tools' names, and an `enum` of texts.
 
-    p(token) = p / (p + what begins another allowed value, and not this one + what was not reported)
+    p(token) = p / (p + what another allowed value may begin with + what was not reported)
 
 What the schema rules out speaks against nothing: a grammar keeps it from being written, and without one it is no call
 of these tools. Where no other allowed value begins as the value did so far, nothing is left to choose, and p is 1.
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from grampus_uq.records.values import ToolCall
-from grampus_uq.signals.call_candidates import is_bare
+from grampus_uq.signals.call_candidates import goes_on
 from grampus_uq.signals.quoting import function_of
 
 MAX_CHOICES: Final = 256
@@ -54,23 +54,26 @@ class Choice(NamedTuple):
         for piece, other in others:
             odds = math.exp(other)
             reported += odds
-            same = self._is_same(written, piece, quote)
+            same = self._is_same(self.value[:written] + piece, quote)
             own += odds if same else 0.0
             against += odds if same is False else 0.0
         return min(math.log(own / min(own + against + max(1.0 - reported, 0.0), 1.0)), 0.0) if own else logprob
 
-    def _is_same(self, written: int, piece: str, quote: str) -> bool | None:
-        """True where a text behind the value's first characters writes the rest of it and ends it, False where it
-        begins another one of the values, and not this one."""
-        if self.value.startswith(piece, written):
-            return None
-        stop = next((i for i, one in enumerate(piece) if (one == quote if quote else not is_bare(one))), len(piece))
-        shown, ends = self.value[:written] + piece[:stop], stop < len(piece)
-        if shown == self.value:
-            return True if ends else None
-        at = bisect_left(self.among, shown)
-        begun = at < len(self.among) and (self.among[at] == shown if ends else self.among[at].startswith(shown))
-        return False if begun else None
+    def _is_same(self, text: str, quote: str) -> bool | None:
+        """True where a text writes the value and ends it, False where it may become another one, if only by an escape,
+        or as nothing of a value is written yet."""
+        text = text if quote else text.lstrip()
+        hidden = "\\" in text.split(quote)[0] if quote else bool(text) and not goes_on(text)
+        if hidden or any(one != self.value and _may_be(one, text, quote) for one in self.among):
+            return False
+        return True if len(text) > len(self.value) and _may_be(self.value, text, quote) else None
+
+
+def _may_be(value: str, text: str, quote: str) -> bool:
+    """True where a text begins a value, or writes it and ends it."""
+    if quote:
+        return (value + quote).startswith(text) or text.startswith(value + quote)
+    return value.startswith(text) or (text.startswith(value) and not goes_on(text[len(value) :]))
 
 
 def _alike(one: str, other: str) -> int:
@@ -83,11 +86,11 @@ class Choices:
     """What the schemas of an agent's tools allow."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        few = map(function_of, tools if len(tools) <= MAX_CHOICES else ())
+        few = [*map(function_of, tools if len(tools) <= MAX_CHOICES else ())]
         named = [(name, one.get("parameters")) for one in few if isinstance(name := one.get("name"), str)]
         count = Counter(name for name, _ in named)
         self._tools = {name: parameters for name, parameters in named if count[name] == 1}
-        self._names = _sorted(count)
+        self._names = _sorted([one.get("name") for one in few])
 
     def of(self, call: ToolCall, number: int, written: str) -> Choice | None:
         """The name of a call (0) or its argument (from 1) among what may stand there; None where that is not known."""

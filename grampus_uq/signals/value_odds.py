@@ -13,11 +13,12 @@ known, only these are alternatives (`call_choices`). Linear in the tokens of the
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from grampus_uq.records.values import TokenLogprob
-from grampus_uq.signals.call_candidates import is_bare
+from grampus_uq.signals.call_candidates import goes_on
 from grampus_uq.signals.call_choices import Choice
 
 BEHIND: Final = 3
@@ -27,6 +28,7 @@ LOWEST: Final = -1e6
 _GOES_ON: Final = ","
 _CLOSES: Final = ("}", ")", "]")
 _MOST_ALTERNATIVES: Final = 32
+_ENDING: Final = re.compile(r"\\{0,8}[\"']")
 
 
 class ValueOdds(NamedTuple):
@@ -51,7 +53,8 @@ def value_odds(
         if choice is not None and start <= end:
             head = text[start:begin]
             others = ((p[len(head) :], one) if p.startswith(head) else ("", one) for p, one in _others(token))
-            value += choice.odds(max(start - begin, 0), own, others, text[end : end + 1] if quoted else "")
+            ending = _ENDING.match(text, end) if quoted else None
+            value += choice.odds(max(start - begin, 0), own, others, ending[0] if ending else "")
         elif stop <= end:
             value += own
         if stop <= end:
@@ -76,8 +79,8 @@ def _ends_alike(text: str, start: int, end: int, piece: str, quoted: bool) -> bo
     """Return True if the alternative writes the rest of the value and ends it."""
     if not piece.startswith(text[start:end]) or len(piece) == end - start:
         return False
-    after = piece[end - start]
-    return after == text[end] if quoted else not is_bare(after)
+    after = piece[end - start :]
+    return after[0] == text[end] if quoted else not goes_on(after)
 
 
 def _sum(own: float, others: Sequence[float]) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
+from random import Random
 from typing import Any
 
 import pytest
@@ -41,9 +43,10 @@ def values(tools: list[dict[str, Any]], **at: dict[str, float]) -> dict[str, flo
         ([tool("pay_out", "kilogram")], 1.0, 1.0),  # nothing to choose
         ([tool("pay_out", "kilogram", "pound"), tool("get")], 0.3 / 0.4, 0.2 / 0.3),  # pound is, gram is not
         ([tool("pay_out", "kilogram", "gram"), tool("refund")], 0.3 / 0.7, 0.2 / 0.9),
-        ([tool("pay_out", "kilogram", "kilowatt"), tool("pay_in")], 0.3 / 0.4, 0.2 / 0.3),
+        ([tool("pay_out", "kilogram", "kilowatt"), tool("pay_in")], 0.3 / 0.4, 0.2 / 0.4),  # k may become kilowatt
         ([tool("pay_out", "pound"), tool("pay_in")], 0.3 / 0.4, 0.2),  # the value written is none of those allowed
         ([tool("refund", "kilogram")], 0.3, 0.2),  # nor is the name
+        ([tool("pay_out", "kilogram"), {"type": "web_search"}], 0.3, 1.0),  # and here not all names are known
         ([tool(str(n)) for n in range(MAX_CHOICES)] + [tool("pay_out", "kilogram")], 0.3, 0.2),
     ],
 )
@@ -57,7 +60,7 @@ def test_alternatives_count_where_they_begin_another_value_that_is_allowed(
     assert values(tools, **likely) == {"": pytest.approx(name), "unit": pytest.approx(unit)}
 
 
-def test_an_alternative_that_may_go_on_to_the_same_value_says_nothing_and_one_that_ends_early_does() -> None:
+def test_an_alternative_that_can_only_go_on_to_the_same_value_says_nothing_and_one_that_ends_early_does() -> None:
     tools = [tool("pay_out", "kilogram", "kilo"), tool("pay")]
     likely = {"_out": {"own": 0.5, "_": 0.2, '",': 0.3}, "gram": {"own": 0.5, '"': 0.5}}
     assert values(tools, **likely) == {"": pytest.approx(0.5 / 0.8), "unit": pytest.approx(0.5)}
@@ -155,6 +158,49 @@ def test_what_is_known_of_a_value_lowers_none_raises_none_that_is_not_allowed_an
         assert (raw[part] is None) == (odds is None)
         assert (raw[part] or 0.0) <= (odds or 0.0) + 1e-9 <= 1.0 + 2e-9
     assert value in allowed or raw["unit"] == known["unit"]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.sets(st.text("ab ", max_size=4), min_size=1, max_size=5), st.integers(), st.data())
+def test_a_value_is_never_surer_than_the_model_is_of_it_whatever_the_tokens(
+    allowed: set[str], seed: int, data: st.DataObject
+) -> None:
+    """A model of random tokens that writes allowed values in all their forms: marks, blanks and escapes."""
+    written = {
+        before + mark + body + mark: one
+        for one in allowed
+        for mark in ('"', "'")
+        for before in ("", " ", "\n")
+        for body in {one, one and f"\\u{ord(one[0]):04x}{one[1:]}"}
+    }
+
+    random = Random(seed)
+
+    @cache
+    def tokens(text: str) -> dict[str, float]:
+        found = sorted({one[len(text) :][:n] for one in written if one.startswith(text) for n in (1, 2, 3)} - {""})
+        odds = {piece: random.random() ** 4 + 1e-6 for piece in found}
+        return {piece: one / sum(odds.values()) for piece, one in odds.items()}
+
+    @cache
+    def exact(text: str, value: str) -> float:
+        if text in written:
+            return float(written[text] == value)
+        return sum(odds * exact(text + piece, value) for piece, odds in tokens(text).items())
+
+    text, value = data.draw(st.sampled_from(sorted((t, v) for t, v in written.items() if f'"{v}"' == t.strip())))
+    at, since, found = "", "", [TokenLogprob(token='{"name": "pay", "arguments": {"unit":', logprob=0.0)]
+    while at != text:
+        piece = data.draw(st.sampled_from([one for one in tokens(at) if text.startswith(at + one)]))
+        top = tuple((one, math.log(odds)) for one, odds in tokens(at).items())
+        found.append(TokenLogprob(token=piece, logprob=math.log(tokens(at)[piece]), top=top))
+        at += piece
+        since = at if len(at) <= text.index('"') + 1 else since  # where the first token of the value begins
+    found.append(TokenLogprob(token="}}", logprob=0.0))
+    call = ToolCall(name="pay", arguments={"unit": value})
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, text="", tool_calls=(call,), logprobs=tuple(found))
+    parts = {part.name: part.value for part in call_reading(step, (), [tool("pay", *allowed)]).parts}
+    assert (parts["unit"] or 0.0) <= exact(since, value) + 1e-9
 
 
 def test_a_schema_of_two_tools_of_one_name_rules_nothing_out() -> None:

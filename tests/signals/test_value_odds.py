@@ -77,6 +77,15 @@ def test_what_ends_a_value_counts_against_what_ends_it_elsewhere(
     assert values(found, PAY) == {"": 1.0, "amount": pytest.approx(amount), "to": pytest.approx(to)}
 
 
+@pytest.mark.parametrize("other", [" *", "/2", "%", " - 5", " 5", "€", "万", ":1"])
+def test_a_number_that_might_have_gone_on_is_as_unsure_as_that(other: str) -> None:
+    top = ((other, math.log(0.6)), ("}", math.log(0.1)))
+    ended = TokenLogprob(token=")", logprob=math.log(0.3), top=top)
+    sure = [TokenLogprob(token=one, logprob=0.0) for one in ("pay", "(", "amount=", "85")]
+    call = ToolCall(name="pay", arguments={"amount": 85})
+    assert values([*sure, ended], call) == {"": 1.0, "amount": pytest.approx(0.4)}
+
+
 @given(
     NAMES,
     ARGUMENTS,
