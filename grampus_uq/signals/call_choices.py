@@ -21,8 +21,9 @@ from grampus_uq.signals.quoting import function_of
 
 MAX_CHOICES: Final = 256
 """Values of one part that are told apart; where a schema has more, none is ruled out."""
-_LONGEST: Final = 64  # characters of such a value
-_PLAIN: Final = re.compile(r"[ !#-&(-\[\]-~]{0,256}")
+_LONGEST: Final = 64  # characters of the value that was written
+_MOST: Final = 256  # characters of any of them
+_PLAIN: Final = re.compile(rf"[ !#-&(-\[\]-~]{{0,{_MOST}}}")
 """A value that is written in one way: no escapes, and no letters of which a token may hold half."""
 
 
@@ -63,17 +64,25 @@ class Choice(NamedTuple):
         """True where a text writes the value and ends it, False where it may become another one, if only by an escape,
         or as nothing of a value is written yet."""
         text = text if quote else text.lstrip()
-        hidden = "\\" in text.split(quote)[0] if quote else bool(text) and not goes_on(text)
-        if hidden or any(one != self.value and _may_be(one, text, quote) for one in self.among):
+        shown, mark, _ = text.partition(quote) if quote else (text, "", "")
+        if ("\\" in shown) if quote else (bool(text) and not goes_on(text)):
             return False
-        return True if len(text) > len(self.value) and _may_be(self.value, text, quote) else None
+        ended = [shown] if mark else []
+        if not quote:
+            ended = [text[:i] for i in range(min(len(text), _MOST + 1)) if not goes_on(text[i:])]
+        if any(one != self.value and self._has(one) for one in ended) or not (mark or self._only_begins(text)):
+            return False
+        return True if self.value in ended else None
 
+    def _has(self, text: str) -> bool:
+        """True for one of the values."""
+        at = bisect_left(self.among, text)
+        return at < len(self.among) and self.among[at] == text
 
-def _may_be(value: str, text: str, quote: str) -> bool:
-    """True where a text begins a value, or writes it and ends it."""
-    if quote:
-        return (value + quote).startswith(text) or text.startswith(value + quote)
-    return value.startswith(text) or (text.startswith(value) and not goes_on(text[len(value) :]))
+    def _only_begins(self, text: str) -> bool:
+        """True where no value but this one begins with a text."""
+        at = bisect_left(self.among, text)
+        return all(one == self.value or not one.startswith(text) for one in self.among[at : at + 2])
 
 
 def _alike(one: str, other: str) -> int:

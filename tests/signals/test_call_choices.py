@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import Step, TokenLogprob, ToolCall
-from grampus_uq.signals.call_choices import MAX_CHOICES
+from grampus_uq.signals.call_choices import MAX_CHOICES, Choice
 from grampus_uq.signals.call_tokens import call_reading
 from tests.sampling import examples
 
@@ -102,6 +102,26 @@ def test_alternatives_of_any_kind_leave_a_value_a_probability(others: list[tuple
 @pytest.mark.parametrize("more", [[], [{"function": {}}, {"name": ["pay"]}]])
 def test_a_schema_that_says_nothing_of_a_value_rules_nothing_out(broken: dict[str, Any], more: list[Any]) -> None:
     assert values([broken, *more], kilo={"own": 0.2, "gram": 0.6})["unit"] == pytest.approx(0.2)
+
+
+class Counted(list[str]):
+    """Counts how often one of its values is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(at)
+
+
+@pytest.mark.parametrize("quote", ['"', ""])
+def test_an_alternative_is_sought_among_many_values_without_a_look_at_each(quote: str) -> None:
+    among = Counted("a" * 50 + f"{number:03d}" for number in range(MAX_CHOICES))
+    choice = Choice.of(among[100], among)
+    assert choice is not None
+    among.looks = 0
+    choice.odds(40, -1.0, [("zzzzzzzz", -2.0)], quote)
+    assert 0 < among.looks <= 20
 
 
 WORDS = [
