@@ -20,7 +20,7 @@ from grampus_uq.records.call_parts import doubt_with_values
 from grampus_uq.records.call_sentences import sentence_of
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import Reading
-from grampus_uq.records.visible_text import arguments_in_short, legend_of, short, visible, whole_arguments
+from grampus_uq.records.visible_text import arguments_in_short, in_short, legend_of, visible, whole_arguments
 from grampus_uq.records.vocabulary import span
 from grampus_uq.runtime.cards import Card, card, end_of
 from grampus_uq.runtime.dead_letters import dead_letters
@@ -108,7 +108,7 @@ def _list_row(shown: Card, decided: Decided, now_s: float) -> list[str]:
         visible(shown.session_id),
         "the answer" if shown.tool is None else f"{visible(shown.tool)} {arguments_in_short(shown.arguments)}",
         shown.level.value,
-        visible(short(shown.reason, 200)),
+        in_short(shown.reason, 200),
         span(now_s - shown.created_s),
         "never" if shown.expires_s is None else f"in {span(shown.expires_s - now_s)}",
         _status(*decided),
@@ -118,7 +118,7 @@ def _list_row(shown: Card, decided: Decided, now_s: float) -> list[str]:
 def _status(decisions: Sequence[ApprovalDecision], standing: Sequence[ApprovalDecision]) -> str:
     """The decisions that a runner may take up, unchecked: only the runner has the keys; else those that lapsed."""
     given = ", ".join(
-        f"{decision.kind.value} by {visible(short(decision.by, 80))}" for decision in (standing or decisions)[:5]
+        f"{decision.kind.value} by {in_short(decision.by, 80)}" for decision in (standing or decisions)[:5]
     )
     if standing:
         return f"decided, unchecked: {given}"
@@ -158,7 +158,7 @@ async def show(request_id: str, store: SessionStore, as_json: bool) -> None:
     print_whole("--- the end of the transcript ---")
     for message in end_of([one for one in shown.messages if not one.metadata.get("placeholder")], _TAIL):
         calls = [f"-> {visible(call.name)} {arguments_in_short(call.arguments)}" for call in message.tool_calls]
-        said = [visible(short(message.content, 400))] if message.content else []
+        said = [in_short(message.content, 400)] if message.content else []
         print_whole(" ".join([f"[{message.role.value}]", *said, *calls]))
 
 
@@ -176,7 +176,7 @@ async def _drill(ledger: Ledger, request_id: str) -> Drill | None:
 def _numbers(shown: Card) -> list[str]:
     """What was read of the turn that proposes the call, the lowest first, and the thresholds; as stored, unchecked."""
     if shown.unread is not None:
-        return [f"read       {visible(short(shown.unread, 300))}"]
+        return [f"read       {in_short(shown.unread, 300)}"]
     said = readings_in_words([Reading(source=source, value=value) for source, value in shown.readings.items()])
     lines = [f"read       {visible(said)}"] if said else []
     if shown.doubt is not None:

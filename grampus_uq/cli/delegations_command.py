@@ -11,7 +11,7 @@ from grampus_uq.cli.printing import as_json_option, print_list, print_result
 from grampus_uq.cli.store_options import Signer, as_option, on_store, signing
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.gate.delegations import LONGEST_S, Delegation
-from grampus_uq.records.visible_text import short, visible
+from grampus_uq.records.visible_text import in_short, visible
 from grampus_uq.runtime.permit_words import until
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_delegations import (
@@ -83,14 +83,14 @@ def _shown(one: StoredDelegation) -> dict[str, Any]:
 
 def _row(one: StoredDelegation) -> list[str]:
     given = one.delegation
-    by = "" if one.revoked is None else f" by {visible(short(one.revoked, 40))}"
-    names = [visible(short(name, 80)) for name in (given.deputy, given.principal)]
+    by = "" if one.revoked is None else f" by {in_short(one.revoked, 40)}"
+    names = [in_short(name, 80) for name in (given.deputy, given.principal)]
     ends, valid = until(given.until_s, _TIME), f"{one.why_not or 'yes'}{by}"
     return [visible(given.id[:8]), *names, _tools(given), ends, valid]
 
 
 def _tools(given: Delegation) -> str:
-    return "everything" if given.tools is None else visible(short(", ".join(given.tools), 200))
+    return "everything" if given.tools is None else in_short(", ".join(given.tools), 200)
 
 
 @command.command()

@@ -10,7 +10,7 @@ from grampus_uq.cli.argument_types import login_name
 from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, refuse_none, say_beside
 from grampus_uq.recording.label_queue import label_agreement, label_by_key, label_queue, shown_rows
 from grampus_uq.recording.runs import RunSummary, find_run, recording_files
-from grampus_uq.records.visible_text import short, visible
+from grampus_uq.records.visible_text import in_short, visible
 
 _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
 
@@ -45,7 +45,7 @@ def _asked(folder: str, summary: RunSummary, place: str) -> str:
     agent = f" ({visible(summary.agent_id)})" if summary.agent_id else ""
     click.echo(f"--- {place}: {visible(summary.session_id)}{agent} ---")
     for step, row in shown_rows(find_run(folder, summary.session_id)):
-        click.echo(f"{visible(short(step, 40)):>8} {visible(row.event)}: {visible(short(row.text, 400))}")
+        click.echo(f"{in_short(step, 40):>8} {visible(row.event)}: {in_short(row.text, 400)}")
     click.echo(_ASKED)
     key = ""
     while key not in ("s", "f", "e", "u", "n", "q"):

@@ -31,6 +31,7 @@ from grampus_uq.inbox.decision_pages import (
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.request_pages import call_parts, found, is_own, listed, said
 from grampus_uq.inbox.visits import Assertion, Body, Visit, for_role, told_of
+from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.stored_decisions import OpenRequest
 
@@ -113,7 +114,7 @@ async def _decide(visit: Visit) -> Response:
         except GrampusError as error:
             status, why = told_of(visit.request, error)
             told.append(f"{said(visit.inbox, one.card)} {'Not decided: ' if status < 500 else ''}{why}")
-    return JSONResponse({"told": told})
+    return JSONResponse({"told": [*map(visible, told)]})
 
 
 async def _check(visit: Visit, given: Sequence[tuple[_Given, str]]) -> None:

@@ -92,7 +92,7 @@ async def _decide(visit: Visit) -> Response:
     one = await found(visit, visit.request.path_params["request_id"])
     decision = read_decision(signed.decision)
     await check_decision(visit, one, decision, signed.seen)
-    return JSONResponse({"told": await store(visit, one, sign_with(visit, one, decision, signed))})
+    return JSONResponse({"told": visible(await store(visit, one, sign_with(visit, one, decision, signed)))})
 
 
 def read_decision(text: str) -> Decision:

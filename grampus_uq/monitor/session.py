@@ -671,7 +671,8 @@ class Session:
 @functools.lru_cache(maxsize=256)
 def _log_unmatched(patterns: tuple[str, ...], names: frozenset[str]) -> None:
     if patterns:
-        log.warning("the policy protects %s, and none of the agent's tools is named so: %s", patterns, sorted(names))
+        text = "the policy protects %s, and none of the agent's tools is named so: %s (a server's, or misspelt?)"
+        log.warning(text, patterns, sorted(names))
 
 
 @functools.lru_cache(maxsize=256)

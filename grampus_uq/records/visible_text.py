@@ -285,10 +285,15 @@ def short(text: str, width: int) -> str:
     return f"{whole[:width]}…(+{max(0, len(whole) - width) + more} characters)"
 
 
+def in_short(text: str, width: int) -> str:
+    """`visible` in at most `width` characters of what is shown: an escape is up to ten of them."""
+    return short(visible(short(text, width)), width)
+
+
 def arguments_in_short(arguments: Mapping[str, Any]) -> str:
     """Every argument by name, each value cut by itself, so that a long one hides no other."""
     shown = [
-        f"{visible(short(name, _MAX_WIDTH))}={visible(short(_json(value), _MAX_WIDTH))}"
+        f"{in_short(name, _MAX_WIDTH)}={in_short(_json(value), _MAX_WIDTH)}"
         for name, value in sorted(arguments.items())[:_MAX_ARGUMENTS]
     ]
     more = len(arguments) - len(shown)

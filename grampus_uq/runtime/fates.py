@@ -11,7 +11,7 @@ from urllib.parse import quote
 from grampus_uq.errors import DataError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.requests import ApprovalKind
-from grampus_uq.records.visible_text import short, visible
+from grampus_uq.records.visible_text import in_short
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import Document, documents
@@ -88,7 +88,7 @@ def _after(before: Fate | None, what: str, data: Mapping[str, Any], request_id: 
     several = [data.get(name) for name in ("decisions", "requests")]
     if request_id not in [data.get("request"), *(one for some in several if isinstance(some, list) for one in some)]:
         return before
-    why = visible(short(str(data.get("why", "")), 300))
+    why = in_short(str(data.get("why", "")), 300)
     if what == "decision" and data.get("call_digest") is None:  # on the run's answer, or after a rollback
         return Fate(told="Taken up.", ran=None)
     if what == "decision":
@@ -97,7 +97,7 @@ def _after(before: Fate | None, what: str, data: Mapping[str, Any], request_id: 
     if what == "decision_refused":
         if before is not None and not before.told.startswith(_REFUSED):
             return before  # it was taken up, and is looked at once more beside what was asked anew
-        return Fate(told=f"{_REFUSED}{visible(short(str(data.get('of', 'a person')), 80))}: {why}", over=False)
+        return Fate(told=f"{_REFUSED}{in_short(str(data.get('of', 'a person')), 80)}: {why}", over=False)
     if what == "execution_started":
         return Fate(told=_STARTED, over=False, ran=None)
     if what == "execution_finished":

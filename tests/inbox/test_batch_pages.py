@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -13,6 +14,7 @@ import pytest
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import StoreError
+from grampus_uq.gate.requests import ApprovalDecision
 from grampus_uq.gate.webauthn import batch_text
 from grampus_uq.inbox.people import Role
 from grampus_uq.runtime.drills import sealed_card
@@ -59,6 +61,34 @@ async def test_a_fault_of_the_store_is_told_to_the_log_and_never_as_nothing_deci
         assert "nothing was" not in text.lower()
         assert "not decided" not in text.lower()
     assert len(await sent_of(desk, "ann", "bob", "eve")) == len(requests)
+
+
+class Overtaken(MemoryStore):
+    """A stranger's rejections come right before the first decision."""
+
+    stranger: Sequence[ApprovalDecision] = ()
+
+    async def write(self, *changes: Any) -> float:
+        if self.stranger and any(one.kind == "decision" for one in changes if isinstance(one, Put)):
+            first, self.stranger = self.stranger, ()
+            for decision in first:
+                await Ledger(self).decide(decision)
+        return await super().write(*changes)
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_the_name_of_whoever_was_faster_is_escaped(many: bool) -> None:
+    store = Overtaken()
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    requests = await three(desk)
+    calls = listed((await ann.get(f"/requests/{requests[0].id}/alike")).text)
+    said = (await prepared(ann, calls)).json()
+    store.stranger = [one.decide("reject", principal="mal\u202elory") for one in requests]
+    done = await signed(ann, calls, said) if many else await decide(ann, requests[0].id)
+    told = done.json()["told"]
+    for text in told if many else [told]:
+        assert "mal\\u202elory decided this first: rejected. Your decision is stored, and has no effect." in text
 
 
 def listed(page: str) -> list[dict[str, str]]:

@@ -28,6 +28,7 @@ from click.testing import CliRunner
 from grampus_uq import ApprovalPolicy, FunctionTools, PublicKeys, ToolCall, tool
 from grampus_uq.cli import inbox_command
 from grampus_uq.records.vocabulary import AgentStatus, Effect
+from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.drills import sealed_card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import WAKING, SessionStore
@@ -349,6 +350,33 @@ def test_whoever_decided_reads_that_the_call_did_not_run_or_failed(
     house.work()
     page.locator("[data-fate][data-ran=false]", has_text=told).wait_for()
     shot(page, f"fate-{name}-390")
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK, {"width": 320, "height": 568}], ids=["390", "1280", "320"])
+def test_the_way_on_stays_on_the_screen_beside_a_reason_of_escapes(
+    house: House, open_page: Callable[..., Any], size: dict[str, int]
+) -> None:
+    page = open_page(size)
+    enter(page, house)
+    request = house.pause(approvers=["bob"])
+    page.goto(f"{house.origin}/requests/{request}")
+    read(page)
+    choose(page, "Approve")
+    choose(page, "Sign: approve")
+    page.get_by_text("Waiting for the agent's program.").wait_for()
+    house.work()
+    page.locator("[data-fate]", has_text="refused the decision of ann: ").wait_for()
+
+    async def refuse() -> None:
+        store, hidden = open_store(house.url), "\U000e0041"
+        refused = {"request": request, "of": hidden * 80, "why": hidden * 300}
+        await AuditLog(store, "mailer", "s").append("decision_refused", refused)
+        await store.aclose()
+
+    elsewhere(refuse)
+    page.locator("[data-fate]", has_text="refused the decision of \\U000e0041").wait_for()
+    shot(page, f"fate-escapes-{size['width']}")
+    playwright.expect(page.get_by_role("link", name="Next")).to_be_in_viewport(ratio=1)
 
 
 def test_an_edit_is_shown_before_it_is_signed(house: House, open_page: Callable[..., Any]) -> None:

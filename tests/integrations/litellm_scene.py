@@ -276,6 +276,25 @@ class Scene:
         steps = [[event.step.step_id, event.step.text, len(event.step.tool_calls)] for event in seen.steps]
         return {"judged": judged, "steps": steps, "allowed": verdict is not None and verdict.allowed}
 
+    def a_second_callback(self) -> Any:
+        """One beside another that is made alike, as where a program is loaded anew; litellm takes like ones for one."""
+        first, _ = self.watch()
+        self.call("s")  # at a call litellm makes lists of its own
+        second = UncertaintyCallback(UncertaintyMonitor())
+        litellm.callbacks.append(second)
+        judged: list[list[bool]] = []
+
+        async def asynchronously() -> None:
+            for stream in (False, True):
+                answer = await litellm.acompletion(**self.given("s", stream=stream))
+                if stream:
+                    async for _ in answer:
+                        pass
+                judged.append([await one.wait_for_async(answer) for one in (first, second)])
+
+        asyncio.run(asynchronously())
+        return {"judged": judged}
+
     def made_with(self) -> Any:
         """The facts of each session's latest beginning; of two runs of one agent, and of others that differ."""
         prompt = {"role": "system", "content": "You know capitals."}
@@ -337,6 +356,7 @@ def main() -> None:
         Scene.loops_that_end,
         Scene.one_id_for_all,
         Scene.several_choices,
+        Scene.a_second_callback,
         Scene.made_with,
     )
     with serving(behave) as server:

@@ -108,6 +108,10 @@ def test_each_of_several_choices_is_a_step_because_the_caller_may_take_any(found
     assert (seen["judged"], seen["allowed"]) == (True, False)
 
 
+def test_each_of_two_callbacks_made_alike_judges_every_answer(found: dict[str, Any]) -> None:
+    assert found["a_second_callback"] == {"judged": [[True, True], [True, True]]}
+
+
 def test_each_session_says_which_model_prompt_and_tools_made_its_answers(found: dict[str, Any]) -> None:
     seen = found["made_with"]
     model, prompt, tools = seen["one"]

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.learn.pages.page import _environment
-from grampus_uq.records.visible_text import is_hidden, legend, legend_of, name_form, short, visible, whole_arguments
+from grampus_uq.records.visible_text import (
+    in_short,
+    is_hidden,
+    legend,
+    legend_of,
+    name_form,
+    short,
+    visible,
+    whole_arguments,
+)
 from tests.sampling import sampled
 
 HIDDEN = ["\u200b", "\u202e", "\u2066", "\ufeff", "\u034f", "\u3164", "\u2800", "\ufe0f", "\U000e0101", "\U000e0041"]
@@ -202,6 +211,13 @@ def test_what_a_page_shows_as_an_escape_is_named_over_one_line_and_over_several(
     named = " ".join(legend_of({"body": [text]}))
     known = {"\\u0000": "\\x00", "\\u001b": "\\x1b"}  # JSON writes these itself
     assert all(known.get(one, one) in named for one in escapes)
+
+
+@given(st.text("ab \u200b\U000e0041\u0430é", max_size=60), st.integers(1, 30))
+def test_a_text_in_short_is_as_long_as_was_asked_for_with_its_escapes(text: str, width: int) -> None:
+    shown = in_short(text, width)
+    assert len(re.sub(r"…\(\+\d+ characters\)\Z", "", shown)) <= width
+    assert shown == visible(text) or len(visible(text)) > width
 
 
 def test_a_text_that_is_cut_twice_says_how_much_of_all_of_it_is_left_out() -> None:

@@ -14,8 +14,9 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from grampus_uq import AgentRunner, Ed25519Signer, PublicKeys, Seal, Session, ToolCall, UncertaintyMonitor
+from grampus_uq import AgentRunner, Ed25519Signer, Profile, PublicKeys, Seal, Session, ToolCall, UncertaintyMonitor
 from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.release import ReleaseRule
 from grampus_uq.errors import DataError, StoreError
 from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallRecord, Terms, asked, decided
 from grampus_uq.gate.gate import Held
@@ -26,6 +27,7 @@ from grampus_uq.records.events import DecisionEvent
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.permit_words import permit_facts
 from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.store import Append, Change, Delete, Document, Put, SessionStore
@@ -39,6 +41,7 @@ from grampus_uq.runtime.stored_permits import (
 )
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, Meanwhile, Watched, World, mail, runner
 from tests.runtime.permit_kills import DOUBT, Believed
@@ -127,6 +130,19 @@ async def test_calls_are_asked_about_until_it_is_earned_and_then_go_ahead_and_au
     entries = await AuditLog(office.store, "mailer", "free").entries()
     (started,) = [e["data"] for e in entries if e["what"] == "execution_started"]
     assert started["cleared_by"] == f"permit {now.permit.id}"
+
+
+@pytest.mark.parametrize(("least", "sent"), [(0.5, 1), (0.9, 0)], ids=["let go", "held"])
+async def test_what_a_release_rule_decides_is_not_counted_and_the_permit_says_so(least: float, sent: int) -> None:
+    chance = LogisticFusion(readings={"p_true": FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)
+    profile = Profile(calibration=chance, release=ReleaseRule(at_least=least))
+    office = Office(monitor=UncertaintyMonitor(profile=profile))
+    await grant_permit(office.store, ANN.sign(permit()))
+    await office.run("s", says=None)
+    now = await office.standing()
+    assert len(office.world.sent) == sent
+    assert (now.state.issued, now.state.answers) == (0, 0)
+    assert "and what a profile's release rule lets go or holds" in permit_facts(now)["covers"]
 
 
 async def test_without_a_permit_nothing_changes_and_nothing_is_written() -> None:

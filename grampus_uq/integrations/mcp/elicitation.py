@@ -18,7 +18,7 @@ from grampus_uq.integrations.mcp.json_rpc import Message, meta_in, written
 from grampus_uq.integrations.mcp.pins import quoted
 from grampus_uq.integrations.mcp.tool_pins import UNSHOWN
 from grampus_uq.records.latest import Latest
-from grampus_uq.records.visible_text import short, visible
+from grampus_uq.records.visible_text import in_short, visible
 from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
@@ -59,7 +59,7 @@ class Elicitation:
         decides = self._decides(request)
         call = _whole_call(request) or "Its arguments are too long to show here."
         lines = [f"This call waits for a human's decision (request {request.id[:8]}).", call]
-        lines.append(f"Why: {short(visible(request.reason), _MOST_WHY)}")
+        lines.append(f"Why: {in_short(request.reason, _MOST_WHY)}")
         if not decides:
             lines.append("It is decided elsewhere, with `grampus-uq approvals`; an answer here decides nothing.")
         return {"message": "\n".join(lines), "requestedSchema": _DECISION if decides else _NOTICE}
