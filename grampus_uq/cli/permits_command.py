@@ -305,7 +305,7 @@ def _granted(permit: Permit, as_json: bool, state: PermitState) -> None:
     if state.counted:
         click.echo(f"starts     with {state.answers} answers, {state.wrong} of them wrong")
     if least:
-        click.echo(f"Every call needs approval until answers support more: at least {least} right answers.")
+        click.echo(f"Each call that it covers is asked about until answers support more: at least {least} right ones.")
     else:
         click.echo(f"status     {one_line(sentence(permit, state))}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grampus_uq.errors import DataError
-from grampus_uq.records.visible_text import short
+from grampus_uq.records.visible_text import in_short
 
 _PLACE = re.compile(r"\{([^{}]+)\}")
 _WIDTH, _FEW = 60, 3
@@ -27,10 +27,10 @@ def sentence_of(tool: str, arguments: Mapping[str, Any], templates: Mapping[str,
     template = (templates or {}).get(tool)
     if template is not None:
         return _PLACE.sub(lambda found: _value(arguments, found[1]), template)
-    said = [f"{short(name, _WIDTH)} {_value(arguments, name)}" for name in list(arguments)[:_FEW]]
+    said = [f"{in_short(name, _WIDTH)} {_value(arguments, name)}" for name in list(arguments)[:_FEW]]
     more = len(arguments) - len(said)
     told = f": {', '.join(said)}" if said else " without arguments"
-    return f"{short(tool, _WIDTH)}{told}{f' and {more} more' if more else ''}."
+    return f"{in_short(tool, _WIDTH)}{told}{f' and {more} more' if more else ''}."
 
 
 def read_sentences(path: str | Path) -> dict[str, str]:
@@ -46,4 +46,4 @@ def read_sentences(path: str | Path) -> dict[str, str]:
 
 
 def _value(arguments: Mapping[str, Any], name: str) -> str:
-    return short(json.dumps(arguments[name], ensure_ascii=False), _WIDTH) if name in arguments else "(nothing)"
+    return in_short(json.dumps(arguments[name], ensure_ascii=False), _WIDTH) if name in arguments else "(nothing)"

@@ -18,6 +18,7 @@ from grampus_uq.inbox.inbox_app import News, _told
 from grampus_uq.inbox.request_pages import listed
 from grampus_uq.inbox.visits import Inbox
 from grampus_uq.records.call_sentences import read_sentences, sentence_of
+from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.asked_rows import row_key
 from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.drills import Drill, sealed_card
@@ -125,6 +126,8 @@ def test_a_sentence_shows_values_as_data_and_cuts_none_in_silence(tmp_path: Path
     hostile = {"to": "{body} and {0.__class__}", "body": "x" * 100}
     assert sentence_of("m", hostile, {"m": "To {to}, {body}."}).startswith('To "{body} and {0.__class__}", "xxx')
     assert sentence_of("m", hostile, {"m": "{body}"}).endswith("…(+42 characters)")
+    hidden = dict.fromkeys("abcde", "\u202e" * 300)
+    assert len(visible(sentence_of("\u202e" * 80, hidden))) < 400, "escapes count"
     assert sentence_of("m", dict.fromkeys("abcde", 1)) == "m: a 1, b 1, c 1 and 2 more."
     assert sentence_of("m", {}) == "m without arguments."
     file = tmp_path / "s.toml"
