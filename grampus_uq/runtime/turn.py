@@ -336,10 +336,11 @@ class Turn:
         if self.lease.session is not None:
             self.lease.session.observe_tool_result(record.call.id, outcome.text(), is_error=outcome.is_error)
 
-    async def store_result(self, record: CallRecord, outcome: ToolResult) -> None:
-        """Write a result that was taken to the store and the audit, where its start is there."""
+    async def store_result(self, record: CallRecord, outcome: ToolResult, *, ran: bool = True) -> None:
+        """Write a result that was taken to the store and the audit, where its start is there; `ran` or held back."""
         if self._audited(record):
-            await self.lease.try_save(("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
+            finished = "execution_finished", {**self.facts(record), "is_error": outcome.is_error}
+            await self.lease.try_save(finished if ran else self.withdrawn(record))
 
     def notes(self) -> list[str]:
         """Notes for the model beside the results of this turn: which arguments a human changed."""

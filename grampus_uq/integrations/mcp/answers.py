@@ -78,6 +78,8 @@ class Answers:
         if not is_id(identity) or identity not in self:
             self._tell(f"the server answered a request that is not open ({identity!r:.60}): the answer is dropped")
             return None
+        if identity in self.running and "result" not in values and values.get("error") is None:
+            return self._unread(identity, "has neither a result nor an error")
         return self._answer(identity, message.line, values)
 
     def fail(self, why: str, *, lost: bool = False) -> Taken | None:

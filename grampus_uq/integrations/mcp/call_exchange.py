@@ -262,15 +262,13 @@ class CallExchange:
             return line
         if self._spans is not None:
             self._spans.returned(record.proposed.id, values)
-        result, error = values.get("result"), values.get("error")
-        noted = _with_note(result, edit_note(record))
+        told = _with_note(values, edit_note(record))
+        result, error, raw = told.get("result"), told.get("error"), None
         is_error = error is not None or (isinstance(result, dict) and result.get("isError") is True)
-        raw = None
         with suppress(ValueError, RecursionError):  # NaN, or too deep: no strict JSON
-            raw = json.dumps(noted, allow_nan=False) if isinstance(noted, dict) else None
-            line = line if noted is result else written({**values, "result": noted})
-        text = _text_of(result, error)
-        await self.calls.finish(record, text=text, is_error=is_error, raw=raw, answered=True)
+            raw = json.dumps(result, allow_nan=False) if isinstance(result, dict) else None
+            line = line if told is values else written(told)
+        await self.calls.finish(record, text=_text_of(result, error), is_error=is_error, raw=raw, answered=True)
         return line
 
     # -- without an answer ----------------------------------------------------------------------------------------
@@ -296,7 +294,7 @@ class CallExchange:
         if record.began_before:
             await self.calls.withdraw(record, why=why)
             return
-        await self.calls.finish(record, text=f"Not executed: {why}.", is_error=True)
+        await self.calls.finish(record, text=f"Not executed: {why}.", is_error=True, sent=False)
         self.calls.delivered(record.proposed.id)
 
     def end(self) -> None:
@@ -327,12 +325,16 @@ async def _first_of(*waits: Callable[[], Awaitable[object]]) -> None:
             group.start_soon(partial(one, wait))
 
 
-def _with_note(result: Any, note: str | None) -> Any:
-    """A result with a note in front of its content."""
+def _with_note(values: Mapping[str, Any], note: str | None) -> Mapping[str, Any]:
+    """An answer with a note in front of its result's content, or of its error's message."""
+    result, error = values.get("result"), values.get("error")
+    if note is not None and isinstance(error, dict):
+        return {**values, "error": {**error, "message": f"{note} {error.get('message', '')}"}}
     if note is None or not isinstance(result, dict):
-        return result
+        return values
     content = result.get("content")
-    return {**result, "content": [{"type": "text", "text": note}, *(content if isinstance(content, list) else ())]}
+    told = [{"type": "text", "text": note}, *(content if isinstance(content, list) else ())]
+    return {**values, "result": {**result, "content": told}}
 
 
 def _text_of(result: Any, error: Any) -> str:

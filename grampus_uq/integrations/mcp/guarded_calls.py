@@ -114,13 +114,13 @@ class GuardedCalls:
                 await self.session.abort(_ABORTED)
                 opened.answer = Answer(text=_ABORTED, is_error=True)
                 return opened
+            self._notes.ask(call.id, opened.shown)  # whatever asks about it, now or later
             record = next(one for one in state.turn if one.proposed.id == call.id)
             if record.waiting:
                 record = self._notes.told(record)
                 if call.name in self.gate.effects.unclassified():
                     record = noted(record, _UNCLASSIFIED)
-                record = state.keep(self._asked_under(record, opened.shown))
-                await self._check_room(turn, record)
+                await self._check_room(turn, state.keep(record))
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened
@@ -204,10 +204,9 @@ class GuardedCalls:
     def _tell_waiting(self, started: CallRecord) -> None:
         """Ask anew about calls that wait while the same one starts: what was said of them does not hold any more."""
         turn = self.session.current()
-        for one in list(self._equal_to(likeness(started.call))):
-            if one.waiting:
-                why = f"the same call {self.known_of(one.proposed)}"
-                turn.lease.state.keep(self.gate.asked_again(one, turn.terms(), why))
+        for one in [same for same in self._equal_to(likeness(started.call)) if same.waiting]:
+            why = f"the same call {self.known_of(one.proposed)}"
+            turn.lease.state.keep(self.gate.asked_again(one, turn.terms(), why))
         self.session.wake()
 
     def _note_call(self, call: ToolCall) -> None:
@@ -228,9 +227,8 @@ class GuardedCalls:
         session = turn.lease.session
         if session is None:
             return
-        schema = self.tools.schema(call.name)
         asked = [] if request is None else [Message(role=Role.USER, content=request)]
-        function = {"name": call.name, "parameters": schema or {"type": "object"}}
+        function = {"name": call.name, "parameters": self.tools.schema(call.name) or {"type": "object"}}
         await session.observe_llm_response(
             "",
             call.id,
@@ -254,12 +252,12 @@ class GuardedCalls:
             record = next((one for one in turn.lease.state.turn if one.proposed.id == call.id), None)
             if record is None:
                 return Answer(text=_FORGOTTEN, is_error=True)
-            shown = self.tools.shown(record.proposed.name) if self._was_asked(record) else call.shown
+            shown = self.tools.shown(record.proposed.name) if record.decisions else call.shown
             doubt = await self._void(record, shown) if record.phase is CallPhase.CLEARED else None
             if doubt is not None:
                 self._notes.sends_not(call.id)
-                again = self.gate.asked(record, turn.terms(), doubt)
-                record = turn.lease.state.keep(self._asked_under(self._notes.told(again), shown))
+                self._notes.ask(call.id, shown)
+                record = turn.lease.state.keep(self._notes.told(self.gate.asked(record, turn.terms(), doubt)))
                 await turn.lease.save()
             if record.phase is CallPhase.CLEARED and matters(record):  # what is saved before it is sent holds it
                 self._notes.sends(call.id, likeness(record.call), self.ledger.now_s())
@@ -290,20 +288,11 @@ class GuardedCalls:
         self.tools.note_cleared(shown)
         return Run(record=record)
 
-    def _asked_under(self, record: CallRecord, shown: tuple[Pin, ...]) -> CallRecord:
-        """Remember the definitions of its tool under which a call is asked about."""
-        self._notes.ask(record.proposed.id, shown)
-        return record
-
-    def _was_asked(self, record: CallRecord) -> bool:
-        """Return True for a call that waited: an equal call may come from a client with a newer definition."""
-        return bool(record.decisions) or self._notes.asked_under(record.proposed.id) is not None
-
     async def _void(self, record: CallRecord, shown: tuple[Pin, ...]) -> Doubt | None:
         """Why a cleared call is asked about again: what was shown of its tool is not what it was asked under."""
         before = self._notes.asked_under(record.proposed.id) or []
         new = [pin for pin in shown if pin.digest not in before]
-        if not self._acts or not self._was_asked(record) or not (new or (before and not shown)):
+        if not self._acts or not record.decisions or not (new or (before and not shown)):
             return None
         doubt = await self._redefined(shown)
         if doubt is None and before and new:
@@ -319,11 +308,18 @@ class GuardedCalls:
         return Answer(text=next(texts, None) or _FORGOTTEN, is_error=record.is_error, raw=raw)
 
     async def finish(
-        self, record: CallRecord, *, text: str, is_error: bool, raw: str | None = None, answered: bool = False
+        self,
+        record: CallRecord,
+        *,
+        text: str,
+        is_error: bool,
+        raw: str | None = None,
+        answered: bool = False,
+        sent: bool = True,
     ) -> None:
         """Take what became of a call that was started; it is stored before anybody is told of it.
 
-        `answered`: its server did. Only then the answer to a call that no human decided on is kept.
+        `answered`: its server did. Only that answer to a call that nobody decided on is kept. `sent`: it may have.
         """
         async with self.session.lock:
             turn = self.session.current()
@@ -351,7 +347,7 @@ class GuardedCalls:
             self._storing.add(record.proposed.id)
         try:
             with contextlib.suppress(SessionConflictError):
-                await turn.store_result(record, outcome)
+                await turn.store_result(record, outcome, ran=sent)
         finally:
             self._storing.discard(record.proposed.id)
             self.session.wake()
@@ -381,14 +377,14 @@ class GuardedCalls:
         if not self.session.is_open:
             return
         state, gone = self.session.current().lease.state, (CallPhase.NEW, CallPhase.CLEARED)
-        if any(o.proposed.id == call_id and o.phase in gone and not self._was_asked(o) for o in state.turn):
+        if any(o.proposed.id == call_id and o.phase in gone and not o.decisions for o in state.turn):
             state.turn = [one for one in state.turn if one.proposed.id != call_id]
             self._notes.sends_not(call_id)
 
     async def withdraw(self, record: CallRecord, why: str = _WITHDRAWN) -> None:
         """A started call was held back before its server heard of it: one that was approved is asked about again."""
         if not record.decisions:
-            await self.finish(record, text=GIVEN_UP, is_error=True)
+            await self.finish(record, text=GIVEN_UP, is_error=True, sent=False)
             return
         self._awaited.discard(record.proposed.id)
         async with self.session.lock:
@@ -397,11 +393,10 @@ class GuardedCalls:
             self._notes.sends_not(record.proposed.id)
             started = [r for r in state.turn if r.proposed.id == record.proposed.id and r.phase is CallPhase.STARTED]
             for one in started:
-                void = self.gate.not_begun(one, turn.terms(), why)
-                state.keep(self._asked_under(self._notes.told(void), self.tools.shown(one.proposed.name)))
-        notes = [turn.withdrawn(one) for one in started]
+                self._notes.ask(one.proposed.id, self.tools.shown(one.proposed.name))
+                state.keep(self._notes.told(self.gate.not_begun(one, turn.terms(), why)))
         with contextlib.suppress(SessionConflictError):
-            await turn.lease.try_save(*notes)
+            await turn.lease.try_save(*map(turn.withdrawn, started))
         self.session.wake()
 
     async def given_up(self, record: CallRecord) -> None:
