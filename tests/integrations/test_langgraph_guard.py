@@ -97,6 +97,7 @@ class World:
         if own_node:
             builder.add_node("tools", ToolNode([pay, look_up]))
         self.guard.attach(builder, tools="tools" if own_node else [pay, look_up])
+        self.builder = builder
         self.app = builder.compile(checkpointer=InMemorySaver())
 
     def on_event(self, event: Any) -> None:
@@ -173,6 +174,24 @@ def test_a_rejected_call_is_not_asked_about_again() -> None:
     assert world.done == []
     assert world.texts()[-1] == "Fine."
     assert "already rejected" in world.texts()[-2]
+
+
+@pytest.mark.parametrize(("keeps", "ran"), [(True, []), (None, ["pay bob"])], ids=["kept", "anew"])
+def test_a_sub_graph_that_is_visited_again_remembers_a_rejection_if_it_keeps_its_state(
+    keeps: bool | None, ran: list[str]
+) -> None:
+    again = proposes("Once more.", pay("c2", "bob"))
+    world = World((0.7, proposes("I pay.", pay("c1", "bob"))), (0.9, AIMessage("No?")), (0.99, again))
+    world.turns += ((0.9, AIMessage("Done.")),)
+    outer = StateGraph(MessagesState)
+    outer.add_node("desk", world.builder.compile(checkpointer=keeps))
+    outer.add_edge(START, "desk")
+    outer.add_conditional_edges("desk", lambda state: END if state["messages"][-1].text == "Done." else "desk")
+    world.app = outer.compile(checkpointer=InMemorySaver())
+    (request,) = world.run()
+    assert world.resume(request.decide("reject", principal="ann")) == []
+    assert world.done == ran
+    assert world.asked == 4
 
 
 def forged(request: Any) -> list[tuple[str, Any]]:
