@@ -117,9 +117,7 @@ def _list_row(shown: Card, decided: Decided, now_s: float) -> list[str]:
 
 def _status(decisions: Sequence[ApprovalDecision], standing: Sequence[ApprovalDecision]) -> str:
     """The decisions that a runner may take up, unchecked: only the runner has the keys; else those that lapsed."""
-    given = ", ".join(
-        f"{decision.kind.value} by {in_short(decision.by, 80)}" for decision in (standing or decisions)[:5]
-    )
+    given = ", ".join(f"{one.kind.value} by {in_short(one.by, 80)}" for one in (standing or decisions)[:5])
     if standing:
         return f"decided, unchecked: {given}"
     return f"pending, refused or lapsed: {given}" if given else "pending"
@@ -141,19 +139,16 @@ async def show(request_id: str, store: SessionStore, as_json: bool) -> None:
         tail = [message.model_dump(mode="json") for message in end_of(shown.messages, _TAIL)]
         print_json(_shown(shown, decisions) | {"refused": refusals, "transcript_tail": tail})
         return
-    print_whole(f"request    {visible(shown.id)}")
-    print_whole(f"agent      {visible(shown.agent_id)}")
+    print_whole(f"request    {visible(shown.id)}", f"agent      {visible(shown.agent_id)}")
     if shown.session_id:
         print_whole(f"session    {visible(shown.session_id)}")
     if shown.started_by is not None:
         print_whole(f"started by {visible(shown.started_by)}, who may not decide on it")
-    guarantee = visible(shown.guarantee or "no guarantee")
-    print_whole(f"level      {shown.level.value} (rule {visible(shown.rule)}; {guarantee})")
-    print_whole(f"why        {visible(shown.reason)}")
+    rule = f"rule {visible(shown.rule)}; {visible(shown.guarantee or 'no guarantee')}"
+    print_whole(f"level      {shown.level.value} ({rule})", f"why        {visible(shown.reason)}")
     if shown.tool is not None:
         print_whole(f"will       {visible(sentence_of(shown.tool, shown.arguments))}")
-    print_whole(*_numbers(shown))
-    print_whole(f"status     {_status(decisions, standing)}")
+    print_whole(*_numbers(shown), f"status     {_status(decisions, standing)}")
     print_whole(*(f"refused    {visible(refusal)}" for refusal in refusals), *_signed_lines(shown))
     print_whole("--- the end of the transcript ---")
     for message in end_of([one for one in shown.messages if not one.metadata.get("placeholder")], _TAIL):

@@ -135,9 +135,8 @@ def _fitted_for_lines(facts: FittedFor, paths: Sequence[str]) -> Iterator[str]:
     yield from _wrapped(
         "acts",
         f"NOWHERE as it is: the recordings share no known {', '.join(runs)} ({'; '.join(lacking)}). Where a profile "
-        "does not fit, the default limits decide. "
-        "Fit several agents one by one. What varies within one, record with a name of your own: "
-        f"{', '.join(f'{name}=...' for name in runs)} of the adapter, or of monitor.session.",
+        "does not fit, the default limits decide. Fit several agents one by one. What varies within one, record with a "
+        f"name of your own: {', '.join(f'{name}=...' for name in runs)} of the adapter, or of monitor.session.",
     )
 
 

@@ -304,10 +304,8 @@ def _granted(permit: Permit, as_json: bool, state: PermitState) -> None:
     click.echo(f"granted    by {one_line(permit.principal)}, {how}; until {until(permit.expires_s)}")
     if state.counted:
         click.echo(f"starts     with {state.answers} answers, {state.wrong} of them wrong")
-    if least:
-        click.echo(f"Each call that it covers is asked about until answers support more: at least {least} right ones.")
-    else:
-        click.echo(f"status     {one_line(sentence(permit, state))}")
+    asks = f"Each call that it covers is asked about until answers support more: at least {least} right ones."
+    click.echo(asks if least else f"status     {one_line(sentence(permit, state))}")
 
 
 # -- beforehand -------------------------------------------------------------------------------------------------------

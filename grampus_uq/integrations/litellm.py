@@ -100,8 +100,7 @@ class UncertaintyCallback(CustomLogger):
             if not value > 0:
                 raise ConfigurationError.of(name, "UncertaintyCallback", "above 0", value)
         self.monitor, self.key, self.advisory = monitor, key, advisory
-        self.callback_id = str(id(self))
-        """Tells callbacks apart: litellm drops a logger whose class and public texts and numbers another one has."""
+        self.callback_id = str(id(self))  # litellm drops a logger whose class and public values another one has
         self.dropped = 0
         """Answers that came while `max_waiting` were waiting already."""
         self.failures = 0

@@ -292,10 +292,8 @@ def in_short(text: str, width: int) -> str:
 
 def arguments_in_short(arguments: Mapping[str, Any]) -> str:
     """Every argument by name, each value cut by itself, so that a long one hides no other."""
-    shown = [
-        f"{in_short(name, _MAX_WIDTH)}={in_short(_json(value), _MAX_WIDTH)}"
-        for name, value in sorted(arguments.items())[:_MAX_ARGUMENTS]
-    ]
+    first = sorted(arguments.items())[:_MAX_ARGUMENTS]
+    shown = [f"{in_short(name, _MAX_WIDTH)}={in_short(_json(value), _MAX_WIDTH)}" for name, value in first]
     more = len(arguments) - len(shown)
     return " ".join([*shown, *([f"(+{more} arguments)"] if more > 0 else [])])
 

@@ -18,10 +18,6 @@ from grampus_uq.stats.earned_threshold import Target, earned_from_json, level, u
 
 _SHORTEST_ID: Final = 8
 _MOST_MISSING: Final = 10_000
-_COVERS: Final = (
-    "calls that wait because of the tool alone, at MEDIUM; not counted: what the tier or a grant lets go, and what a "
-    "profile's release rule lets go or holds"
-)
 
 
 async def find_permit(store: SessionStore, permit_id: str) -> Standing:
@@ -98,7 +94,7 @@ def permit_facts(standing: Standing) -> dict[str, str]:
         "promise": sentence(permit, state),
         "granted": f"by {permit.principal}, {signed}; until {until(permit.expires_s)}",
         "score": f"{permit.stream}, under the profile, model, prompt and tools {state.judge or 'of the first call'}",
-        "covers": _COVERS,
+        "covers": "calls that the tier holds, at MEDIUM, and none that a profile's release rule lets go or holds",
         "answers": answers,
         "missing": missing,
         "cleared": f"{state.released} calls{anew}, unasked",

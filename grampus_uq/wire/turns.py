@@ -42,8 +42,7 @@ def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usag
     else:
         read = read_response(response)
         if not read.recognised:
-            rule = "the model's text, or its answer as the client returned it"
-            way_out = "Pass the whole answer; of a stream, what the client makes of its chunks."
+            rule, way_out = "the model's text, or its answer as the client returned it", "Pass it whole, no chunks."
             errors.append(ConfigurationError.of("response_text", _OWNER, rule, kind_of(response), way_out))
             read = ReadResponse()
         text, calls, stream, spent = read.text, tuple(call.call for call in read.calls), read.logprobs, read.usage

@@ -142,7 +142,7 @@ async def test_what_a_release_rule_decides_is_not_counted_and_the_permit_says_so
     now = await office.standing()
     assert len(office.world.sent) == sent
     assert (now.state.issued, now.state.answers) == (0, 0)
-    assert "and what a profile's release rule lets go or holds" in permit_facts(now)["covers"]
+    assert "and none that a profile's release rule lets go or holds" in permit_facts(now)["covers"]
 
 
 async def test_without_a_permit_nothing_changes_and_nothing_is_written() -> None:
