@@ -160,9 +160,10 @@ class UncertaintyCallback(CustomLogger):
                 self._know(key, None)
             asked, messages = given.get("optional_params") or {}, given.get("messages")
             tools = [*(asked.get("tools") or ()), *(asked.get("functions") or ())]
+            name, provider = str(given.get("model") or ""), given.get("custom_llm_provider") or "openai"
             sent = ModelTurn(
                 content=None,
-                requested=str(given.get("model") or ""),
+                requested=name if provider == "openai" else f"{provider}/{name}",  # others may serve another by it
                 system="\n\n".join(filter(None, [asked.get("instructions"), leading_system(messages)])),
                 offered=tools,
                 shape=asked.get("response_format") or asked.get("text"),

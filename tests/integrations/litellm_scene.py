@@ -310,6 +310,7 @@ class Scene:
             "functions": [{**same, "tools": None, "functions": [tools[0]["function"]]}],
             "form": [{**same, "response_format": {"type": "json_object"}}],
             "changing": [same, {**same, "messages": [asked]}],
+            "hosted": [{**same, "model": self.given("")["model"].replace("openai/", "hosted_vllm/")}],
         }.items():
             callback, seen = self.watch()
             for one in sent:

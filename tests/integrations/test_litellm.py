@@ -121,5 +121,6 @@ def test_each_session_says_which_model_prompt_and_tools_made_its_answers(found: 
     assert seen["prompt"] == [model, prompt_hash(""), tools]
     assert seen["tools"] == [model, prompt, tools_hash([])]
     assert seen["changing"] == [model, None, tools]
+    assert seen["hosted"] == [f"hosted_vllm/{model}", prompt, tools], "another provider's model may have the same name"
     others = [seen[name][2] for name in ("functions", "form")]  # the form that an answer must have is one of its facts
     assert len({tools, tools_hash([]), *others}) == 4
