@@ -80,7 +80,7 @@ async def _take_decisions(
     too late: nothing is carried out then. Stored ones that do not hold are written to the audit.
     """
     lease, ledger, approvals = turn.lease, turn.ledger, turn.gate.approvals
-    await _renew(turn)
+    _renew(turn)
     waiting = {request.id: (request, record) for request, record in _open_requests(turn)}
     standing = await standing_in(ledger.store, given)
     for decision in given:
@@ -89,7 +89,7 @@ async def _take_decisions(
         request, record = waiting[decision.request_id]
         _, refused = approvals.holding(request, [(decision, lease.now_s())], turn.gate.problem, standing)
         if refused:
-            await lease.note("decision_refused", {"request": request.id, "why": refused[0][1]})
+            lease.note("decision_refused", {"request": request.id, "why": refused[0][1]})
             if request.expired(lease.now_s()):
                 _ask_again(turn, request, record)
                 await lease.save()
@@ -106,7 +106,7 @@ async def _take_decisions(
         deciding, refused = approvals.holding(request, arrived[request.id], turn.gate.problem, standing)
         for decision, why in refused:
             which = {"request": request.id, "of": decision.principal, "decision": decision_digest(decision)}
-            await lease.note("decision_refused", {**which, "why": why})
+            lease.note("decision_refused", {**which, "why": why})
         kind = deciding[0].kind if deciding else None
         if request.id in before and kind is not ApprovalKind.REJECT:
             continue
@@ -146,17 +146,17 @@ def refuse_changes(state: AgentState, schemas: Schemas) -> None:
         )
 
 
-async def meet_changes(turn: Turn, now: BegunWith, schemas: Schemas) -> None:
+def meet_changes(turn: Turn, now: BegunWith, schemas: Schemas) -> None:
     """Ask again about open calls whose tool is gone, or demands other arguments than before; the audit says why."""
     state, terms = turn.lease.state, turn.terms()
     before = BegunWith.read(state)
     differences = [] if before is None else before.differences(now)
     if differences:
-        await turn.lease.note("versions_changed", {"what": list(differences[:_MAX_LISTED])})
+        turn.lease.note("versions_changed", {"what": list(differences[:_MAX_LISTED])})
     for record, why in _changed(state, schemas):
         if record.child_session is not None or record.proposed.name in turn.delegates:
             continue  # a sub-agent's own session sees to its own calls
-        await turn.lease.note("asked_again", {**turn.facts(record), "why": why})
+        turn.lease.note("asked_again", {**turn.facts(record), "why": why})
         state.keep(turn.gate.asked_again(record, terms, why))
     now.keep(state, schemas)
 
@@ -181,13 +181,13 @@ def _changed(state: AgentState, schemas: Schemas) -> list[tuple[CallRecord, str]
     return found
 
 
-async def _renew(turn: Turn) -> None:
+def _renew(turn: Turn) -> None:
     """Ask again what was asked under other rules, or by a release that bound a decision to less."""
     terms = turn.terms()
     for request, record in _open_requests(turn):
         asked_of = (request.rules, request.started_by)
         if asked_of != (terms.rules, terms.started_by) or request.run_id not in ("", terms.run_id):
-            await turn.lease.note("asked_again", {"request": request.id, "why": "it was asked under other rules"})
+            turn.lease.note("asked_again", {"request": request.id, "why": "it was asked under other rules"})
             _ask_again(turn, request, record)
 
 
@@ -239,7 +239,7 @@ async def _tell(
     lease = turn.lease
     lease.state.touched = True
     for decision in deciding:
-        await lease.note(
+        lease.note(
             "decision",
             {
                 "request": request.id,
@@ -260,7 +260,7 @@ async def _tell(
 async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecision, ...]) -> None:
     state = turn.lease.state
     if record.began_before and deciding[0].kind is not ApprovalKind.APPROVE:
-        await turn.lease.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
+        turn.lease.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
     new = decided(record, deciding)
     await turn.gate.answered(new.change(requests=record.requests), turn.terms())
     if new.phase is CallPhase.CLEARED:
@@ -319,7 +319,7 @@ async def _apply_guidance(turn: Turn, text: str) -> None:
     state.messages.append(Message(role=Role.USER, content=text))
     if lease.session is not None:
         lease.session.record_decision("guidance", principal="guidance", message=text)
-    await lease.note("guidance", {"characters": len(text)})
+    lease.note("guidance", {"characters": len(text)})
 
 
 async def _apply_expiry(turn: Turn) -> None:
@@ -335,12 +335,12 @@ async def _apply_expiry(turn: Turn) -> None:
             # of unknown outcome, with an end, as an earlier release asked: nobody could decide it any more
             state.keep(turn.gate.asked_again(record, turn.terms()))
         elif new is not record:
-            await lease.note("approval_expired", {"requests": [request.id for request in record.requests]})
+            lease.note("approval_expired", {"requests": [request.id for request in record.requests]})
             state.touched = True
             await turn.gate.answered(new, turn.terms())
             state.settle(new, new.text or "", is_error=True)
     if any(request.expired(lease.now_s()) and request.rule != ROLLBACK for request in state.review):
-        await lease.note("approval_expired", {"requests": [request.id for request in state.review]})
+        lease.note("approval_expired", {"requests": [request.id for request in state.review]})
         state.review = []
         state.output = ""
         state.messages.append(

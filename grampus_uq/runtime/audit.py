@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import JsonValue
-
 from grampus_uq.errors import DataError
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.starts import CHAINED, PERMITTED
@@ -56,10 +54,6 @@ class AuditLog:
     def __init__(self, store: SessionStore, agent_id: str, session_id: str) -> None:
         self._store = store
         self._agent_id, self._session_id = agent_id, session_id
-
-    async def append(self, what: str, data: Mapping[str, JsonValue]) -> None:
-        """Add one entry; raises StoreError when it could not be written: the act that it announces must not happen."""
-        await self._store.write(audit_of(self._agent_id, self._session_id, [(what, data)]))
 
     async def entries(self) -> list[dict[str, Any]]:
         """The verified audit; raises DataError at the first entry that does not fit the chain, or is none."""

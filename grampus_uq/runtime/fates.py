@@ -12,6 +12,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.visible_text import in_short
+from grampus_uq.records.vocabulary import ENDED
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import Document, documents
@@ -66,8 +67,10 @@ async def fate_of(ledger: Ledger, request_id: str) -> Fate | None:
     fate = None
     for entry in entries:
         fate = _after(fate, entry["what"], entry["data"], request_id)
-    if fate is None:
-        return Fate(told=WAITS, over=False, ran=None) if waits else Fate(told=_NO_DECISION, ran=None)
+    if fate is None:  # of a call that was rolled back, or replaced by another look, a rejection is still taken up
+        kept = [request.id for one in state.replaced() for request in one.requests] if state.status not in ENDED else ()
+        open_ = waits or request_id in kept
+        return Fate(told=WAITS, over=False, ran=None) if open_ else Fate(told=_NO_DECISION, ran=None)
     phases = [one.phase for one in state.turn if request_id in [given.request_id for given in one.decisions]]
     if fate.over or waits or any(phase is not CallPhase.SETTLED for phase in phases):
         return fate

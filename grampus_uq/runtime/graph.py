@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.concurrent_tasks import run_together, run_with_watch
 from grampus_uq.runtime.graph_nodes import ESCALATES, PASSED, NodeHandler
 from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.session_lease import AT_LEAST_S
 from grampus_uq.runtime.store import Document, SessionStore, parsed
 from grampus_uq.runtime.stores.memory import MemoryStore
 
@@ -45,15 +48,18 @@ class GraphCheckpoint(BaseModel):
     _key: str = PrivateAttr("")
     _version: int = PrivateAttr(0)  # of this execution, not of the graph: one graph may serve several at once
     _lock: anyio.Lock = PrivateAttr(default_factory=anyio.Lock)
+    _saved_at: float = PrivateAttr(-math.inf)
 
     def waits_at(self) -> list[str]:
         return list(dict.fromkeys(self.waiting))
 
     async def save(self) -> None:
         async with self._lock:
+            began = time.monotonic()
             self._version = await self._store.put(
                 "graph", self._key, self.model_dump_json(), expected=self._version, label=self.state.status.value
             )
+            self._saved_at = began
 
 
 def merged(before: AgentState, results: list[AgentState]) -> AgentState:
@@ -328,6 +334,8 @@ class Graph:
         async def run(name: str) -> None:
             if name in checkpoint.done:
                 return  # finished before the process died
+            while time.monotonic() - checkpoint._saved_at > max(self._lease_s / 2, AT_LEAST_S):
+                await checkpoint.save()  # the node beside it may have held this process up
             result = await self._nodes[name].handler(before.model_copy(deep=True))
             checkpoint.done[name] = result
             if len(names) > 1:

@@ -91,7 +91,7 @@ class Loop:
     async def run(self) -> AsyncGenerator[RunEvent, None]:
         """Yield events until the run ends or waits. Raises UncertaintyError on an abort."""
         for record in self.turn.recover():
-            await self.lease.note("outcome_unknown", self.turn.facts(record))
+            self.lease.note("outcome_unknown", self.turn.facts(record))
         while True:
             await self.lease.check_stop()
             if self._state.rollback_refused_by is not None:
@@ -280,7 +280,7 @@ class Loop:
         if not any(m.role is Role.SYSTEM and m.content == text for m in state.messages[-3:]):
             state.messages.append(Message(role=Role.SYSTEM, content=text))
         state.status = AgentStatus.WAITING_FOR_HUMAN
-        await self.lease.note("paused", {"requests": [request.id for request in requests]})
+        self.lease.note("paused", {"requests": [request.id for request in requests]})
         await self.lease.save()  # a pause that cannot be stored is not a pause: the error reaches the caller
         with contextlib.suppress(StoreError):  # who waits is not reached by orders to all: those until here still count
             await self.lease.check_stop(since=time.monotonic())

@@ -29,7 +29,7 @@ from grampus_uq.records.vocabulary import ENDED, AgentStatus, Role, UncertaintyL
 from grampus_uq.runtime.apply_decisions import ROLLBACK
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_prefix, segment_at
-from grampus_uq.runtime.ledger import session_key
+from grampus_uq.runtime.ledger import Note, session_key
 from grampus_uq.runtime.looks import LOOKS_USED
 from grampus_uq.runtime.restart_points import SuspectSet, restart_step, what_failed
 from grampus_uq.runtime.rolled_back_calls import executed_calls, step_number
@@ -100,7 +100,6 @@ async def rollback(
         rule = f"a step that the run made, from 0 to {old.current_step - 1}"
         raise ConfigurationError.of("to_step", "rollback", rule, to_step)
     restored = await read_checkpoint(runner.ledger, old, to_step)
-    audit = AuditLog(runner.ledger.store, agent_id, session_id)
     policy = runner.policy()
     known = {call.idempotency_key for call in old.discarded}
     rejected = list[str]()
@@ -121,13 +120,13 @@ async def rollback(
             call.settled = True
     _append_note(new, text)
     await _archive(runner, old, to_step, text)
-    await audit.append("rollback", _facts(new, to_step, old.branch, done))
+    rolled_back: Note = "rollback", _facts(new, to_step, old.branch, done)
     ours = Job(agent_id=agent_id, session_id=session_id)  # should this process die before it goes on, a worker does
     await runner.ledger.store.write(ours.at(runner.ledger.now_s() + runner.lease_s))
     if compensate is not None and hooked:
-        await _run_compensation(runner, new, version, hooked, compensate, text, terms)
+        await _run_compensation(runner, new, version, rolled_back, hooked, compensate, text, terms)
     else:
-        await runner.ledger.save(new, version)
+        await runner.ledger.save(new, version, [rolled_back])
     return await runner.resume(agent_id, session_id, agent_def=agent_def)
 
 
@@ -317,6 +316,7 @@ async def _run_compensation(
     runner: AgentRunner,
     new: AgentState,
     version: int,
+    rolled_back: Note,
     calls: Sequence[ExecutedCall],
     compensate: _Compensate,
     note: str,
@@ -325,12 +325,12 @@ async def _run_compensation(
     """Store that the hook is called, call it, and store what it did; the request stays pending until then."""
     for call in calls:
         call.compensation_started = True
-    lease = await runner.leases.take(new, version)
+    begun: Note = "compensation_started", {"calls": [call.idempotency_key for call in calls]}
+    lease = await runner.leases.take(new, version, rolled_back, begun)
     try:
-        await lease.note("compensation_started", {"calls": [call.idempotency_key for call in calls]})
         why = await _compensated(lambda: lease.run(lambda: compensate(calls)), calls)
         made_up = [call.idempotency_key for call in calls if call.compensation is not None]
-        await lease.note("compensation_finished", {"made_up_for": list(made_up), "error": why})
+        lease.note("compensation_finished", {"made_up_for": list(made_up), "error": why})
         new.messages.pop()
         left = _unsettled(new)
         _append_note(new, note)

@@ -275,7 +275,7 @@ class AgentRunner:
             turn = self._turn(lease)
             turn.restore()
             if self.changed_tools is not ChangedTools.RUN:
-                await meet_changes(turn, self._begun_with(agent), self.schemas())
+                meet_changes(turn, self._begun_with(agent), self.schemas())
             await apply_response(turn, human_response, earlier=asked)
         except (Exception, anyio.get_cancelled_exc_class()):
             await lease.release(unfinished=True)

@@ -17,7 +17,6 @@ from pydantic import JsonValue
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
-from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.run_state import DEATHS, AgentState
@@ -26,7 +25,7 @@ from grampus_uq.runtime.store import Result
 from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 
 _WRITES = 3
-_AT_LEAST_S = 0.05  # a store that takes longer for every save would be asked for ever
+AT_LEAST_S = 0.05  # a store that takes longer for every save would be asked for ever
 _STEPS_SHOWN = 4
 
 
@@ -60,16 +59,16 @@ class Leases:
 
 
 class SessionLease:
-    """A session leased by one worker: its state, the version it wrote last, its audit, and the monitor's session."""
+    """A session leased by one worker: its state, the version it wrote last, and the monitor's session."""
 
     def __init__(self, leases: Leases, state: AgentState, version: int) -> None:
         self.state = state
         self.session: Session | None = None
-        self.audit = AuditLog(leases.ledger.store, state.agent_id, state.session_id)
         self.ledger, self._stops, self._lease_s = leases.ledger, leases.stops, leases.lease_s
         self.version = version
         self._worker = f"{leases.worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well
         self._orders_seen = -1
+        self._notes: list[Note] = []
         self._lock = anyio.Lock()
         self._since = self.saved_at = time.monotonic()  # the latter: when the last save began that was made
 
@@ -90,7 +89,10 @@ class SessionLease:
             if self.session is not None:  # on the way only what decides is kept of it, all where it stands
                 self.state.belief = self.session.snapshot(latest=_STEPS_SHOWN if running else None)
             self.state.saves += 1
-            await self._put([(what, {"worker": self._worker, **data}) for what, data in notes])
+            noted = len(self._notes)
+            new = [(what, {"worker": self._worker, **data}) for what, data in notes]
+            await self._put([*self._notes, *new])
+            del self._notes[:noted]
             self.saved_at = now
 
     async def hold(self, saved_at: float = float("-inf")) -> None:
@@ -98,7 +100,7 @@ class SessionLease:
 
         Asked before whatever acts: a process that stood still may have lost the session meanwhile.
         """
-        while time.monotonic() - saved_at > max(self._lease_s / 2, _AT_LEAST_S):
+        while time.monotonic() - saved_at > max(self._lease_s / 2, AT_LEAST_S):
             saved_at = time.monotonic()
             await self.save()
 
@@ -134,9 +136,9 @@ class SessionLease:
         self.version = found[1]
         return found[0].saves == self.state.saves
 
-    async def note(self, what: str, data: Mapping[str, JsonValue]) -> None:
-        """Add to the audit."""
-        await self.audit.append(what, {"worker": self._worker, **data})
+    def note(self, what: str, data: Mapping[str, JsonValue]) -> None:
+        """Add to the audit with the next save: a worker that lost the session says nothing in it."""
+        self._notes.append((what, {"worker": self._worker, **data}))
 
     async def release(self, *, unfinished: bool = False) -> None:
         """End the lease now, even while this worker is being cancelled; `unfinished`: a worker is to go on with it."""

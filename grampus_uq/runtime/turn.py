@@ -220,7 +220,7 @@ class Turn:
                     started.append(new)
                 else:
                     why = new.requests[0].reason if new.requests else "it ran already"
-                    await self.lease.note("clearance_refused", {**self.facts(record), "why": why})
+                    self.lease.note("clearance_refused", {**self.facts(record), "why": why})
 
         try:
             if all(map(by_itself, cleared)):

@@ -96,7 +96,7 @@ class HostedRunner:
         given = [decision for request in requests for decision, _ in arrived[request.id]]
         for one, reason in zip(given, why, strict=True) if len(given) == len(why) else ():
             which = {"request": one.request_id, "of": one.principal, "decision": decision_digest(one)}
-            await lease.note("decision_refused", {**which, "why": reason})
+            lease.note("decision_refused", {**which, "why": reason})
 
     async def _go_on(self, state: AgentState) -> None:
         session_id = state.session_id

@@ -17,7 +17,8 @@ from grampus_uq.records.values import canonical_json
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.fates import WAITS, Fate, fate_of
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, audit_of
+from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.store import Append, Put, SessionStore
 from grampus_uq.runtime.stored_decisions import decisions_on, open_request, store_decision
 from grampus_uq.runtime.worker_hosted import ENGINE_MARK
@@ -115,6 +116,21 @@ def test_at_no_point_of_a_run_is_a_fate_over_before_it_is(tmp_path: Path) -> Non
     assert all(one != RAN or phase in (CallPhase.SETTLED, "gone") for one, _, phase in seen)
     rejected = [one for one, _, _ in anyio.run(at_each_point, "reject")]
     assert list(dict.fromkeys(rejected)) == [WAITING, Fate(told="Taken up: the call does not run.")]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["approve", "reject", "respond"])
+async def test_a_decision_on_a_request_that_is_rolled_back_has_one_fate(kind: str) -> None:
+    store, world = Copied(), World()
+    agent = runner(world, mailing(), store=store, checkpoints=True)
+    (request,) = (await agent.run(AGENT, "mail bob", session_id="s")).pending
+    await Ledger(store).decide(request.decide(kind, principal="ann", message="It was sent."))
+    first = len(store.copies) - 1
+    await rollback(agent, "mailer", "s", 0)
+    told = [await fate_of(Ledger(copy), request.id) for copy in store.copies[first:]]
+    over = [one for one in told if one is None or one.over]
+    assert len({*over}) == 1
+    assert told[-1] == over[0]
 
 
 def test_a_call_whose_worker_died_while_it_ran_is_said_to_be_of_unknown_outcome() -> None:
@@ -280,7 +296,7 @@ async def test_a_refusal_of_no_decision_leaves_the_list_and_the_card_readable() 
     (request,) = (await agent.run(AGENT, "mail bob", session_id="s")).pending
     await Ledger(store).decide(request.decide("approve", principal="ann"))
     for of in ({"of": []}, {"of": {}, "decision": [1]}, {"decision": {}, "why": []}):
-        await AuditLog(store, "mailer", "s").append("decision_refused", {"request": request.id, **of})
+        await store.write(audit_of("mailer", "s", [("decision_refused", {"request": request.id, **of})]))
     found = await open_request(Ledger(store), request.id)
     (listed,) = (await decisions_on(Ledger(store), [found.request])).values()
     assert listed == (list(found.decisions), list(found.standing))
@@ -308,7 +324,7 @@ def test_what_was_taken_up_is_not_said_to_be_refused_for_another_decision_on_it(
         await Ledger(store).decide(request.decide("approve", principal="ann"))
         await agent.resume("mailer", "s")
         refused = {"request": request.id, "of": "bob", "why": "no"}
-        await AuditLog(store, "mailer", "s").append("decision_refused", refused)
+        await store.write(audit_of("mailer", "s", [("decision_refused", refused)]))
         return await fate_of(Ledger(store), request.id)
 
     assert anyio.run(twice) == RAN

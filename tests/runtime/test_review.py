@@ -46,7 +46,7 @@ from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import ModelResponse, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import AgentStatus, Effect, UncertaintyLevel
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.ledger import Ledger, session_key
+from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Change
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -549,8 +549,8 @@ async def test_a_parent_killed_while_its_child_ran_asks_nobody_and_goes_on_with_
 
 async def test_sessions_whose_ids_contain_slashes_have_audits_of_their_own() -> None:
     store = MemoryStore()
-    await AuditLog(store, "a", "b/c").append("one", {})
-    await AuditLog(store, "a/b", "c").append("two", {})
+    await store.write(audit_of("a", "b/c", [("one", {})]))
+    await store.write(audit_of("a/b", "c", [("two", {})]))
     assert [e["what"] for e in await AuditLog(store, "a", "b/c").entries()] == ["one"]
 
 
@@ -558,7 +558,7 @@ async def test_twenty_appenders_at_once_make_one_unbroken_chain(tmp_path: Path) 
     stores = [SQLiteStore(tmp_path / "s.db") for _ in range(2)]
 
     async def append(number: int) -> None:
-        await AuditLog(stores[number % 2], "a", "s").append("entry", {"number": number})
+        await stores[number % 2].write(audit_of("a", "s", [("entry", {"number": number})]))
 
     async with anyio.create_task_group() as group:
         for number in range(20):

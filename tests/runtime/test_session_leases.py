@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,12 @@ from grampus_uq import AgentRunner, AgentStatus, FunctionTools, ToolCall, open_s
 from grampus_uq.cli.approvals_command import command as approvals_command
 from grampus_uq.cli.prune_command import command as prune_command
 from grampus_uq.cli.stop_command import command as stop_command
-from grampus_uq.errors import ConfigurationError, GrampusError, SessionConflictError, StoreError
+from grampus_uq.errors import ConfigurationError, GrampusError, SessionConflictError, SessionError, StoreError
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.fates import fate_of
+from grampus_uq.runtime.graph import Graph
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.run_state import AgentState
@@ -598,3 +603,81 @@ async def test_a_thousand_sessions_that_wait_for_orders_ask_the_store_as_often_a
         assert len(asked) < 20  # one of the seven hundred asks for all
         await order_stop(Ledger(store))
     assert sorted(stopped) == list(range(300, 1_000))
+
+
+class StandsStill(MemoryStore):
+    """Before the write of this number another worker takes the session over, and runs it to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: float = float("inf")
+        self.other: Callable[[], Awaitable[Any]] | None = None
+
+    async def write(self, *changes: Change) -> float:
+        self.left -= 1
+        if self.left < 0 and (other := self.other) is not None:
+            self.other = None
+            with anyio.CancelScope(shield=True):  # it may be the renewal that stands still, which ends with the work
+                await other()
+        return await super().write(*changes)
+
+
+@pytest.mark.parametrize("kind", ["approve", "reject", "respond"])
+async def test_a_worker_that_lost_the_session_says_nothing_more_in_its_audit(kind: str) -> None:
+    """Wherever it stands still: its word that it took up a decision came after the end of the call, which so counted
+    as one that never started."""
+    for writes in itertools.count():
+        world, store, entries = World(), StandsStill(), list[Any]()
+        one, two = runner(world, store=store, lease_s=0.06), runner(world, store=store)
+        (request,) = (await one.run(AGENT, "mail bob", session_id="s")).pending
+        await two.ledger.decide(request.decide(kind, principal="ann", message="It is done."))
+        audit = AuditLog(store, "mailer", "s")
+
+        async def take_over(other: AgentRunner = two, audit: AuditLog = audit, kept: list[Any] = entries) -> None:
+            with anyio.fail_after(20), contextlib.suppress(SessionError):  # it ended
+                while not kept:
+                    with contextlib.suppress(SessionConflictError):
+                        await other.resume("mailer", "s")
+                        kept += await audit.entries()
+                    await anyio.sleep(0.02)
+            kept[:] = await audit.entries()
+
+        store.left, store.other = writes, take_over
+        with contextlib.suppress(SessionError):
+            await one.resume("mailer", "s")
+        if store.other is not None:
+            return
+        told = await fate_of(two.ledger, request.id)
+        assert await audit.entries() == entries, writes
+        assert told is not None
+        assert told.ran is bool(world.sent) or "nobody knows" in told.told, (writes, told)
+
+
+async def test_a_node_does_not_begin_once_the_node_beside_it_held_the_process_up_for_longer_than_the_lease() -> None:
+    store, acted = MemoryStore(), list[str]()
+
+    def build(who: str, beside: Callable[[], None]) -> Graph:
+        async def both(state: AgentState) -> AgentState:
+            return state
+
+        async def slow(state: AgentState) -> AgentState:
+            beside()
+            return state
+
+        async def act(state: AgentState) -> AgentState:
+            acted.append(who)
+            return state
+
+        graph = Graph(graph_id="g", store=store, lease_s=0.1).add_node("both", both).add_node("slow", slow)
+        graph.add_node("act", act)
+        return graph.add_edge("both", "slow").add_edge("both", "act")
+
+    def stands_still() -> None:
+        time.sleep(0.15)
+        other = threading.Thread(target=anyio.run, args=(build("other", lambda: None).restore_and_execute,))
+        other.start()
+        other.join()
+
+    with pytest.raises(SessionConflictError):
+        await build("first", stands_still).execute(AgentState(agent_id="a", session_id="s"))
+    assert acted[-1] == "other"
