@@ -12,7 +12,7 @@ from grampus_uq.integrations.mcp.json_rpc import CANCEL
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.standing_grants import revoke_grant
 from grampus_uq.runtime.stopping import order_stop
-from tests.proxy.played import HOLD_S, LEASE_S, LIFETIME_S, Asked, Died, Kind, Line, Proxy
+from tests.proxy.played import HOLD_S, LEASE_S, LIFETIME_S, MOMENT_S, Asked, Died, Kind, Line, Proxy
 
 Happens = Callable[[Line], "Awaitable[bool | None]"]
 """Lets it happen; False where it cannot."""
@@ -65,14 +65,14 @@ async def cancels(line: Line, proxy: Proxy | None = None) -> bool:
     if not mine:
         return False
     one = mine[-1]
-    proxy = next(proxy for proxy in line.proxies if proxy.number == one.proxy)
+    reached = next(proxy for proxy in line.proxies if proxy.number == one.proxy)
     one.left = True
-    message = {"jsonrpc": "2.0", "method": CANCEL, "params": {"requestId": one.id}}
-    if proxy.guard:
-        await proxy.guard.from_client(json.dumps(message).encode())
+    message = json.dumps({"jsonrpc": "2.0", "method": CANCEL, "params": {"requestId": one.id}}).encode()
+    if reached.guard:
+        await reached.guard.from_client(message)
     else:
-        line.group.start_soon(proxy.posts, Asked(-1, proxy.number, one.login, "", 0, 0.0), json.dumps(message).encode())
-    await line.passes(0.0 if line.at else 0.7)
+        line.group.start_soon(reached.posts, Asked(-1, one.proxy, one.login, "", 0, 0.0), message)
+    await line.passes(MOMENT_S if proxy is None else 0.05)
     return True
 
 
@@ -83,7 +83,7 @@ async def leaves(line: Line, proxy: Proxy | None = None) -> bool:
         return False
     mine[-1].left = True
     mine[-1].leaves.set()
-    await line.passes()
+    await line.passes(MOMENT_S if proxy is None else 0.05)
     return True
 
 
