@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -56,8 +57,14 @@ from grampus_uq.wire.calls import read_arguments
 
 _new_terms = builder(Terms)
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
-
+HOST_NOW_S: ContextVar[float] = ContextVar("grampus_uq_host_now", default=0.0)
+"""The time by the store of a host that wakes a run: requests that it found expired are so for the run's gate too."""
 ALWAYS_ASK = Doubt(level=UncertaintyLevel.MEDIUM, rule="always_ask", reason="the policy always asks about this tool")
+
+
+def machine_now_s() -> float:
+    """This machine's clock, or the store's of the host that woke this run, where this one is behind it."""
+    return max(time.time(), HOST_NOW_S.get())
 
 
 def record_answer(
@@ -134,7 +141,7 @@ class Gate:
         effects: ToolEffects | None = None,
         precondition: Precondition | None = None,
         schema_of: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = machine_now_s,
         permits: Permits | None = None,
         started_by: Callable[[str], str | None] = lambda session_id: None,
         delegations: Callable[[Sequence[ApprovalDecision]], Awaitable[Stands]] | None = None,
@@ -148,7 +155,7 @@ class Gate:
         self.effects = effects or ToolEffects()
         self.precondition = precondition
         self._schema_of = schema_of
-        self._clock = clock
+        self.now_s = clock
         self._rules: tuple[UncertaintyPolicy | None, str] | None = None
 
     def terms(
@@ -197,24 +204,37 @@ class Gate:
 
     def asked(self, record: CallRecord, terms: Terms, doubt: Doubt) -> CallRecord:
         """Make a call wait under a new request (`call.asked`)."""
-        return asked(record, terms, self.approvals, doubt, self._clock())
+        return asked(record, terms, self.approvals, doubt, self.now_s())
 
     def asked_again(self, record: CallRecord, terms: Terms, reason: str | None = None) -> CallRecord:
         """Replace a request that can no longer be answered (`call.asked_again`)."""
-        return asked_again(record, terms, self.approvals, self._clock(), reason)
+        return asked_again(record, terms, self.approvals, self.now_s(), reason)
+
+    def rebound(self, record: CallRecord, terms: Terms) -> CallRecord:
+        """The record, asked about again where it waits under other rules than the current ones."""
+        if not record.waiting or all(bound(request, record, terms) for request in record.requests):
+            return record
+        return self.asked_again(record, terms, "it was asked under other rules")
+
+    def renewed(self, record: CallRecord, terms: Terms) -> CallRecord:
+        """The record, asked about again where nobody can answer its request any more: `rebound`, or it expired."""
+        again, now_s = self.rebound(record, terms), self.now_s()
+        if again is not record or not record.waiting or not any(one.expired(now_s) for one in record.requests):
+            return again
+        return self.asked_again(record, terms, "the request before it expired")
 
     def review(self, terms: Terms, doubt: Doubt, step_id: str) -> ApprovalRequest:
         """A request on the run itself: its answer waits."""
-        return review(terms, self.approvals, doubt, step_id, self._clock())
+        return review(terms, self.approvals, doubt, step_id, self.now_s())
 
     def restored(self, record: CallRecord, terms: Terms, *, believed: bool, delegates: bool = False) -> CallRecord:
         """A stored record as it counts here (`recovery.restored`)."""
-        now_s = self._clock()
+        now_s = self.now_s()
         return restored(record, terms, self.approvals, now_s, believed=believed, delegates=delegates)
 
     def recovered(self, record: CallRecord, terms: Terms, effect: Effect) -> CallRecord:
         """A call that a dead process left started (`recovery.recovered`)."""
-        return recovered(record, terms, self.approvals, effect, self._clock())
+        return recovered(record, terms, self.approvals, effect, self.now_s())
 
     # -- judging --------------------------------------------------------------------------------------------------
 
@@ -370,8 +390,7 @@ class Gate:
         request = record.requests[0] if len(record.requests) == 1 else None
         if not record.waiting or request is None:
             return record, [(decision, "this call has no pending request") for decision, _ in arrived]
-        if not bound(request, record, terms):
-            again = self.asked_again(record, terms, "it was asked under other rules")
+        if (again := self.rebound(record, terms)) is not record:
             return again, [(decision, "the request was made under other rules") for decision, _ in arrived]
         deciding, refused = self.approvals.holding(request, arrived, self.problem)
         return (decided(record, deciding) if deciding else record), refused
@@ -401,7 +420,7 @@ class Gate:
             terms,
             self.approvals,
             effect=Effect.READ if any_effect else effect,
-            now_s=self._clock(),
+            now_s=self.now_s(),
             always_ask=not any_effect and _asks_always(policy, call),
         )
         by = authority(record)
@@ -414,7 +433,7 @@ class Gate:
         try:  # to work out the effect takes as long as all the rest
             counts = record.effect is not Effect.IRREVERSIBLE or not terms.vouched
             effect = self.effect(call, None, policy) if counts else Effect.READ
-            always, now_s = _asks_always(policy, call), self._clock()
+            always, now_s = _asks_always(policy, call), self.now_s()
             check_clearance(record, call, terms, self.approvals, effect=effect, now_s=now_s, always_ask=always)
         except (ApprovalError, TypeError, ValueError, RecursionError):  # the last three: arguments that are not JSON
             return False
@@ -439,7 +458,7 @@ class Gate:
         decided = [(one.proposed.id, by) for one in records for by in one.decisions]
         given = [(call, by.delegation) for call, by in decided if by.delegation is not None]
         if given and self.delegations is not None:
-            standing, now_s = await self.delegations([by for _, by in decided]), self._clock()
+            standing, now_s = await self.delegations([by for _, by in decided]), self.now_s()
             for call, delegation in given:
                 why = standing(delegation, now_s)
                 ends[call] = ends.get(call) or (why and f"a delegation {why}")

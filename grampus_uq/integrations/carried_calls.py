@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from grampus_uq import ConfigurationError, DataError
-from grampus_uq.gate.call import MAX_REJECTED, bound
+from grampus_uq.gate.call import MAX_REJECTED
 from grampus_uq.gate.carried import read_arrived, write_arrived, write_record
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import session_place
@@ -95,7 +95,4 @@ def _restore(held: HeldCalls, snapshot: Mapping[str, Any], *, believed: bool) ->
         held.unseen.setdefault((call_id, digest), []).append(step_id)
     for record in records:
         new = held.gate.restored(record, held.terms, believed=believed)
-        slot = held.records.add(new)
-        held.from_outside.add(slot)
-        if new.waiting and not all(bound(request, new, held.terms) for request in new.requests):
-            held.ask_again(slot, "it was asked under other rules")
+        held.from_outside.add(held.records.add(held.gate.rebound(new, held.terms)))

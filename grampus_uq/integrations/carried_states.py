@@ -219,7 +219,9 @@ class CarriedStates:
     def read_decided(self, place: str, state: Mapping[str, Any]) -> list[CallRecord]:
         """The decisions beside the latest turn, none on an earlier one, as far as believed; raises DataError."""
         try:
-            items = [item for item in state.get("decided", ()) if self.believes(place, item, *_item_keys(item))]
+            before = "call", "decision"  # as version 1 wrote it
+            given = [(one, ("record",) if "record" in one else before) for one in state.get("decided", ())]
+            items = [item for item, keys in given if self.believes(place, item, *keys)]
             steps = "", (state.get("turn") or {}).get("step_id")  # "": as version 1 wrote it
             return [record for record in map(read_decided, items) if record.step_id in steps]
         except _UNREADABLE as error:
@@ -279,10 +281,6 @@ def _read_turn(turn: Mapping[str, Any], believed: bool) -> Turn:
         "review": None if review is None else ApprovalRequest.model_validate(review).model_dump(mode="json"),
         "arrived": write_arrived(read_arrived(turn.get("arrived") or (), believed=believed)),
     }
-
-
-def _item_keys(item: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("record",) if "record" in item else ("call", "decision")  # the latter as version 1 wrote it
 
 
 def _identity(record: CallRecord) -> tuple[str, str, str]:

@@ -15,7 +15,6 @@ of a sub-agent, is another one.
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -41,7 +40,6 @@ from grampus_uq.gate.call import (
     UNREAD,
     CallPhase,
     CallRecord,
-    bound,
     settled,
 )
 from grampus_uq.gate.clearance import HARMLESS
@@ -199,19 +197,8 @@ class HeldCalls:
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
-    def ask_again(self, slot: int, why: str) -> CallRecord:
-        return self.records.keep(slot, self.gate.asked_again(self.records[slot], self.terms, why))
-
     def _renew(self, slot: int) -> CallRecord:
-        """The record, asked about anew where its request can never be answered any more."""
-        record = self.records[slot]
-        if not record.waiting:
-            return record
-        if not all(bound(request, record, self.terms) for request in record.requests):
-            return self.ask_again(slot, "it was asked under other rules")
-        if any(request.expired() for request in record.requests):
-            return self.ask_again(slot, "the request before it expired")
-        return record
+        return self.records.keep(slot, self.gate.renewed(self.records[slot], self.terms))
 
     def requests(self) -> tuple[ApprovalRequest, ...]:
         """The pending requests, in order; one that expired is replaced by a new one."""
@@ -225,7 +212,7 @@ class HeldCalls:
         """
         on = [(self._waiting_on(decision), decision) for decision in decisions]
         said = [(self.records[slot], decision) for slot, decision in on if slot is not None]
-        failed = await self.gate.tell_first(said, self.terms, time.time())
+        failed = await self.gate.tell_first(said, self.terms, self.gate.now_s())
         self._told_first |= {decision.request_id: decision.request_id not in failed for _, decision in said}
         if failed:
             raise ApprovalError(next(iter(failed.values())))
@@ -255,7 +242,7 @@ class HeldCalls:
 
     def _decide(self, slot: int, decision: ApprovalDecision) -> CallRecord:
         before = self.arrived.get(decision.request_id, [])
-        arrived = [*before, (decision, time.time())][-_MAX_ARRIVED:]
+        arrived = [*before, (decision, self.gate.now_s())][-_MAX_ARRIVED:]
         after, refused = self.gate.decide(self.records[slot], self.terms, arrived)
         self.records.keep(slot, after)
         why = next((why for one, why in refused if one is decision), None)
@@ -369,8 +356,8 @@ class HeldCalls:
         answer = record.text if record.decisions or self.acts else None
         if answer is None and not self.acts:
             return Release(slot=slot, record=record, run=True)
-        over = record.phase in (CallPhase.STARTED, CallPhase.SETTLED)
-        return Release(slot=slot, record=record, answer=RAN_BEFORE if over and answer is None else answer)
+        ran_before = record.phase in OVER and answer is None
+        return Release(slot=slot, record=record, answer=RAN_BEFORE if ran_before else answer)
 
     async def tell(self) -> None:
         """Let permits learn from what was decided: hosts await it as soon as they took decisions."""

@@ -185,9 +185,9 @@ class TurnJudge:
     async def decide(self, carried: Carried, answer: Any) -> tuple[Carried, list[str]]:
         """Take what a human answered to the turn's requests: the state after it, and why decisions were refused.
 
-        What was refused waits on, asked anew where it expired or its precondition failed; early approvals are kept.
+        What waits on is asked anew where its request expired or its precondition failed; too few approvals are kept.
         """
-        now_s = time.time()
+        now_s = self.gate.now_s()
         decisions, refusals = _decisions(answer)
         on = {request.id: record for record in carried.records for request in record.requests}
         said = [(on[decision.request_id], decision) for decision in decisions if decision.request_id in on]
@@ -203,7 +203,7 @@ class TurnJudge:
         arrived += [(decision, now_s) for decision in decisions if decision.request_id in known]
         records = []
         for record in carried.records:
-            after, why = await self._decided(record, carried.terms, _on(record.requests, arrived), now_s)
+            after, why = await self._decided(record, carried.terms, _on(record.requests, arrived))
             refusals += why
             records.append(after)
         if turn.get("review") is not None:
@@ -224,15 +224,15 @@ class TurnJudge:
         return after_all, refusals
 
     async def _decided(
-        self, record: CallRecord, terms: Terms, arrived: Sequence[Arrived], now_s: float
+        self, record: CallRecord, terms: Terms, arrived: Sequence[Arrived]
     ) -> tuple[CallRecord, list[str]]:
         if not arrived:
-            return record, []
+            return self.gate.renewed(record, terms), []
         after, refused = self.gate.decide(record, terms, arrived)
         await self.gate.answered(after.change(requests=record.requests), terms)
         refusals = [why for _, why in refused]
-        if after.waiting and record.requests[0].expired(now_s):
-            return self.gate.asked_again(record, terms, "the request before it expired"), refusals
+        if after.waiting:
+            return self.gate.renewed(after, terms), refusals
         if after.phase is CallPhase.CLEARED:
             if self.gate.starts.spent(after, terms.run_id):
                 return self.gate.asked(after, terms, UNKNOWN_OUTCOME), [*refusals, RAN_BEFORE]
@@ -291,7 +291,7 @@ class TurnJudge:
         """
         if record.phase is not CallPhase.CLEARED or not record.decisions:
             return False
-        request, now_s = record.requests[0], time.time()
+        request, now_s = record.requests[0], self.gate.now_s()
         said = self.answered(record, answers)
         others = [one for one in said if one not in record.decisions and one.kind is not ApprovalKind.APPROVE]
         if any(self.gate.approvals.holding(request, [(one, now_s)], self.gate.problem)[0] for one in others):

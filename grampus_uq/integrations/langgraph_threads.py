@@ -84,8 +84,7 @@ def _ours(state: StateSnapshot) -> list[Any]:
 
 def read_state(judge: TurnJudge, config: RunnableConfig, state: Mapping[str, Any] | None, **how: bool) -> Carried:
     """Read a carried state in the session of the run that this config belongs to (`CarriedStates.read`)."""
-    session_id = session_id_of(config, state)
-    return judge.states.read(session_id, _place_of(judge, config, session_id), state, **how)
+    return judge.states.read(session_id_of(config, state), place_of(judge, config, state), state, **how)
 
 
 def session_id_of(config: RunnableConfig, state: Any = None) -> str:
@@ -110,12 +109,8 @@ def session_id_of(config: RunnableConfig, state: Any = None) -> str:
 
 def place_of(judge: TurnJudge, config: RunnableConfig, state: Any = None) -> str:
     """The framework's name of the session: a seal is bound to it. Sub-graphs that share a state share it."""
-    return _place_of(judge, config, session_id_of(config, state))
-
-
-def _place_of(judge: TurnJudge, config: RunnableConfig, session_id: str) -> str:
     thread = str(config.get("configurable", {}).get("thread_id") or "")
-    place = session_place(judge.settings.agent_id, thread)
+    place, session_id = session_place(judge.settings.agent_id, thread), session_id_of(config, state)
     return place if session_id == thread or not thread else f"{place}/{session_place('', session_id)}"
 
 

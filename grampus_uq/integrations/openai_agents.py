@@ -237,6 +237,7 @@ class UncertaintyGuard:
         run.hear_rejections(result.to_input_list(), open_calls)  # no model was asked since, and what is refused is over
         await run.calls.tell()
         await run.ask(waiting, result.last_agent)
+        requests = run.calls.requests()  # before the calls are written: one that expired is replaced
         envelope: dict[str, Any] = {
             "v": VERSION,
             "session_id": run.calls.session.session_id,
@@ -246,7 +247,7 @@ class UncertaintyGuard:
             "run_state": result.to_state().to_json(**serializing),
         }
         text = json.dumps(self._gate.sealed(run.calls.place, envelope))
-        return PausedRun(session_id=run.calls.session.session_id, requests=run.calls.requests(), text=text)
+        return PausedRun(session_id=run.calls.session.session_id, requests=requests, text=text)
 
     @staticmethod
     def waiting(text: str) -> tuple[ApprovalRequest, ...]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import anyio
 
 from grampus_uq.errors import SessionError
+from grampus_uq.gate.gate import HOST_NOW_S
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.cards import end_of
@@ -109,6 +110,7 @@ class HostedRunner:
         decisions = [decision for request in asked for decision, _ in arrived[request.id]]
         now_s = self.ledger.now_s()
         if decisions or not asked or any(request.expired(now_s) for request in asked):
+            HOST_NOW_S.set(now_s)
             await self.host.go_on(session_id, decisions, now_s)
 
     async def _run(self, lease: SessionLease, work: Callable[[], Awaitable[Any]]) -> AgentStatus:

@@ -71,7 +71,7 @@ PAUSE, PROCEED, ABORT = UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.PRO
 def at(now_s: float, gate: Gate = GATE) -> Gate:
     """The same gate, with approvals that are used up and all, of a host with this clock."""
     clocked = copy.copy(gate)
-    clocked._clock = lambda: now_s
+    clocked.now_s = lambda: now_s
     return clocked
 
 

@@ -18,7 +18,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import Send
+from langgraph.types import Command, Send
 from pydantic import BaseModel
 
 from grampus_uq import ApprovalPolicy, ToolCall, UncertaintyMonitor, UncertaintyPolicy
@@ -276,6 +276,16 @@ def test_a_decision_that_was_refused_clears_no_call_in_a_forged_checkpoint(langc
     bank.forge(change, as_node="model" if langchain else "uncertainty_score")
     bank.app.invoke(None, CONFIG)
     assert bank.paid == []
+
+
+@pytest.mark.parametrize("answer", [[], ["another"]])
+def test_a_request_that_expired_is_asked_anew_whatever_the_answer_is_on(langchain: bool, answer: list[Any]) -> None:
+    bank = Bank(approvals=signed(expires_s=0.05), langchain=langchain)
+    (first,) = bank.run()
+    time.sleep(0.06)
+    (asked,) = bank.app.get_state(CONFIG).interrupts
+    (again,) = bank.run(Command(resume={asked.id: {"decisions": answer}}))
+    assert (again.id != first.id, again.expires_s > first.expires_s, bank.paid) == (True, True, [])
 
 
 @pytest.mark.anyio

@@ -33,7 +33,8 @@ from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import oldest_pending
 from grampus_uq.runtime.store import SessionStore
-from grampus_uq.runtime.stored_decisions import open_request
+from grampus_uq.runtime.stored_decisions import open_request, store_decision
+from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_jobs import DEAD
 
@@ -229,6 +230,33 @@ async def test_a_decision_on_other_arguments_pays_nothing_and_asks_again(bank: B
         await Ledger(store).decide(forged)
         assert await one.resume("payer", "t") == "waiting_for_human"
     assert bank.paid == []
+
+
+class Ahead(MemoryStore):
+    """Its clock is not that of the process which runs the thread."""
+
+    ahead_s = 0.0
+
+    def _now(self) -> float:
+        return super()._now() + self.ahead_s
+
+
+async def test_a_request_that_expires_is_asked_anew_and_can_be_decided_by_the_stores_clock(bank: Bank) -> None:
+    store, bank.approvals = Ahead(), ApprovalPolicy(expires_s=60.0)
+    async with bank.runner(store) as one:
+        await one.invoke(GIVEN, "t")
+        (first,) = (await Ledger(store).pending())[0].requests
+        store.ahead_s = 61.0
+        async with working(one) as worker:
+            await until(worker, "resumed")
+            (again,) = (await Ledger(store).pending())[0].requests
+            assert (again.id != first.id, "expired" in again.reason) == (True, True)
+            found = await open_request(one.ledger, again.id)
+            await store_decision(one.ledger, found, again.decide("approve", principal="ann"))
+            with anyio.fail_after(SOON_S):
+                while not bank.paid:  # noqa: ASYNC110 (a list of the test's)
+                    await anyio.sleep(0.02)
+    assert bank.paid == ["bob"]
 
 
 async def test_one_worker_at_a_time_has_a_thread(bank: Bank, store: SessionStore) -> None:

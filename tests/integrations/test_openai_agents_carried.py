@@ -262,6 +262,17 @@ async def test_an_expired_request_is_asked_anew() -> None:
     assert (again.requests[0].id != paused.requests[0].id, bank.paid) == (True, [])
 
 
+async def test_a_request_that_expired_is_replaced_in_the_text_too_and_can_be_decided() -> None:
+    seal = Seal(b"s" * 16)
+    paused = await Bank(approvals=ApprovalPolicy(signer=KEYS, seal=seal, expires_s=1e-6)).go()
+    bank = Bank(approvals=ApprovalPolicy(signer=KEYS, seal=seal, expires_s=3_600.0))
+    again = await bank.guard.pause(await bank.resume(paused.text))
+    assert again is not None
+    assert again.requests == bank.guard.waiting(again.text)
+    await bank.resume(again.text, [sign(again.requests[0])])
+    assert bank.paid == [["bob", 5]]
+
+
 @pytest.mark.parametrize("signed", [False, True])
 async def test_a_run_of_the_first_version_is_read_and_its_call_asked_anew(signed: bool) -> None:
     bank = Bank(signed=signed)
