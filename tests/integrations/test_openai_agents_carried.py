@@ -6,9 +6,12 @@ import contextlib
 import copy
 import json
 import logging
+import types
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 pytest.importorskip("agents", reason="the OpenAI Agents SDK is not installed")
@@ -37,12 +40,14 @@ from grampus_uq import (
     StoreError,
     UncertaintyMonitor,
     UncertaintyPolicy,
+    open_store,
 )
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.openai_agents import PausedRun, UncertaintyGuard
 from grampus_uq.runtime import MemoryStore, StoredStarts
 from tests.integrations.test_openai_agents import MailServer
+from tests.test_docs import blocks
 
 set_tracing_disabled(True)
 pytestmark = pytest.mark.anyio
@@ -271,6 +276,34 @@ async def test_a_request_that_expired_is_replaced_in_the_text_too_and_can_be_dec
     assert again.requests == bank.guard.waiting(again.text)
     await bank.resume(again.text, [sign(again.requests[0])])
     assert bank.paid == [["bob", 5]]
+
+
+@pytest.mark.parametrize("given", [["forged", "approve"], ["forged"]])
+async def test_the_host_of_the_page_takes_what_holds_beside_what_does_not(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page: Any = types.SimpleNamespace()
+    await anyio.to_thread.run_sync(run_page, vars(page))
+    store = open_store("sqlite:///desk.db")
+    one = page.runner(store)
+    (request,) = (await one.ledger.pending())[0].requests
+    for kind in given:
+        asked = request.model_copy(update={"run_id": "another"}) if kind == "forged" else request
+        await one.ledger.decide(asked.decide("approve", principal=kind))
+    ends = await one.resume("clerk", "order-8")
+    if "approve" not in given:
+        await one.ledger.decide(request.decide("approve", principal="ann"))
+        ends = await one.resume("clerk", "order-8")
+    await store.aclose()
+    assert (ends, page.paid[-1], len(page.paid)) == ("completed", ("bob", 10), 2)
+
+
+def run_page(names: dict[str, Any]) -> None:
+    """The Python of the adapter's page, in this process."""
+    for block in blocks(Path(__file__).parents[2] / "docs" / "openai-agents.md"):
+        if block.language == "python" and block.runs:
+            exec(compile(block.code, block.place, "exec"), names)
 
 
 @pytest.mark.parametrize("signed", [False, True])
