@@ -30,6 +30,7 @@ from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.starts import CallStarts
 from grampus_uq.integrations import carried_calls, judged_turns
 from grampus_uq.integrations.carried_states import CarriedStates
+from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.langgraph import KEY, resume, waiting
 from grampus_uq.records.values import canonical_json
 from grampus_uq.runtime import MemoryStore, StoredStarts
@@ -183,11 +184,19 @@ class Line:
         saver = InMemorySaver()
         for name in _HELD:
             setattr(saver, name, copy.deepcopy(getattr(self.saver, name)))
-        return saver, None if hasattr(self.values, "next") else copy.deepcopy(self.values)
+        return saver, None if hasattr(self.values, "next") else copy.deepcopy(self.values), self._shown()
+
+    def _shown(self) -> Any:
+        """What the framework holds, as values."""
+        if not isinstance(self.processes[0], Checkpointed):
+            return copy.deepcopy(self.values)
+        values = self.values.values
+        spoken = [(one.type, str(one.content), getattr(one, "tool_calls", None)) for one in values["messages"]]
+        return [self.values.next, spoken, copy.deepcopy(values.get(KEY))]
 
     def puts_back(self, held: Any) -> None:
         """Somebody puts an earlier state back: its seal holds."""
-        saver, self.values = held
+        saver, self.values, _ = held
         self.put_back_s, self.over = self.now_s, False
         self.holds(saver)
 
@@ -203,12 +212,7 @@ class Line:
 
     def likeness(self) -> str:
         """What the framework holds and each process knows, and the truth; ids by their making, times from now on."""
-        if isinstance(self.processes[0], Checkpointed):
-            values = self.values.values
-            spoken = [(one.type, str(one.content), getattr(one, "tool_calls", None)) for one in values["messages"]]
-            held = self.values.next, spoken, self._cleaned(values.get(KEY))
-        else:
-            held = self._cleaned(self.values)
+        held = self._cleaned(self._shown())
         known = [self._knows(one) for one in self.processes]
         said = [
             (self._cleaned(one.model_dump(mode="json")), own, self._late(one, at_s)) for one, at_s, own in self.said
@@ -220,7 +224,7 @@ class Line:
             for one in self.ran
         ]
         starts = sorted((one.key, one.body) for one in self.starts._documents.values())
-        earlier = self._cleaned(self.before[0][1]) if self.before else None
+        earlier = self._cleaned(self.before[0][2]) if self.before else None
         text = repr((held, known, said, requests, ran, starts, earlier, bool(self.before)))
         text = repr((text, self.over, self.forged, self.put_back_s is not None, self.rules, self.escaped))
         return with_named_ids(text)
@@ -543,6 +547,7 @@ def test_worlds_that_count_as_one_have_one_future(framework):
 
 
 BACK = ("ann approves", "its first state is put back")
+PASSED = ("a lifetime passes",)
 
 
 async def _by_all(self: StoredStarts, by: str, owner: str) -> bool:
@@ -551,6 +556,10 @@ async def _by_all(self: StoredStarts, by: str, owner: str) -> bool:
 
 def _nothing(*given: Any) -> list[Any]:
     return []
+
+
+def _without_new_ones(self: HeldCalls) -> tuple[ApprovalRequest, ...]:
+    return tuple(request for record in self.records.values() if record.waiting for request in record.requests)
 
 
 SABOTAGE: dict[str, tuple[tuple[str, int, bool], tuple[str, ...], Any, str, Any]] = {
@@ -567,6 +576,14 @@ SABOTAGE: dict[str, tuple[tuple[str, int, bool], tuple[str, ...], Any, str, Any]
         _nothing,
     ),
     "and in a checkpoint": (("LangGraph", 2, False), (), judged_turns, "write_arrived", _nothing),
+    "what expired is not asked anew": (
+        ("LangChain", 1, False),
+        PASSED,
+        Gate,
+        "renewed",
+        lambda self, record, terms: record,
+    ),
+    "nor in a text": (("OpenAI Agents SDK", 1, False), PASSED, HeldCalls, "requests", _without_new_ones),
     "an approval is used again": (("pydantic-ai", 1, False), BACK, CallStarts, "spend", lambda *given: True),
 }
 
