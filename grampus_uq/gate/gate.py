@@ -571,7 +571,8 @@ def _both(why: Doubt | None, other: Doubt | None) -> Doubt | None:
         return why or other
     level = max(why.level, other.level, key=lambda level: level.severity)
     if not of_the_tool(why) or of_the_tool(other):
-        return replace(why, level=level, reason=why.reason if of_the_tool(other) else f"{other.reason}; {why.reason}")
+        said = of_the_tool(other) or other.reason == why.reason
+        return replace(why, level=level, reason=why.reason if said else f"{other.reason}; {why.reason}")
     return replace(other, level=level, reason=f"{other.reason}; {why.reason}", confidence=why.confidence)
 
 

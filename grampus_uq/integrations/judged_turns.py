@@ -192,26 +192,25 @@ class TurnJudge:
         on = {request.id: record for record in carried.records for request in record.requests}
         said = [(on[decision.request_id], decision) for decision in decisions if decision.request_id in on]
         failed = await self.gate.tell_first(said, carried.terms, now_s)  # what permits must know of and could not store
-        decisions = [decision for decision in decisions if decision.request_id not in failed]
-        refusals += failed.values()
+        new = [decision for decision in decisions if decision.request_id not in failed]
         known = {request["id"] for request in requests_of(carried)}
-        for decision in decisions:
-            if decision.request_id not in known:
-                refusals.append(f"No pending request {decision.request_id:.40}: stale or already decided.")
+        stale = [one.request_id for one in new if one.request_id not in known]
+        refusals += [*failed.values(), *(f"No pending request {one:.40}: stale or already decided." for one in stale)]
         turn: Turn = dict(carried.turn or {})
         arrived = read_arrived(turn.get("arrived") or ())
-        arrived += [(decision, now_s) for decision in decisions if decision.request_id in known]
-        records = []
+        before = [decision for decision, _ in arrived]
+        arrived += [(one, now_s) for one in new if one.request_id in known and one not in before]
+        records, refused = list[CallRecord](), list[tuple[ApprovalDecision, str]]()
         for record in carried.records:
             after, why = await self._decided(record, carried.terms, _on(record.requests, arrived))
-            refusals += why
+            refused += why
             records.append(after)
         if turn.get("review") is not None:
             request = ApprovalRequest.model_validate(turn["review"])
             begun = replace(carried.terms, run_id=request.run_id)  # of several first answers each begins a run
             ours = under(request, begun, step_id_of(carried))
-            holding, refused = self.gate.approvals.holding(request, _on([request], arrived if ours else ()))
-            refusals += [why for _, why in refused]
+            holding, why = self.gate.approvals.holding(request, _on([request], arrived if ours else ()))
+            refused += why
             if holding:
                 turn |= {"review": None, "reviewed": [decision.model_dump(mode="json") for decision in holding]}
             elif not ours or request.expired(now_s):
@@ -219,27 +218,27 @@ class TurnJudge:
                 again = self.gate.review(carried.terms, doubt_of(request), step_id_of(carried))
                 turn["review"] = again.model_dump(mode="json")
         after_all = replace(carried, turn=turn, records=tuple(records))
-        waiting = {request["id"] for request in requests_of(after_all)}
-        turn["arrived"] = write_arrived(one for one in arrived if one[0].request_id in waiting)
-        return after_all, refusals
+        ids, gone = {request["id"] for request in requests_of(after_all)}, [one for one, _ in refused]
+        turn["arrived"] = write_arrived(one for one in arrived if one[0].request_id in ids and one[0] not in gone)
+        return after_all, [*refusals, *(why for _, why in refused)]
 
     async def _decided(
         self, record: CallRecord, terms: Terms, arrived: Sequence[Arrived]
-    ) -> tuple[CallRecord, list[str]]:
+    ) -> tuple[CallRecord, list[tuple[ApprovalDecision, str]]]:
         if not arrived:
             return self.gate.renewed(record, terms), []
         after, refused = self.gate.decide(record, terms, arrived)
         await self.gate.answered(after.change(requests=record.requests), terms)
-        refusals = [why for _, why in refused]
         if after.waiting:
-            return self.gate.renewed(after, terms), refusals
+            return self.gate.renewed(after, terms), refused
         if after.phase is CallPhase.CLEARED:
             if self.gate.starts.spent(after, terms.run_id):
-                return self.gate.asked(after, terms, UNKNOWN_OUTCOME), [*refusals, RAN_BEFORE]
+                return self.gate.asked(after, terms, UNKNOWN_OUTCOME), [*refused, (after.decisions[0], RAN_BEFORE)]
             why = await self.gate.hindrance(after)
             if why is not None:
-                return self.gate.void(after, terms, why), [*refusals, f"The approval is void: {why}"]
-        return after, refusals
+                refused.append((after.decisions[0], f"The approval is void: {why}"))
+                return self.gate.void(after, terms, why), refused
+        return after, refused
 
     def record_decisions(self, carried: Carried, decided: Iterable[CallRecord]) -> Carried:
         """Take what humans decided on these calls, and on the turn's answer, into the belief and the recording."""

@@ -219,6 +219,14 @@ def test_the_gravest_reason_to_ask_is_the_one_that_is_asked(effect: Effect) -> N
         assert record.phase is (CallPhase.CLEARED if wanted is None else CallPhase.WAITING)
 
 
+def test_a_reason_of_both_the_step_and_the_call_is_said_once() -> None:
+    (alone,) = judged(declared=Effect.IRREVERSIBLE)[0].requests
+    for reason, said in ((alone.reason, alone.reason), ("other", f"other; {alone.reason}")):
+        doubt = replace(STEP_PAUSES, reason=reason)
+        (request,) = judged(declared=Effect.IRREVERSIBLE, doubt=doubt)[0].requests
+        assert (request.reason, request.level) == (said, UncertaintyLevel.HIGH)
+
+
 def test_the_clock_of_the_request_is_the_hosts_or_else_this_machines() -> None:
     async def judge() -> CallRecord:
         return (await GATE.judge(NEW, None, TERMS, framework_asks=True))[0]

@@ -191,6 +191,19 @@ async def test_a_decision_that_the_guard_refuses_is_shown_as_refused_and_hides_n
     assert bank.paid == ["bob"]
 
 
+async def test_each_decision_that_the_guard_refuses_is_shown_and_none_is_kept(bank: Bank, store: SessionStore) -> None:
+    bank.approvals = ApprovalPolicy(signer=PublicKeys({"ann": Ed25519Signer.generate().public_key}))
+    async with bank.runner(store) as one:
+        await one.invoke(GIVEN, "t")
+        (asked,) = (await Ledger(store).pending())[0].requests
+        for who in ("eve", "mal"):
+            await Ledger(store).decide(asked.decide("approve", principal=who))
+            await one.resume("payer", "t")
+            assert [name for name, _ in (await open_request(one.ledger, asked.id)).refused][-1] == who
+        state = await one._app.aget_state({"configurable": {"thread_id": "t"}})
+    assert state.values["uncertainty"]["turn"]["arrived"] == []
+
+
 async def test_a_guard_without_a_name_has_that_of_its_runner(bank: Bank, store: SessionStore) -> None:
     """Until it has one of its own, which counts from the next run on."""
     bank.name = ""
