@@ -252,7 +252,6 @@ class HeldCalls:
         if after.waiting:
             self.arrived[decision.request_id] = arrived
             return after
-        self.arrived.pop(decision.request_id, None)
         self._untold.append(after)
         for one in after.decisions:
             record_answer(self.session, one, step_id=after.step_id, call=after.proposed)
@@ -292,8 +291,6 @@ class HeldCalls:
         """Close a waiting call that the framework went past: nothing can bring it here again."""
         slot = self.records.slot_of(call)
         if slot is not None and self.records[slot].waiting:
-            for request in self.records[slot].requests:
-                self.arrived.pop(request.id, None)
             self.records.keep(slot, settled(self.records[slot], _WENT_ON, is_error=True))
 
     def close(self) -> None:
@@ -302,7 +299,6 @@ class HeldCalls:
             if record.phase not in OVER:
                 text = _WENT_ON if record.waiting else None  # one that was cleared may have run
                 self.records.keep(slot, settled(record, text, is_error=record.waiting))
-        self.arrived.clear()
 
     async def void(self, record: CallRecord, *, starts: bool) -> bool:
         """True if a call that was just approved waits again, for frameworks that cannot hold it later.

@@ -72,6 +72,10 @@ class Both:
         """What travels, as text."""
         self.snapshot = json.loads(json.dumps(write_snapshot(self.held)))
         self.state = json.loads(json.dumps(self.judge.states.write(self.carried)))
+        early = [
+            [one["principal"] for one, _ in kept] for kept in (self.snapshot["arrived"], self.state["turn"]["arrived"])
+        ]
+        assert early[0] == early[1]  # approvals of which more have to come, and no others
 
     async def answers(self, turn: ModelTurn) -> bool:
         """The model answers; False where the run ends."""
@@ -165,6 +169,8 @@ async def goes(seed: int, breaks: Callable[[Both], object]) -> None:
             for who in ["ann", "bob", "eve"][: both.required if rng.random() < 0.8 else rng.choice([1, 3])]:
                 if all(one.waiting for one in both.records(call)):
                     await both.decides(call, kind, who, rng.choice([SIGNER] * 5 + [OTHER]))
+            if rng.random() < 0.2:
+                await both.a_lifetime_passes()
             if rng.random() < 0.2:
                 both.leaves()
                 both.begins()
