@@ -59,12 +59,9 @@ _new_terms = builder(Terms)
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
 HOST_NOW_S: ContextVar[float] = ContextVar("grampus_uq_host_now", default=0.0)
 """The time by the store of a host that wakes a run: requests that it found expired are so for the run's gate too."""
+HOST_ARRIVED: ContextVar[Sequence[Arrived]] = ContextVar("grampus_uq_host_arrived", default=())
+"""The decisions that such a host found, with their arrival by its store: what came in time was not late."""
 ALWAYS_ASK = Doubt(level=UncertaintyLevel.MEDIUM, rule="always_ask", reason="the policy always asks about this tool")
-
-
-def machine_now_s() -> float:
-    """This machine's clock, or the store's of the host that woke this run, where this one is behind it."""
-    return max(time.time(), HOST_NOW_S.get())
 
 
 def record_answer(
@@ -141,7 +138,7 @@ class Gate:
         effects: ToolEffects | None = None,
         precondition: Precondition | None = None,
         schema_of: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
-        clock: Callable[[], float] = machine_now_s,
+        clock: Callable[[], float] = lambda: max(time.time(), HOST_NOW_S.get()),
         permits: Permits | None = None,
         started_by: Callable[[str], str | None] = lambda session_id: None,
         delegations: Callable[[Sequence[ApprovalDecision]], Awaitable[Stands]] | None = None,
@@ -199,6 +196,10 @@ class Gate:
     def authentic(self, place: str, values: Mapping[str, Any]) -> bool:
         """True if carried JSON values are believed: their seal holds, or decisions are not signed here at all."""
         return self.believes(self.approvals.seal is not None and self.approvals.seal.authentic(place, values))
+
+    def arrived(self, decision: ApprovalDecision, now_s: float) -> Arrived:
+        """A decision that a run is given, with its arrival: now, or as the host knows that woke the run."""
+        return decision, next((at_s for one, at_s in HOST_ARRIVED.get() if one == decision), now_s)
 
     # -- asking, by this host's rules and clock -------------------------------------------------------------------
 
@@ -362,7 +363,7 @@ class Gate:
             return {}
         holding = []
         for record, decision in said:
-            after, refused = self.decide(record, terms, [(decision, now_s)])
+            after, refused = self.decide(record, terms, [self.arrived(decision, now_s)])
             if not refused:
                 holding.append((after.change(requests=record.requests), decision))
         failed = await self.permits.tell_first(holding, terms)

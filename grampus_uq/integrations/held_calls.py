@@ -242,7 +242,7 @@ class HeldCalls:
 
     def _decide(self, slot: int, decision: ApprovalDecision) -> CallRecord:
         before = self.arrived.get(decision.request_id, [])
-        arrived = [*before, (decision, self.gate.now_s())][-_MAX_ARRIVED:]
+        arrived = [*before, self.gate.arrived(decision, self.gate.now_s())][-_MAX_ARRIVED:]
         after, refused = self.gate.decide(self.records[slot], self.terms, arrived)
         self.records.keep(slot, after)
         why = next((why for one, why in refused if one is decision), None)

@@ -199,7 +199,7 @@ class TurnJudge:
         turn: Turn = dict(carried.turn or {})
         arrived = read_arrived(turn.get("arrived") or ())
         before = [decision for decision, _ in arrived]
-        arrived += [(one, now_s) for one in new if one.request_id in known and one not in before]
+        arrived += [self.gate.arrived(one, now_s) for one in new if one.request_id in known and one not in before]
         records, refused = list[CallRecord](), list[tuple[ApprovalDecision, str]]()
         for record in carried.records:
             after, why = await self._decided(record, carried.terms, _on(record.requests, arrived))
@@ -290,10 +290,10 @@ class TurnJudge:
         """
         if record.phase is not CallPhase.CLEARED or not record.decisions:
             return False
-        request, now_s = record.requests[0], self.gate.now_s()
+        request, now_s, gate = record.requests[0], self.gate.now_s(), self.gate
         said = self.answered(record, answers)
         others = [one for one in said if one not in record.decisions and one.kind is not ApprovalKind.APPROVE]
-        if any(self.gate.approvals.holding(request, [(one, now_s)], self.gate.problem)[0] for one in others):
+        if any(gate.approvals.holding(request, [gate.arrived(one, now_s)], gate.problem)[0] for one in others):
             self._overruled[request.id] = None
             while len(self._overruled) > _MAX_OVERRULED:
                 self._overruled.pop(next(iter(self._overruled)), None)

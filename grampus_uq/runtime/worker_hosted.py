@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import anyio
 
 from grampus_uq.errors import SessionError
-from grampus_uq.gate.gate import HOST_NOW_S
+from grampus_uq.gate.gate import HOST_ARRIVED, HOST_NOW_S
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.cards import end_of
@@ -107,11 +107,12 @@ class HostedRunner:
                 raise SessionError("The run died before its engine kept anything of it: begin it anew.")
             return
         arrived = await self.ledger.decisions([request.id for request in asked])
-        decisions = [decision for request in asked for decision, _ in arrived[request.id]]
+        found = [one for request in asked for one in arrived[request.id]]
         now_s = self.ledger.now_s()
-        if decisions or not asked or any(request.expired(now_s) for request in asked):
+        if found or not asked or any(request.expired(now_s) for request in asked):
             HOST_NOW_S.set(now_s)
-            await self.host.go_on(session_id, decisions, now_s)
+            HOST_ARRIVED.set(found)
+            await self.host.go_on(session_id, [decision for decision, _ in found], now_s)
 
     async def _run(self, lease: SessionLease, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
         state, before = lease.state, _held.set(lease)

@@ -272,6 +272,21 @@ async def test_a_request_that_expires_is_asked_anew_and_can_be_decided_by_the_st
     assert bank.paid == ["bob"]
 
 
+@pytest.mark.parametrize(("kind", "paid"), [("approve", ["bob"]), ("reject", [])])
+async def test_what_was_decided_in_time_holds_however_late_it_is_taken_up(
+    bank: Bank, kind: str, paid: list[str]
+) -> None:
+    store, bank.approvals = Ahead(), ApprovalPolicy(expires_s=60.0)
+    async with bank.runner(store) as one:
+        await one.invoke(GIVEN, "t")
+        (asked,) = (await Ledger(store).pending())[0].requests
+        store.ahead_s = 59.0
+        await Ledger(store).decide(asked.decide(kind, principal="ann"))
+        store.ahead_s = 3_600.0
+        assert await one.resume("payer", "t") == "completed"
+    assert bank.paid == paid
+
+
 async def test_one_worker_at_a_time_has_a_thread(bank: Bank, store: SessionStore) -> None:
     async with bank.runner(store) as one:
         await one.invoke(GIVEN, "t")
