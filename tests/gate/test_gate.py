@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import time
 from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ from grampus_uq.gate.call import (
 )
 from grampus_uq.gate.clearance import refusal_of
 from grampus_uq.gate.effects import ToolEffects
-from grampus_uq.gate.gate import Gate, record_answer
+from grampus_uq.gate.gate import HOST_ARRIVED, HOST_NOW_S, Gate, record_answer
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
@@ -217,6 +218,37 @@ def test_the_gravest_reason_to_ask_is_the_one_that_is_asked(effect: Effect) -> N
         assert rule_of(record) == wanted
         assert action is (PROCEED if wanted is None else PAUSE)
         assert record.phase is (CallPhase.CLEARED if wanted is None else CallPhase.WAITING)
+
+
+OTHERS = replace(TERMS, rules="others")
+
+
+@pytest.mark.parametrize("left_s", [60.0, 0.001, 0.0, -1.0])
+@pytest.mark.parametrize("terms", [TERMS, OTHERS])
+def test_a_call_whose_request_nobody_can_answer_any_more_is_asked_about_anew(left_s: float, terms: Terms) -> None:
+    gate, record = at(NOW + 60.0 - left_s), asked(NEW, TERMS, OPEN, DOUBT, NOW)
+    again, renewed = gate.rebound(record, terms), gate.renewed(record, terms)
+    assert (again is record, renewed is record) == (terms is TERMS, terms is TERMS and left_s > 0.0)
+    for new in (one for one in (again, renewed) if one is not record):
+        why = "the request before it expired" if terms is TERMS else "it was asked under other rules"
+        assert new.requests[0].reason == f"asked again, because {why}. Before: why"
+        assert (new.requests[0].created_s, new.requests[0].rules) == (gate.now_s(), terms.rules)
+    for over in (settled(record, "over"), decided(record, [says(record, "approve")])):
+        assert gate.rebound(over, terms) is gate.renewed(over, terms) is over
+
+
+def test_the_clock_of_a_host_counts_that_wakes_a_run_and_the_arrival_that_it_knows() -> None:
+    def woken() -> None:
+        HOST_NOW_S.set(9e9)
+        HOST_ARRIVED.set([(no, 1.0), (yes, 2.0)])
+        assert (GATE.now_s(), GATE.arrived(yes, 3.0), GATE.arrived(other, 3.0)) == (9e9, (yes, 2.0), (other, 3.0))
+        HOST_NOW_S.set(0.5)
+        assert GATE.now_s() > 1e9
+
+    record = asked(NEW, TERMS, OPEN, DOUBT, NOW)
+    no, yes, other = says(record, "reject"), says(record, "approve"), says(record, "edit", arguments={"to": "B"})
+    contextvars.copy_context().run(woken)
+    assert GATE.arrived(yes, 3.0) == (yes, 3.0)
 
 
 def test_a_reason_of_both_the_step_and_the_call_is_said_once() -> None:
