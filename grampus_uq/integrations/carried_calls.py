@@ -23,13 +23,12 @@ from grampus_uq.integrations.settings import AdapterSettings
 
 def write_snapshot(held: HeldCalls, **more: JsonValue) -> dict[str, Any]:
     """The belief, the calls and what else the adapter carries, as JSON values, sealed where decisions are signed."""
-    waiting = [request.id for record in held.records.values() if record.waiting for request in record.requests]
     values: dict[str, Any] = {
         "v": VERSION,
         "belief": held.session.snapshot(),
         "calls": [write_record(record) for record in held.records.values()],
         "unseen": [[key[0], key[1], step] for key, steps in held.unseen.items() for step in steps],
-        "arrived": write_arrived(one for request_id in waiting for one in held.arrived.get(request_id, ())),
+        "arrived": write_arrived(one for request_id in held.pending() for one in held.arrived.get(request_id, ())),
         "rejected": list(held.rejected),
         "turns": held.turns,
         "vouched": held.terms.vouched,

@@ -205,6 +205,10 @@ class HeldCalls:
         records = [self._renew(slot) for slot in self.records]
         return tuple(request for record in records if record.waiting for request in record.requests)
 
+    def pending(self) -> list[str]:
+        """The ids of the pending requests, as they are."""
+        return [one.id for record in self.records.values() if record.waiting for one in record.requests]
+
     async def tell_first(self, decisions: Iterable[ApprovalDecision]) -> None:
         """Let permits learn from decisions against calls, before `decide` is given them.
 
@@ -213,6 +217,8 @@ class HeldCalls:
         on = [(self._waiting_on(decision), decision) for decision in decisions]
         said = [(self.records[slot], decision) for slot, decision in on if slot is not None]
         failed = await self.gate.tell_first(said, self.terms, self.gate.now_s())
+        pending = self.pending()
+        self._told_first = {one: told for one, told in self._told_first.items() if one in pending}
         self._told_first |= {decision.request_id: decision.request_id not in failed for _, decision in said}
         if failed:
             raise ApprovalError(next(iter(failed.values())))
@@ -250,6 +256,8 @@ class HeldCalls:
             self._renew(slot)
             raise ApprovalError(why)
         if after.waiting:
+            pending = self.pending()
+            self.arrived = {one: given for one, given in self.arrived.items() if one in pending}
             self.arrived[decision.request_id] = arrived
             return after
         self._untold.append(after)

@@ -207,3 +207,17 @@ SABOTAGE: dict[str, Callable[[Both], object]] = {
 def test_a_host_that_lacks_a_rule_is_told_from_the_other(what: str) -> None:
     with pytest.raises(AssertionError):
         go(range(60), SABOTAGE[what])
+
+
+@pytest.mark.anyio
+async def test_of_a_long_session_in_memory_the_early_decisions_of_pending_requests_alone_are_kept() -> None:
+    both = Both(required=2, closes=False, breaks=lambda both: None)
+    for number in range(20):
+        call = ToolCall(id=f"{number}", name="pay", arguments={"n": number})
+        assert await both.answers(ModelTurn(content='I pay. {"confidence": 0.7}', calls=[call]))
+        for who in ("ann", "bob"):
+            said = SIGNER.sign(both.records(call)[0].requests[0].decide("approve", principal=who))
+            await both.held.tell_first([said])
+            both.held.decide(said)
+        assert len(both.held.arrived) == len(both.held._told_first) == 1
+        both.held.settle(await both.held.release(call), "done")
