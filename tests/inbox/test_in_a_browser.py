@@ -28,9 +28,8 @@ from click.testing import CliRunner
 from grampus_uq import ApprovalPolicy, FunctionTools, PublicKeys, ToolCall, tool
 from grampus_uq.cli import inbox_command
 from grampus_uq.records.vocabulary import AgentStatus, Effect
-from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.drills import sealed_card
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, audit_of
 from grampus_uq.runtime.store import WAKING, SessionStore
 from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
 from grampus_uq.runtime.stored_permits import grant_permit
@@ -370,7 +369,7 @@ def test_the_way_on_stays_on_the_screen_beside_a_reason_of_escapes(
     async def refuse() -> None:
         store, hidden = open_store(house.url), "\U000e0041"
         refused = {"request": request, "of": hidden * 80, "why": hidden * 300}
-        await AuditLog(store, "mailer", "s").append("decision_refused", refused)
+        await store.write(audit_of("mailer", "s", [("decision_refused", refused)]))
         await store.aclose()
 
     elsewhere(refuse)
