@@ -33,7 +33,7 @@ def test_a_wheel_installs_with_every_file_and_its_command_runs_away_from_the_che
     installed = tmp_path / "installed"
     pip("install", "--no-deps", "--target", str(installed), str(wheel), cwd=tmp_path)
     program = "import grampus_uq, sys; grampus_uq.UncertaintyMonitor(); print(grampus_uq.__file__)"
-    for command in (["-c", program], ["-m", "grampus_uq", "dashboard", "--help"]):
+    for command in (["-c", program], ["-m", "grampus_uq.cli", "dashboard", "--help"]):
         done = subprocess.run(
             [sys.executable, *command],
             cwd=tmp_path,

@@ -20,7 +20,7 @@ def main() -> None:
     """Run the demo in a folder of its own, and save its report as an SVG that loads nothing from anywhere."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    command = [sys.executable, "-m", "grampus_uq", "demo", "--seed", str(parser.parse_args().seed)]
+    command = [sys.executable, "-m", "grampus_uq.cli", "demo", "--seed", str(parser.parse_args().seed)]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     console = Console(record=True, width=100, file=io.StringIO())

@@ -30,7 +30,7 @@ VARIANTS = {"unguarded": "no monitor", "default tiers": "default limits", "shipp
 def rows_of(seed: int) -> Iterator[dict[str, Any]]:
     """Run the demo once; a row for each variant."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "grampus_uq", "demo", "--seed", str(seed), "--json"]
+        command = [sys.executable, "-m", "grampus_uq.cli", "demo", "--seed", str(seed), "--json"]
         started = time.monotonic()
         process = subprocess.Popen(
             [*command, "--runs-folder", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -142,7 +142,7 @@ def measure(checkout: Path) -> Iterator[dict[str, Any]]:
     found = modules(package)
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in found.items()}
     names = [name.rsplit(".", 1)[-1] for name, path in found.items() if path.name != "__init__.py"]
-    doors = {name.split(".")[1] for name in found if "." in name} - {"__main__"}
+    doors = {name.split(".")[1] for name in found if "." in name}
     graph = {name: imports(tree, found) - {name} for name, tree in trees.items()}
     for what, value in (
         ("doors", len(doors)),

@@ -224,7 +224,7 @@ def served(url: str) -> Iterator[tuple[str, int, float]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     origin = f"http://localhost:{port}"
-    command = [sys.executable, "-m", "grampus_uq", "inbox", "--store", url, "--port", str(port)]
+    command = [sys.executable, "-m", "grampus_uq.cli", "inbox", "--store", url, "--port", str(port)]
     began, server = time.perf_counter(), subprocess.Popen(command)
     try:
         while server.poll() is None:

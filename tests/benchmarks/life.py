@@ -118,7 +118,7 @@ def fitted(recorded: Sequence[Run], *, alpha: float, target: float) -> ProfileAr
         for run in recorded:
             (chosen / Path(run.path).name).symlink_to(Path(run.path).resolve())
         profile = Path(folder) / "profile.json"
-        command = [sys.executable, "-m", "grampus_uq", "fit", str(chosen), "-o", str(profile)]
+        command = [sys.executable, "-m", "grampus_uq.cli", "fit", str(chosen), "-o", str(profile)]
         options = ["--false-alarms", str(alpha), "--accuracy", str(target), "--json"]
         done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -177,7 +177,7 @@ def recordings(folder: str | None, questions: int) -> Iterator[Run]:
         command = [
             sys.executable,
             "-m",
-            "grampus_uq",
+            "grampus_uq.cli",
             "demo",
             "--task",
             "questions",

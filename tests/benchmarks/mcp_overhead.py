@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=200)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    proxy, server = [sys.executable, "-m", "grampus_uq", "mcp"], [sys.executable, "-c", _SERVER]
+    proxy, server = [sys.executable, "-m", "grampus_uq.cli", "mcp"], [sys.executable, "-c", _SERVER]
     with tempfile.TemporaryDirectory() as folder:
         store = ["--store", f"sqlite:///{Path(folder) / 'calls.db'}", "--trusted"]
         commands = {

@@ -91,7 +91,7 @@ class Workers:
 
     def start(self, code: str) -> None:
         """Start them all, and return when each has said that it has started."""
-        command = [sys.executable, "-m", "grampus_uq", "worker", "tests.benchmarks.workers:make"]
+        command = [sys.executable, "-m", "grampus_uq.cli", "worker", "tests.benchmarks.workers:make"]
         command += ["--store", self.url, "--agent", "mailer", "--json"]
         environment = os.environ | {"GRAMPUS_BENCH_CODE": code}
         self.processes = [

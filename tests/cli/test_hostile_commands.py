@@ -360,7 +360,7 @@ def test_a_name_that_is_nearly_right_or_was_right_once_is_answered_with_the_righ
 
 
 def shell(line: str, folder: Path, **given: object) -> subprocess.CompletedProcess[str]:
-    command = f"{sys.executable} -m grampus_uq {line}"
+    command = f"{sys.executable} -m grampus_uq.cli {line}"
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         ["bash", "-o", "pipefail", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120, **given
     )
@@ -378,7 +378,7 @@ def test_a_full_disk_and_a_reader_that_has_enough_are_no_traceback(place: Path) 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_an_interrupt_ends_with_130_and_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "slow.jsonl")
-    program = [sys.executable, "-m", "grampus_uq", "runs", "list", "slow.jsonl"]
+    program = [sys.executable, "-m", "grampus_uq.cli", "runs", "list", "slow.jsonl"]
     with (
         subprocess.Popen(program, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process,
         (tmp_path / "slow.jsonl").open("wb"),  # opens when the command has begun to read

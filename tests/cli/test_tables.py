@@ -46,7 +46,7 @@ def on_a_terminal(*arguments: str, piped: bool = False) -> str:
 
     mine, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    command = [sys.executable, "-m", "grampus_uq", *arguments]
+    command = [sys.executable, "-m", "grampus_uq.cli", *arguments]
     environment = {**os.environ, "TERM": "xterm"}
     shown = b""
     out, err = (subprocess.DEVNULL, its) if piped else (its, subprocess.DEVNULL)
@@ -102,13 +102,13 @@ def test_evaluate_shows_a_row_a_signal_and_with_all_every_score(tmp_path: Path) 
 
 @sampled("group", [["approvals"]], full=[[], ["runs"], ["approvals"], ["calibration"]])
 def test_help_shows_what_a_command_does_in_a_whole_sentence(group: list[str]) -> None:
-    command = [sys.executable, "-m", "grampus_uq", *group, "--help"]
+    command = [sys.executable, "-m", "grampus_uq.cli", *group, "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "..." not in shown.partition("Commands:")[2]
 
 
 def test_in_a_pipe_each_row_is_a_line_and_nothing_else_is_on_standard_output(folder: Path) -> None:
-    command = [sys.executable, "-m", "grampus_uq", "runs", "show", str(folder), "s2"]
+    command = [sys.executable, "-m", "grampus_uq.cli", "runs", "show", str(folder), "s2"]
     piped = subprocess.run(command, capture_output=True, text=True, timeout=60)
     lines = [line.split("\t") for line in piped.stdout.splitlines()]
     assert {len(cells) for cells in lines} == {7}

@@ -54,7 +54,7 @@ def lines(process: subprocess.Popen[str]) -> dict[str, object]:
 
 
 def started(*urls: str, agents: Sequence[str] = ("mailer",), factory: str = "make") -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "grampus_uq", "worker", f"tests.cli.test_worker_command:{factory}", "--json"]
+    command = [sys.executable, "-m", "grampus_uq.cli", "worker", f"tests.cli.test_worker_command:{factory}", "--json"]
     command += [part for url in urls for part in ("--store", url)]
     return subprocess.Popen(
         [*command, *(part for agent in agents for part in ("--agent", agent))],

@@ -229,7 +229,7 @@ def test_a_dead_otlp_endpoint_costs_the_run_nothing(tmp_path: Path, capfd: pytes
 
 def test_ctrl_c_prints_what_there_is_and_leaves_a_readable_recording(tmp_path: Path) -> None:
     with serving(hangs_after_five) as server:
-        command = [sys.executable, "-m", "grampus_uq", "demo", "--task", "questions", "--json"]
+        command = [sys.executable, "-m", "grampus_uq.cli", "demo", "--task", "questions", "--json"]
         command += ["--api-base", server.api_base]
         process = subprocess.Popen(
             [*command, "--runs-folder", str(tmp_path)],

@@ -23,7 +23,7 @@ from tests.telemetry.receivers import otlp_grpc
 pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-COMMAND = [sys.executable, "-m", "grampus_uq", "demo", "--task", "questions", "--json"]
+COMMAND = [sys.executable, "-m", "grampus_uq.cli", "demo", "--task", "questions", "--json"]
 SOURCES = {"verbalized", "token_probability", "token_entropy", "p_true", "semantic_entropy"}
 
 

@@ -162,7 +162,7 @@ async def due_soon(store: SessionStore) -> bool:
     return any(float(row.key.partition("/")[0]) < row.read_s + 60.0 for row in rows)
 
 
-_CLI = [sys.executable, "-m", "grampus_uq", "inbox"]
+_CLI = [sys.executable, "-m", "grampus_uq.cli", "inbox"]
 
 
 @contextmanager

@@ -223,7 +223,7 @@ def test_an_address_that_is_taken_is_said_in_a_line(program: str, port: int, tmp
         "mcp": ["--config", f"{tmp_path}/guard.toml", "--http", f"127.0.0.1:{port}"],
     }
     arguments = [program, "--store", store, *given[program]]
-    done = subprocess.run([sys.executable, "-m", "grampus_uq", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "grampus_uq.cli", *arguments], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "Address already in use" in done.stderr

@@ -47,7 +47,7 @@ for name in grampus_uq.__all__:
     getattr(grampus_uq, name)
 import importlib, pkgutil
 for found in pkgutil.walk_packages(grampus_uq.__path__, "grampus_uq."):
-    if found.name != "grampus_uq.integrations.litellm":
+    if found.name not in ("grampus_uq.cli.__main__", "grampus_uq.integrations.litellm"):
         importlib.import_module(found.name)
 assert "litellm" not in sys.modules
 """

@@ -107,7 +107,7 @@ def test_the_command_passes_the_same_bytes_in_both_modes(tmp_path: Path) -> None
     sent = b"\n".join(line for line in _CLIENT + _SERVER if isinstance(line, bytes)) + b"\n"
     came: list[Any] = []
     for mode in (["--unguarded"], ["--advisory", "--store", f"sqlite:///{tmp_path}/store.db"]):
-        command = [sys.executable, "-m", "grampus_uq", "mcp", *mode, "--", sys.executable, "-c", echo]
+        command = [sys.executable, "-m", "grampus_uq.cli", "mcp", *mode, "--", sys.executable, "-c", echo]
         run = subprocess.run(command, input=sent, capture_output=True, timeout=120, check=True)
         came.append(run.stdout)
     assert came[0] == came[1] == sent

@@ -45,7 +45,7 @@ def _calls(folder: Path, endpoint: str) -> None:
         },
         {"name": "read_note", "arguments": {}, "_meta": {"traceparent": ["x"], "tracestate": 5}},
     ]
-    command = [sys.executable, "-m", "grampus_uq", "mcp", *options]
+    command = [sys.executable, "-m", "grampus_uq.cli", "mcp", *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

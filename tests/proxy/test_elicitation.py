@@ -296,7 +296,7 @@ def test_a_decision_at_the_client_is_refused_where_decisions_are_signed(tmp_path
 async def test_the_official_client_asks_its_user_and_runs_what_was_approved(mode: str, tmp_path: Path) -> None:
     ran, config = tmp_path / "ran", tmp_path / "guard.toml"
     config.write_text(f'store = "sqlite:///{tmp_path}/calls.db"\n[approvals]\nelicitation = "decide"\n')
-    command = ["-m", "grampus_uq", "mcp", "--config", str(config), "--", sys.executable, SERVER, str(ran)]
+    command = ["-m", "grampus_uq.cli", "mcp", "--config", str(config), "--", sys.executable, SERVER, str(ran)]
     shown: list[str] = []
 
     async def user(context: Any, params: Any) -> types.ElicitResult:

@@ -64,7 +64,7 @@ def flooded(folder: Path, text: str = "", server: str = _SERVER) -> Iterator[Flo
     (folder / "guard.toml").write_text(f'store = "sqlite:///{folder}/calls.db"\nhold_s = 0.1\n{text}')
     options = ["--config", str(folder / "guard.toml"), "--", sys.executable, "-c", server]
     pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-m", "grampus_uq", "mcp", *options], stdin=pipe, stdout=pipe)
+    process = subprocess.Popen([sys.executable, "-m", "grampus_uq.cli", "mcp", *options], stdin=pipe, stdout=pipe)
     with process:  # closes its pipes and waits
         one = Flooded(process)
         one.ask("tools/list")

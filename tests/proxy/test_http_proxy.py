@@ -48,7 +48,7 @@ def proxied(tmp_path: Path, more: str = "", /, **servers: str) -> Iterator[str]:
     tables = [f'[servers.{name}]\nurl = "{address}"\ntrusted = true\n' for name, address in servers.items()]
     config.write_text(f'store = "sqlite:///{tmp_path}/store.db"\nhold_s = 5.0\n' + more + "".join(tables))
     options = ["--config", str(config), "--http", f"127.0.0.1:{port}"]
-    process = subprocess.Popen([sys.executable, "-m", "grampus_uq", "mcp", *options])
+    process = subprocess.Popen([sys.executable, "-m", "grampus_uq.cli", "mcp", *options])
     try:
         until_up(process, lambda: serves(f"http://127.0.0.1:{port}/"))
         yield f"http://127.0.0.1:{port}"

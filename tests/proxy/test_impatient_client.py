@@ -72,7 +72,7 @@ def test_a_call_decided_long_after_its_client_gave_up_runs_exactly_once(
     ran, url = tmp_path / "ran", f"sqlite:///{tmp_path}/calls.db"
     (tmp_path / "proxy.toml").write_text(f'store = "{url}"\nsession = "desk"\nhold_s = {hold_s}\n')
     options = ["--config", str(tmp_path / "proxy.toml"), "--", sys.executable, SERVER, str(ran)]
-    command = ["-m", "grampus_uq", "mcp", *options]
+    command = ["-m", "grampus_uq.cli", "mcp", *options]
     parameters = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
 
     async def live() -> list[str]:

@@ -18,7 +18,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from tests.proxy.public_servers import SERVERS, PublicServer, listed
 
 TAP = str(Path(__file__).with_name("wire_tap.py"))
-PROXY = [sys.executable, "-m", "grampus_uq", "mcp"]
+PROXY = [sys.executable, "-m", "grampus_uq.cli", "mcp"]
 
 
 async def _sampled(context: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:

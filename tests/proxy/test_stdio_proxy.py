@@ -28,7 +28,7 @@ sys.exit(7)
 
 
 def _proxy(server: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "grampus_uq", "mcp", "--unguarded", "--", *server]
+    command = [sys.executable, "-m", "grampus_uq.cli", "mcp", "--unguarded", "--", *server]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 

@@ -20,7 +20,7 @@ from tests.proxy.test_http_proxy import serving
 from tests.servers import free_port
 
 TAP = str(Path(__file__).with_name("wire_tap.py"))
-GRAMPUS_UQ = [sys.executable, "-m", "grampus_uq"]
+GRAMPUS_UQ = [sys.executable, "-m", "grampus_uq.cli"]
 TASK = "Read the plan and write one sentence about it to a file."
 
 

@@ -193,7 +193,7 @@ def test_stop_all_by_command_line_reaches_workers_in_other_processes(tmp_path: P
             assert worker.stdout is not None
             assert worker.stdout.readline() == "started\n"
         _wait_until_running(url, 2)
-        command = [sys.executable, "-m", "grampus_uq", "stop", "--all", "--store", url, "--json", "--wait", "60"]
+        command = [sys.executable, "-m", "grampus_uq.cli", "stop", "--all", "--store", url, "--json", "--wait", "60"]
         stopped = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
         both = ["mailer/a", "mailer/b"]
         assert json.loads(stopped.stdout) == {"stopped": "all sessions", "reached": both, "acknowledged": both}

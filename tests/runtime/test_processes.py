@@ -49,7 +49,7 @@ def worker(what: str, url: str, session: str) -> str:
 
 
 def cli(*arguments: str, key: str = KEY) -> subprocess.CompletedProcess[str]:
-    return process("-m", "grampus_uq", *arguments, key=key)
+    return process("-m", "grampus_uq.cli", *arguments, key=key)
 
 
 class Here:

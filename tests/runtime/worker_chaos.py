@@ -101,7 +101,7 @@ class Campaign:
     def start(self, number: int) -> None:
         """A worker whose clock is `number` minutes wrong."""
         environment = os.environ | {SKEW: str(60.0 * number)} | ({SABOTAGE: "1"} if self.options.sabotage else {})
-        command = [sys.executable, "-m", "grampus_uq", "worker", "tests.runtime.worker_chaos:make"]
+        command = [sys.executable, "-m", "grampus_uq.cli", "worker", "tests.runtime.worker_chaos:make"]
         command += ["--store", self.server.get_uri(), "--agent", "mailer", "--tries", "20"]
         with Path(self.effects).with_name("workers.log").open("ab") as log:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=log)

@@ -1,8 +1,0 @@
-"""`python -m grampus_uq` is the command line where the script is not on the path."""
-
-from __future__ import annotations
-
-from grampus_uq.cli import main
-
-if __name__ == "__main__":
-    main()
