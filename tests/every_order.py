@@ -18,6 +18,23 @@ from grampus_uq.gate.signatures import HmacSigner
 from grampus_uq.records.values import canonical_json
 
 KEYS = {name: HmacSigner(f"the secret key of {name}") for name in ("ann", "bob", "mal")}
+BOOKKEEPING = frozenset(
+    [
+        "saves",
+        "active_s",
+        "created_s",
+        "claimed_s",
+        "worker",
+        "total_token_usage",
+        "transcript",
+        "lease_until_s",
+        "lease_s",
+        "definition",
+        "belief",
+        "seal",
+    ]
+)
+"""Fields of a stored session that say nothing of what becomes of it."""
 Way = tuple[str, ...]
 _ID = re.compile("0{12}40008[0-9a-f]{15}")
 

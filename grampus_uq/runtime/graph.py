@@ -25,7 +25,7 @@ from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.concurrent_tasks import run_together, run_with_watch
 from grampus_uq.runtime.graph_nodes import ESCALATES, PASSED, NodeHandler
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.session_lease import AT_LEAST_S
+from grampus_uq.runtime.session_lease import half_gone
 from grampus_uq.runtime.store import Document, SessionStore, parsed
 from grampus_uq.runtime.stores.memory import MemoryStore
 
@@ -334,7 +334,7 @@ class Graph:
         async def run(name: str) -> None:
             if name in checkpoint.done:
                 return  # finished before the process died
-            while time.monotonic() - checkpoint._saved_at > max(self._lease_s / 2, AT_LEAST_S):
+            while half_gone(checkpoint._saved_at, self._lease_s):
                 await checkpoint.save()  # the node beside it may have held this process up
             result = await self._nodes[name].handler(before.model_copy(deep=True))
             checkpoint.done[name] = result

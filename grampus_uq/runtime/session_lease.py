@@ -25,8 +25,13 @@ from grampus_uq.runtime.store import Result
 from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN
 
 _WRITES = 3
-AT_LEAST_S = 0.05  # a store that takes longer for every save would be asked for ever
+_AT_LEAST_S = 0.05  # a store that takes longer for every save would be asked for ever
 _STEPS_SHOWN = 4
+
+
+def half_gone(saved_at: float, lease_s: float) -> bool:
+    """True where less than half of a lease is left; `saved_at`: when its last save began, by the monotonic clock."""
+    return time.monotonic() - saved_at > max(lease_s / 2, _AT_LEAST_S)
 
 
 class Leases:
@@ -100,7 +105,7 @@ class SessionLease:
 
         Asked before whatever acts: a process that stood still may have lost the session meanwhile.
         """
-        while time.monotonic() - saved_at > max(self._lease_s / 2, AT_LEAST_S):
+        while half_gone(saved_at, self._lease_s):
             saved_at = time.monotonic()
             await self.save()
 

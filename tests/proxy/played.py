@@ -45,7 +45,7 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import Append
 from grampus_uq.signals.call_reader import Reader
 from grampus_uq.testing import ScriptedModel
-from tests.every_order import KEYS, OwnKeys, Said, with_named_ids
+from tests.every_order import BOOKKEEPING, KEYS, OwnKeys, Said, with_named_ids
 from tests.proxy.guarded import MODERN
 from tests.signals.test_reader import writes
 
@@ -585,24 +585,5 @@ class Line:
         return [self._cleaned(one) for one in values] if isinstance(values, list) else values
 
 
-_UNSEEN = frozenset(
-    (
-        "saves",
-        "active_s",
-        "created_s",
-        "claimed_s",
-        "worker",
-        "total_token_usage",
-        "transcript",
-        "lease_s",
-        "lease_until_s",
-        "belief",
-        "seal",
-        "reason",
-        "confidence",
-        "digest",
-        "decided_s",
-        "definition",
-    )
-)
+_UNSEEN = BOOKKEEPING | {"reason", "confidence", "digest", "decided_s"}
 _TIMES = re.compile(r"\b\d{9,10}e?\b|in this session at [\d: -]+ UTC")

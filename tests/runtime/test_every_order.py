@@ -47,6 +47,7 @@ from grampus_uq.runtime.transcript import Transcript, replayed
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.testing import answer
 from tests.every_order import (
+    BOOKKEEPING,
     KEYS,
     OwnKeys,
     Said,
@@ -202,25 +203,7 @@ class World:
 
 
 _json = lru_cache(maxsize=20_000)(json.loads)
-_UNSEEN = frozenset(
-    (
-        "saves",
-        "active_s",
-        "created_s",
-        "claimed_s",
-        "worker",
-        "total_token_usage",
-        "transcript",
-        "lease_until_s",
-        "lease_s",
-        "definition",
-        "belief",
-        "seal",
-        "turn",
-        "review",
-        "metadata",
-    )
-)
+_UNSEEN = BOOKKEEPING | {"turn", "review", "metadata"}
 
 
 def _shown(store: MemoryStore, now_s: float) -> Any:
