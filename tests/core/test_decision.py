@@ -432,6 +432,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             {"policy": UncertaintyPolicy(worst_so_far_floor=0.5), "worst": 0.4},
             (PAUSE, "worst_so_far", "irreversible call after a step with confidence 0.40, below 0.50"),
         ),
+        ({"policy": UncertaintyPolicy(worst_so_far_floor=0.5), "worst": 0.5}, (PROCEED, "tier", "")),
         (
             {"worst_case": WorstCase(cumulative=0.7, memory=None, worst=0.0, alarm=None, p_success=None, unread="p")},
             (

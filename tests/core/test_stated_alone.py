@@ -283,16 +283,18 @@ def turn(*calls, kind="llm_call", **values):
 
 DOUBTFUL = turn(p_true=0.2)
 UNJUDGED = "llm_call", (), [Reading(source="p_true", value=None, reason="timeout")]
-HEARD = [
-    [DOUBTFUL, turn(**SURE), turn(PAY, p_true=0.9)],  # stated by a turn before
-    [turn(PAY, p_true=1.0), DOUBTFUL, turn(**SURE)],  # after
-    [turn(PAY, p_true=0.6), turn(p_true=1.0), turn(PAY, kind="tool_call", **SURE)],  # as the call is made
-    [turn(PAY, call_probability=0.9, **SURE)],
-    [DOUBTFUL, UNJUDGED, turn(**SURE), turn(PAY, p_true=1.0)],  # at worst
-]
+UNJUDGED_AND_SURE = "llm_call", (), [*UNJUDGED[2], *read(SURE)]
+HEARD = {
+    "before": [DOUBTFUL, turn(**SURE), turn(PAY, p_true=0.9)],
+    "after": [turn(PAY, p_true=1.0), DOUBTFUL, turn(**SURE)],
+    "as the call is made": [turn(PAY, p_true=0.6), turn(p_true=1.0), turn(PAY, kind="tool_call", **SURE)],
+    "beside the call's own": [turn(PAY, call_probability=0.9, **SURE)],
+    "at worst": [DOUBTFUL, UNJUDGED, turn(**SURE), turn(PAY, p_true=1.0)],
+    "at worst, after": [turn(PAY, p_true=1.0), UNJUDGED_AND_SURE, turn(**SURE)],
+}
 
 
-@pytest.mark.parametrize("steps", HEARD, ids=["before", "after", "own step", "call probability", "worst case"])
+@pytest.mark.parametrize("steps", HEARD.values(), ids=HEARD)
 def test_nothing_is_released_that_waits_without_the_models_word(steps):
     profile = Profile(estimator=UNBIASED)
     silent, heard = verdicts(profile, steps, stated=False), verdicts(profile, steps)
