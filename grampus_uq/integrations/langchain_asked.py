@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Self
 
 from grampus_uq import MissingDependencyError
+from grampus_uq.integrations.model_turn import name_with_provider
 from grampus_uq.wire import leading_system
 
 with MissingDependencyError.unless("langchain-core", "langgraph", "Reading what LangChain's models are asked"):
@@ -46,7 +47,8 @@ class Asked(BaseCallbackHandler):
         """Note a call that begins."""
         if self._around is not None:
             self._around.on_chat_model_start(serialized, messages, **given)
-        self._models.add(str((given.get("metadata") or {}).get("ls_model_name") or ""))
+        about = given.get("metadata") or {}
+        self._models.add(name_with_provider(str(about.get("ls_model_name") or ""), about.get("ls_provider")))
         for prompt in messages:
             self._prompts.add(leading_system([*itertools.takewhile(lambda one: one.type == "system", prompt)]))
         asked = given.get("invocation_params") or {}

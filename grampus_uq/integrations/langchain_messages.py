@@ -10,7 +10,7 @@ from grampus_uq import Message, MissingDependencyError, ModelResponse, Session, 
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.integrations.carried_states import Carried
 from grampus_uq.integrations.judged_turns import TurnJudge
-from grampus_uq.integrations.model_turn import ModelTurn
+from grampus_uq.integrations.model_turn import ModelTurn, name_with_provider
 from grampus_uq.wire import read_call, read_logprobs, read_messages, read_usage
 
 with MissingDependencyError.unless("langchain-core", "langgraph", "Reading LangChain's messages"):
@@ -30,6 +30,8 @@ def read_turn(
 ) -> ModelTurn:
     """The model's message, the prompt before it, the agent's tools, and `more` fields of the turn."""
     metadata = message.response_metadata or {}
+    model = str(metadata.get("model_name") or "")
+    more["requested"] = more.get("requested") or name_with_provider(model, metadata.get("model_provider"))
     calls = message.tool_calls
     return ModelTurn(
         content=_text_of(message),
@@ -37,7 +39,7 @@ def read_turn(
         prompt=read_messages(prompt).messages if prompt else (),
         logprobs=None if metadata.get("logprobs") is None else read_logprobs(metadata["logprobs"]),
         usage=read_usage(message.usage_metadata) if message.usage_metadata else None,
-        model=str(metadata.get("model_name") or ""),
+        model=model,
         tools=tools,
         **more,
     )

@@ -35,7 +35,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     Verdict,
 )
-from grampus_uq.integrations.model_turn import ModelTurn, hear_users, say_made_with
+from grampus_uq.integrations.model_turn import ModelTurn, hear_users, name_with_provider, say_made_with
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.wire import leading_system, read_messages
 
@@ -160,10 +160,9 @@ class UncertaintyCallback(CustomLogger):
                 self._know(key, None)
             asked, messages = given.get("optional_params") or {}, given.get("messages")
             tools = [*(asked.get("tools") or ()), *(asked.get("functions") or ())]
-            name, provider = str(given.get("model") or ""), given.get("custom_llm_provider") or "openai"
             sent = ModelTurn(
                 content=None,
-                requested=name if provider == "openai" else f"{provider}/{name}",  # others may serve another by it
+                requested=name_with_provider(str(given.get("model") or ""), given.get("custom_llm_provider")),
                 system="\n\n".join(filter(None, [asked.get("instructions"), leading_system(messages)])),
                 offered=tools,
                 shape=asked.get("response_format") or asked.get("text"),

@@ -19,9 +19,9 @@ class ModelTurn:
 
     `content`: the text, or an answer that `Session.observe_llm_response` reads. `ungated`: calls that run without
     asking, each with its result, if there. `tools`: the agent's, by name or schema; `schemas`: for signals' models.
-    `requested`, `system`, `offered`: the model's name, its standing instructions and the tools as they were sent; "" or
-    None where nobody can tell. `shape`: the schema that the answer must have; None for free text. `heard` tells the
-    session what users and tools said before the answer.
+    `requested`, `system`, `offered`: the model's name (`name_with_provider`), its standing instructions and the tools
+    as they were sent; "" or None where nobody can tell. `shape`: the schema that the answer must have; None for free
+    text. `heard` tells the session what users and tools said before the answer.
     """
 
     content: Any
@@ -38,6 +38,11 @@ class ModelTurn:
     offered: Iterable[Mapping[str, Any]] | None = None
     shape: Any = None
     heard: Callable[[Session], None] = lambda session: None
+
+
+def name_with_provider(model: str, provider: str | None) -> str:
+    """The name by which profiles and permits know a model: bare of `openai`, as others may serve another by it."""
+    return model if not model or provider in (None, "", "openai") else f"{provider}/{model}"
 
 
 def hear_users(session: Session, messages: Any) -> None:

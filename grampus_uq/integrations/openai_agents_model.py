@@ -12,7 +12,7 @@ from typing import Any
 from agents import Model, ModelProvider, ModelResponse
 
 from grampus_uq import Message, Role, TokenUsage, ToolCall, wire
-from grampus_uq.integrations.model_turn import ModelTurn
+from grampus_uq.integrations.model_turn import ModelTurn, name_with_provider
 from grampus_uq.wire import field, leading_system, read_call, read_response, text_field
 
 _CALLS = frozenset(
@@ -132,12 +132,19 @@ class WatchedModel(Model):
         leading = leading_system(items)
         stored = [] if given.get("prompt") is None else [json.dumps(plain(given["prompt"]), sort_keys=True)]
         sent = {
-            "requested": str(getattr(self.inner, "model", None) or self._asked_as),
+            "requested": self._name(),
             "system": "\n\n".join([text for text in (system, leading) if text] + stored),
             "offered": [*map(tool_schema, shown), *map(_handoff_schema, handoffs)],
             "shape": None if shape is None or shape.is_plain_text() else shape.json_schema(),
         }
         return told, items, shown, sent
+
+    def _name(self) -> str:
+        """The model's own name, behind the prefix by which a `MultiProvider` was asked for it: that is its provider."""
+        name = str(getattr(self.inner, "model", None) or self._asked_as)
+        provider = self._asked_as.removesuffix(f"/{name}")
+        routed = provider == self._asked_as or provider in ("litellm", "any-llm")  # their names have it already
+        return name if routed else name_with_provider(name, provider)
 
 
 async def _close(events: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeGuard
 from pydantic_core import to_jsonable_python
 
 from grampus_uq import DataError, MissingDependencyError, ToolCall
+from grampus_uq.integrations.model_turn import name_with_provider
 from grampus_uq.wire import leading_system, read_arguments
 
 with MissingDependencyError.unless("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents"):
@@ -154,8 +155,9 @@ def standing_instructions(messages: Sequence[ModelMessage], parameters: Any) -> 
 
 def name_of(model: Any, response: ModelResponse) -> str:
     """The name of the model as it was asked, or of the one that answered where any of several may have."""
-    several = isinstance(getattr(model, "models", None), Sequence)  # a `FallbackModel`, also one that is wrapped
-    return str((response.model_name if several else getattr(model, "model_name", None)) or "")
+    if isinstance(getattr(model, "models", None), Sequence):  # a `FallbackModel`, also one that is wrapped
+        return name_with_provider(response.model_name or "", response.provider_name)
+    return name_with_provider(str(getattr(model, "model_name", None) or ""), getattr(model, "system", None))
 
 
 def plain(value: Any) -> Any:

@@ -60,6 +60,7 @@ class Made:
     """What an agent is made with; `answer`: the form of its last answer; `later`: all that of its second turn."""
 
     model: str = "m-1"
+    provider: str = "openai"
     prompt: str | None = "You keep the books."
     tools: Sequence[str] = ("look_up", "pay")
     words: str = "Look something up."
@@ -98,6 +99,9 @@ class Chat(BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "scripted"
+
+    def _get_ls_params(self, *given: Any, **named: Any) -> Any:
+        return {**super()._get_ls_params(*given, **named), "ls_provider": self.made.provider}
 
     def bind_tools(self, tools: Any, **given: Any) -> Any:
         form = {name: given[name] for name in ("response_format",) if name in given}
@@ -169,7 +173,9 @@ async def guarded_graph(agent: Any, made: Made, monitor: UncertaintyMonitor, ses
 
 
 async def openai_agents(made: Made, monitor: UncertaintyMonitor, session: str, **settings: Any) -> None:
-    from agents import Agent, FunctionTool, Model, ModelResponse, Usage, function_tool
+    from agents import Agent, FunctionTool, Model, ModelProvider, ModelResponse, RunConfig, Usage, function_tool
+    from agents import MultiProvider as Providers
+    from agents.models.multi_provider import MultiProviderMap
     from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
     class Scripted(Model):
@@ -188,6 +194,13 @@ async def openai_agents(made: Made, monitor: UncertaintyMonitor, session: str, *
         def stream_response(self, *_: Any, **__: Any) -> Any:
             raise NotImplementedError
 
+    class Provider(ModelProvider):
+        def get_model(self, model_name: str | None) -> Model:
+            return Scripted()
+
+    known = MultiProviderMap()
+    known.add_provider(made.provider, Provider())
+    config = RunConfig(model_provider=Providers(provider_map=known))
     turns = []
 
     def instructions(context: Any, agent: Any) -> str:
@@ -196,9 +209,13 @@ async def openai_agents(made: Made, monitor: UncertaintyMonitor, session: str, *
 
     tools: list[FunctionTool] = [function_tool(one) for one in functions(made)]
     agent = Agent[Any](
-        name="clerk", instructions=instructions, model=Scripted(), tools=[*tools], output_type=made.answer
+        name="clerk",
+        instructions=instructions,
+        model=f"{made.provider}/{made.model}",
+        tools=[*tools],
+        output_type=made.answer,
     )
-    await UncertaintyGuard(monitor, **settings).run(agent, "Go.", session_id=session)
+    await UncertaintyGuard(monitor, **settings).run(agent, "Go.", session_id=session, run_config=config)
 
 
 def up(messages: Any) -> bool:
@@ -221,6 +238,9 @@ async def pydantic_ai(
     from pydantic_ai.models.function import FunctionModel
     from pydantic_ai.profiles import ModelProfile
 
+    class Provided(FunctionModel):
+        system = made.provider
+
     def respond(messages: Any, info: Any) -> ModelResponse:
         done = any(isinstance(message, ModelResponse) for message in messages)
         call = ToolCallPart("look_up", {"what": "x"}, tool_call_id="c1")
@@ -235,7 +255,7 @@ async def pydantic_ai(
     profile = ModelProfile(supports_json_schema_output=True)
     guard = UncertaintyCapability(monitor, session_id=lambda ctx: session, **settings)
     first, spare = (
-        FunctionModel(one, model_name=name, profile=profile) for one, name in ((fails, made.model), (respond, "m-9"))
+        Provided(one, model_name=name, profile=profile) for one, name in ((fails, made.model), (respond, "m-9"))
     )
     agent: Agent[None, Any] = Agent(
         first if down is up else FallbackModel(first, spare),
@@ -309,9 +329,10 @@ def test_a_profile_fitted_on_an_adapters_runs_acts_in_the_same_agent(adapter: An
         Made(tools=("look_up",)),
         Made(words="Look it up twice."),
         Made(model="m-2"),
+        Made(provider="groq"),
         Made(answer=Sure),
     ],
-    ids=["prompt", "fewer tools", "another description", "model", "form of the answer"],
+    ids=["prompt", "fewer tools", "another description", "model", "another provider's model", "form of the answer"],
 )
 def test_it_acts_in_no_agent_with_another_model_prompt_or_tools(adapter: Any, other: Made, tmp_path: Path) -> None:
     fitted_for = recorded(adapter, tmp_path / "runs", Made())
@@ -358,7 +379,8 @@ def test_nothing_acts_on_a_model_that_is_not_asked_through_the_framework(tmp_pat
         def agent(state: Any) -> Any:
             done = any(message.type == "tool" for message in state["messages"])
             calls: Any = [] if done else [{"name": "look_up", "args": {"what": "x"}, "id": "c1"}]
-            return {"messages": [AIMessage(SAID, tool_calls=calls, response_metadata={"model_name": made.model})]}
+            named = {"model_name": made.model, "model_provider": made.provider}
+            return {"messages": [AIMessage(SAID, tool_calls=calls, response_metadata=named)]}
 
         await guarded_graph(agent, made, monitor, session, **settings)
 
@@ -369,6 +391,8 @@ def test_nothing_acts_on_a_model_that_is_not_asked_through_the_framework(tmp_pat
     claimed = unknown.model_copy(update={"prompt_hash": "v12"})
     assert acted(own_client, tmp_path / "unnamed", claimed, Made()) == [False, False]
     assert acted(own_client, tmp_path / "named", claimed, Made(), prompt_hash="v12") == [True, True]
+    other = Made(provider="groq")
+    assert acted(own_client, tmp_path / "other", claimed, other, prompt_hash="v12") == [False, False]
 
 
 def test_what_a_guarded_agent_within_the_models_node_is_asked_with_counts_too(tmp_path: Path) -> None:
