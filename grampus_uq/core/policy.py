@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
@@ -96,17 +96,17 @@ class UncertaintyPolicy(Configuration):
         if isinstance(names, str):
             rule, way_out = "a list of strings", "Put it into a list."
             raise ConfigurationError.of(str(info.field_name), "UncertaintyPolicy", rule, names, way_out)
-        if not isinstance(names, list | tuple | set | frozenset):
+        if not isinstance(names, Iterable) or isinstance(names, bytes | Mapping):
             return names
+        names = list(names)  # of any collection that is taken for a list, and of what can be read only once
         for name in names:
-            refused = refusal_of(name)
-            if refused is None:
+            if (refused := refusal_of(name)) is None:
                 continue
             error = ConfigurationError.of(str(info.field_name), "UncertaintyPolicy", refused[0], name, refused[1])
             if info.mode != "json" or not isinstance(name, str) or not name.strip():
                 raise error
             warnings.warn(f"{error} It is kept, and matches by its letters.", UserWarning, stacklevel=2)
-        return list(names)
+        return names
 
     def model_post_init(self, _: object, /) -> None:
         """Warn when the thresholds are not in descending order."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import deque
+from collections.abc import KeysView
 
 import pytest
 from hypothesis import given
@@ -92,6 +94,35 @@ def test_without_names_no_tool_is_irreversible():
 def test_patterns_that_would_match_everything_or_nothing_are_refused(names):
     with pytest.raises(ValueError, match="irreversible_tool_names"):
         UncertaintyPolicy(irreversible_tool_names=names)
+
+
+@pytest.mark.parametrize("field", ["irreversible_tool_names", "always_ask_tool_names"])
+@pytest.mark.parametrize("collection", [tuple, set, frozenset, deque, iter, KeysView])
+def test_the_patterns_of_every_collection_are_looked_at(collection, field):
+    assert getattr(UncertaintyPolicy(**{field: collection({"pay": 1})}), field) == ["pay"]
+    for refused in ("*", "pay_*", 3):
+        with pytest.raises(ConfigurationError, match=field):
+            UncertaintyPolicy(**{field: collection({refused: 1})})
+
+
+def test_a_string_or_a_mapping_is_no_list_of_names():
+    with pytest.raises(ConfigurationError, match="Put it into a list"):
+        UncertaintyPolicy(irreversible_tool_names="pay")
+    for names in (b"pay", {"pay": True}):
+        with pytest.raises(ConfigurationError, match="irreversible_tool_names"):
+            UncertaintyPolicy(irreversible_tool_names=names)
+
+
+def test_a_pattern_with_marks_that_a_file_brings_is_kept_with_a_warning_and_protects_what_its_letters_say():
+    with pytest.warns(UserWarning, match=r"irreversible_tool_names.*'pay_\*'.*by its letters"):
+        policy = UncertaintyPolicy.model_validate_json('{"irreversible_tool_names": ["pay_*", "wire"]}')
+    assert policy.irreversible_tool_names == ["pay_*", "wire"]
+    assert [policy.is_irreversible(name) for name in ("bank.payNow", "wire", "look")] == [True, True, False]
+    for names in ('["wire", " "]', "[3]", '"wire"'):
+        with pytest.raises(ValidationError, match="irreversible_tool_names"):
+            UncertaintyPolicy.model_validate_json(f'{{"irreversible_tool_names": {names}}}')
+    with pytest.raises(ValidationError, match="irreversible_tool_names"):
+        UncertaintyPolicy.model_validate({"irreversible_tool_names": ["pay_*"]})
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, "much"])
