@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Span, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from grampus_uq.core.decision import CHAIN
 from grampus_uq.errors import DataError
 from grampus_uq.records.events import (
     PERMIT,
@@ -34,6 +35,7 @@ from grampus_uq.telemetry.spans import SpanEmitter
 _LATEST_NS: Final = 2**63 - 1  # what a backend can hold: the year 2262
 _LARGEST: Final = 2**53  # sums of several still fit into 63 bits
 _MOST_OPEN_CALLS: Final = 1024
+_LET_RUN: Final = ("approve", "edit", "grant", PERMIT, CHAIN)
 
 
 @dataclass(slots=True)
@@ -150,7 +152,7 @@ class RunAsSpans:
         self._emit(event, "decision")
         call = self._open.get(event.call_id) if event.call_id is not None else None
         if call is not None:
-            call.since_ns = time_ns if event.decision in ("approve", "edit", "grant", PERMIT) else None
+            call.since_ns = time_ns if event.decision in _LET_RUN else None
 
     def _outcome(self, event: OutcomeEvent) -> None:
         outcome = event.outcome

@@ -19,6 +19,7 @@ from grampus_uq.cli import main
 from grampus_uq.errors import ConfigurationError, DataError, ExportError
 from grampus_uq.importers import events as imported_events
 from grampus_uq.importers import read_tau_bench
+from grampus_uq.monitor.session import _ANSWERS
 from grampus_uq.recording import Label, RecordingProcessor, encode, label, read
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Outcome, ToolCall
@@ -119,7 +120,7 @@ def test_a_tool_lies_between_what_let_it_run_and_its_result_and_a_rejected_call_
     assert tools["execute_tool receipt"].attributes["error.type"] == "tool_error"
 
 
-@pytest.mark.parametrize("decision", ["approve", "edit", "grant", "permit", "reject", "respond", "guidance"])
+@pytest.mark.parametrize("decision", _ANSWERS)
 def test_a_call_ran_exactly_where_it_was_decided_so(decision: str, tmp_path: Path) -> None:
     watched(tmp_path)
     file = tmp_path / "run-1.jsonl"
@@ -130,7 +131,7 @@ def test_a_call_ran_exactly_where_it_was_decided_so(decision: str, tmp_path: Pat
     file.unlink()
     write(file, events)
     names = [span.name for span in sent(tmp_path)[1]]
-    assert ("execute_tool send_money" in names) is (decision in ("approve", "edit", "grant", "permit"))
+    assert ("execute_tool send_money" in names) is (decision not in ("reject", "respond", "guidance"))
 
 
 def carried(spans: list[Any]) -> set[tuple[str, str]]:
