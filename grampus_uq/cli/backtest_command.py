@@ -103,9 +103,9 @@ def _print(rows: Sequence[BacktestRow]) -> None:
     say_beside(f"* deployed, on {deployed.runs} runs, 95 % intervals. {promise}")
 
 
-def _interval(figure: Figure, *, unit: float = 1.0, digits: int = 3) -> str:
+def _interval(figure: Figure, *, unit: float = 1.0, digits: int = 3) -> str | None:
     if figure.estimate is None:
-        return "-"
+        return None
     ends = ""
     if figure.low is not None and figure.high is not None:
         ends = f" [{unit * figure.low:.{digits}f}, {unit * figure.high:.{digits}f}]"

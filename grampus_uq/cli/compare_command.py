@@ -69,7 +69,7 @@ def _print(found: Comparison) -> None:
             _figure(row.first),
             _figure(row.second),
             _figure(row.delta, sign=True),
-            "-" if row.low is None or row.high is None else f"[{row.low:+.3f}, {row.high:+.3f}]",
+            None if row.low is None or row.high is None else f"[{row.low:+.3f}, {row.high:+.3f}]",
             row.runs,
         ]
         for row in found.rows
@@ -78,5 +78,5 @@ def _print(found: Comparison) -> None:
     say_beside("Each interval is computed on its own: of many, some exclude 0 by chance.")
 
 
-def _figure(value: float | None, *, sign: bool = False) -> str:
-    return "-" if value is None else f"{value:+.3f}" if sign else f"{value:.3f}"
+def _figure(value: float | None, *, sign: bool = False) -> str | None:
+    return None if value is None else f"{value:+.3f}" if sign else f"{value:.3f}"

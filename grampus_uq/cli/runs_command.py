@@ -112,7 +112,8 @@ def _list_row(summary: dict[str, Any]) -> list[Any]:
         None if started is None else _time(started),
         summary["steps"],
         summary["pauses"],
-        *("-" if summary[name] is None else summary[name] for name in ("least_confidence", "last_confidence")),
+        summary["least_confidence"],
+        summary["last_confidence"],
         outcome_in_words(summary["success"], summary["stop_reason"], summary["labelled_by"]),
         summary["path"],
     ]
@@ -179,8 +180,6 @@ def _event_cells(event: Event, text: bool) -> list[Any]:
     if terminal:  # where a column is narrow, and a line breaks at blanks
         row = dataclasses.replace(row, action=row.action.replace("_", " "))
     cells = [getattr(row, field.name) for field in dataclasses.fields(EventRow)]
-    if isinstance(event, StepEvent) and row.confidence is None:
-        cells[2] = "-"
     if text and isinstance(event, StepEvent):
         cells[-2] = "; ".join([row.why, *filter(None, doubts_in_words(event))]).strip("; ")
     return cells if text else cells[:-1]

@@ -15,10 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import Reading, UncertaintyLevel, open_store
+from grampus_uq import Reading, Step, UncertaintyLevel, UncertaintyMonitor, open_store
 from grampus_uq.cli.approvals_command import _list_row
+from grampus_uq.cli.backtest_command import _interval
+from grampus_uq.cli.compare_command import _figure
 from grampus_uq.cli.printing import folded
-from grampus_uq.recording import encode
+from grampus_uq.learn.alarm_figures import Figure
+from grampus_uq.recording import RecordingProcessor, encode
 from grampus_uq.records.events import StepEvent
 from grampus_uq.runtime.cards import Card
 from grampus_uq.testing import answer
@@ -114,6 +117,19 @@ def test_in_a_pipe_each_row_is_a_line_and_nothing_else_is_on_standard_output(fol
     assert {len(cells) for cells in lines} == {7}
     assert len(lines) == 1 + len(session())
     assert "thresholds:" in piped.stderr
+
+
+def test_in_a_pipe_a_cell_without_a_value_is_empty(tmp_path: Path) -> None:
+    with RecordingProcessor(tmp_path) as recorder:
+        unread = UncertaintyMonitor(processors=[recorder]).session("unread")
+        unread.commit(Step(step_id="1", kind="llm_call", time_s=0.0), ())
+    listed, shown = (
+        called("runs", *what).stdout for what in (["list", str(tmp_path)], ["show", str(tmp_path), "unread"])
+    )
+    cells = [cell for line in (listed + shown).splitlines() for cell in line.split("\t")]
+    assert "llm_call" in cells
+    assert "-" not in cells
+    assert _interval(Figure()) is _figure(None) is None
 
 
 @given(text=st.text(st.characters(exclude_characters="\n")), columns=st.integers(20, 120))
