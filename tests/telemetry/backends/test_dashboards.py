@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ import pytest
 
 from grampus_uq.cli import main
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.vocabulary import NOT_DUE, MissingReason
+from grampus_uq.stats.calibration_watch import Variant, start_watching
 from grampus_uq.telemetry.dashboards import stack_files, write_stack
 from grampus_uq.telemetry.instruments import INSTRUMENTS
 from tests.telemetry.backends.shown import alert_rules, panels, prometheus_name
 
+WATCH_LIMIT = -math.log(inspect.signature(start_watching).parameters["level"].default / len(Variant))
 yaml: Any = importlib.import_module("yaml")  # it comes without types
 
 
@@ -23,7 +28,7 @@ def test_no_placeholder_is_left_and_the_limits_are_numbers() -> None:
     for name, text in stack_files().items():
         assert not re.search(r"@\w+@", text), name
     drawn = [step["value"] for panel in panels() for step in _steps(panel)]
-    assert {0.05, 4.605} < set(drawn)
+    assert {0.05, round(WATCH_LIMIT, 3)} < set(drawn)
 
 
 def _steps(panel: dict[str, Any]) -> list[dict[str, Any]]:
@@ -101,13 +106,21 @@ def test_alpha_reaches_the_alerts_and_the_lines() -> None:
     rules = {rule["alert"]: rule for rule in yaml.safe_load(files["alerts.yml"])["groups"][0]["rules"]}
     assert "> 0.2 * " in rules["GrampusAlarmsBeyondAlpha"]["expr"]
     assert "sqrt(1.44 * " in rules["GrampusAlarmsBeyondAlpha"]["expr"]
-    assert rules["GrampusCalibrationWatchCrossed"]["expr"].endswith(">= 4.60517")  # ln 100
+    assert rules["GrampusCalibrationWatchCrossed"]["expr"].endswith(f">= {WATCH_LIMIT:.6g}")
     shown = {panel["title"]: panel for panel in json.loads(files["grafana/dashboards/grampus-uq.json"])["panels"]}
     steps = [
         shown[title]["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"]
         for title in ("Alarms per run", "Calibration watch")
     ]
-    assert steps == [0.2, 4.605]
+    assert steps == [0.2, round(WATCH_LIMIT, 3)]
+
+
+def test_every_failure_that_holds_an_irreversible_call_is_alerted() -> None:
+    """What is due and missing for another reason is not due to a signal: a budget, a cap, too much or too little text."""
+    (rule,) = [rule for rule in alert_rules() if rule["alert"] == "GrampusSignalFails"]
+    alerted = set(re.findall(r"\w+", re.findall(r'reason=~"([^"]*)"', rule["expr"])[0]))
+    bounds = {"budget_exceeded", "overhead_cap", "too_long", "too_few_samples"}
+    assert alerted == set(MissingReason) - NOT_DUE - bounds - {"nothing_to_judge", "not_sensed", "profile_changed"}
 
 
 def test_an_alpha_that_cannot_be_one_is_refused() -> None:

@@ -280,13 +280,13 @@ CASES = {
         rings(
             "GrampusCalibrationWatchCrossed",
             "30m",
-            [series("uncertainty_calibration_watch", "0 1 4.7 1x100", variant="good_runs")],
+            [series("uncertainty_calibration_watch", "0 1 5.4 1x100", variant="good_runs")],
             {**DESK, "variant": "good_runs"},
         ),
         rings(
             "GrampusCalibrationWatchCrossed",
             "30m",
-            [series("uncertainty_calibration_watch", "0 1 4.5 1x100", variant="good_runs")],
+            [series("uncertainty_calibration_watch", "0 1 5.2 1x100", variant="good_runs")],
             None,
         ),
     ],
