@@ -2,8 +2,9 @@
 
 Read are OpenAI's `{"content": [{"token", "logprob", "top_logprobs"}]}` and anything that holds it under `logprobs`
 (a choice, a completion, LangChain's response metadata, pydantic-ai's provider details); the list alone, as the
-responses API has it; the legacy `{"tokens", "token_logprobs", "top_logprobs"}`; and our own records. One token that
-breaks the rule makes the whole stream missing, with the reason: a mean over the rest would be of another answer.
+responses API has it; the legacy `{"tokens", "token_logprobs", "top_logprobs"}`; Gemini's `{"chosen_candidates",
+"top_candidates"}`; and our own records. One token that breaks the rule makes the whole stream missing, with the reason:
+a mean over the rest would be of another answer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Final
 
 from grampus_uq.records.building import builder
@@ -51,16 +52,20 @@ def read_logprobs(value: Any) -> TokenStream:
     >>> read_logprobs({"content": [{"token": "a", "logprob": None}]})
     TokenStream(tokens=None, problem='token 0: its logprob is not a log-probability: None')
     """
-    if value is None:
-        return NO_TOKENS
     try:
-        entries = _entries(value)
-        tokens = tuple(_token(entry, place) for place, entry in enumerate(entries))
+        tokens = tuple(_token(entry, place) for place, entry in enumerate(_entries(value)))
     except _BrokenError as error:
         return TokenStream(problem=str(error))
     except Exception as error:  # noqa: BLE001 (somebody else's object)
         return TokenStream(problem=f"cannot be read ({type(error).__name__})")
     return TokenStream(tokens=tokens) if tokens else NO_TOKENS
+
+
+def joined_logprobs(values: Iterable[Any]) -> TokenStream:
+    """The log-probabilities of the parts of one answer, in order; missing where one part's cannot be read."""
+    read = [read_logprobs(value) for value in values]
+    tokens = tuple(token for one in read for token in one.tokens or ())
+    return next((one for one in read if one.problem is not None), TokenStream(tokens=tokens) if tokens else NO_TOKENS)
 
 
 def _entries(value: Any) -> Sequence[Any]:
@@ -69,16 +74,15 @@ def _entries(value: Any) -> Sequence[Any]:
             break
         if value is None:
             return ()
-        legacy = field(value, "token_logprobs")
-        if legacy is not None:
-            return _legacy(value, legacy)
+        legacy, chosen = field(value, "token_logprobs"), field(value, "chosen_candidates", "chosenCandidates")
+        if legacy is not None or chosen is not None:
+            value = _legacy(value, legacy) if legacy is not None else _candidates(value, chosen)
+            break
         choices = field(value, "choices")
         inner = choices[0] if isinstance(choices, list | tuple) and choices else field(value, "logprobs", "content")
         if inner is None:
-            named = field(value, "choices") is not None or any(
-                name in (fields_of(value) or ()) for name in ("content", "logprobs")
-            )
-            if named:
+            known = fields_of(value) or ()
+            if field(value, "choices") is not None or "content" in known or "logprobs" in known:
                 return ()  # a completion that was asked without log-probabilities
             if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
                 value = list(islice(value, _MOST_TOKENS + 1))
@@ -93,23 +97,37 @@ def _entries(value: Any) -> Sequence[Any]:
 
 
 def _legacy(value: Any, logprobs: Any) -> Sequence[Any]:
-    names, tops = field(value, "tokens"), field(value, "top_logprobs") or ()
+    names, tops = field(value, "tokens"), _listed(field(value, "top_logprobs"))
     if not isinstance(names, list | tuple) or not isinstance(logprobs, list | tuple) or len(names) != len(logprobs):
         raise _BrokenError("have different numbers of tokens and log-probabilities")
-    listed: list[Any] = []
-    for place, (name, logprob) in enumerate(zip(names, logprobs, strict=True)):
-        top = tops[place] if isinstance(tops, list | tuple) and place < len(tops) else None
-        others = [{"token": other, "logprob": p} for other, p in (top or {}).items()]
-        listed.append({"token": name, "logprob": logprob, "top_logprobs": others})
-    return listed
+    return [
+        {"token": name, "logprob": p, "top_logprobs": [{"token": n, "logprob": q} for n, q in (top or {}).items()]}
+        for name, p, top in zip(names, logprobs, chain(tops, repeat(None)), strict=False)
+    ]
+
+
+def _candidates(value: Any, chosen: Any) -> Any:
+    if not isinstance(chosen, list | tuple):
+        return chosen
+    tops = _listed(field(value, "top_candidates", "topCandidates"))
+    return [
+        {**_candidate(one), "top_logprobs": [_candidate(other) for other in _listed(field(top, "candidates"))]}
+        for one, top in zip(chosen, chain(tops, repeat(None)), strict=False)
+    ]
+
+
+def _candidate(value: Any) -> dict[str, Any]:
+    return {"token": field(value, "token"), "logprob": field(value, "log_probability", "logProbability")}
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _token(entry: Any, place: int) -> TokenLogprob:
     if isinstance(entry, TokenLogprob):
         return _checked(entry, place)
-    fields = fields_of(entry)
-    if fields is None:
-        fields = {name: field(entry, name) for name in ("token", "logprob", "top_logprobs")}
+    fields = fields_of(entry) or {name: field(entry, name) for name in ("token", "logprob", "top_logprobs")}
     name, logprob = fields.get("token"), _log_probability(fields.get("logprob"))
     if not isinstance(name, str):
         raise _BrokenError(f"token {place}: its token is not text: {kind_of(name)}")

@@ -170,8 +170,7 @@ def _read(item: Any) -> list[Message] | None:
     parts = field(item, "parts")
     if isinstance(parts, list | tuple):
         return _of_parts(item, parts)
-    role = field(item, "role")
-    known = ROLES.get(role if isinstance(role, str) else kind)
+    known = ROLES.get(text_field(item, "role") or kind)
     if known is not None:
         return _messages(item, known)
     if kind in _ANSWERS or kind.endswith("_call_output"):
@@ -219,8 +218,7 @@ def _of_parts(item: Any, parts: Iterable[Any]) -> list[Message]:
     """A request or a response of pydantic-ai, a content of Gemini."""
     instructions = text_field(item, "instructions")
     found = [Message(role=Role.SYSTEM, content=replace_lone_surrogates(instructions))] if instructions else []
-    role = field(item, "role")
-    speaker = ROLES.get(role if isinstance(role, str) else "", Role.USER)
+    speaker = ROLES.get(text_field(item, "role"), Role.USER)
     texts: list[str] = []
     calls: list[ToolCall] = []
     for part in parts:

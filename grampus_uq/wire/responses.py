@@ -9,7 +9,7 @@ from typing import Any, Final
 from grampus_uq.records.values import ModelResponse, TokenUsage
 from grampus_uq.wire.calls import ReadCall, read_call
 from grampus_uq.wire.fields import field, fields_of, kind_of, text_field
-from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
+from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, joined_logprobs, read_logprobs
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 from grampus_uq.wire.messages import calls_of, text_of
 from grampus_uq.wire.usage import read_usage
@@ -38,8 +38,8 @@ def read_response(value: Any) -> ReadResponse:
     """Read an answer. Never raises.
 
     Known are a text; a chat completion, one of its choices, or the choice's message; a response of the responses API;
-    an Anthropic message; LangChain's AIMessage; pydantic-ai's ModelResponse; our own `ModelResponse`, and any object
-    with a `content`. Of several choices the first counts.
+    an Anthropic message; LangChain's AIMessage; pydantic-ai's ModelResponse; an answer of Gemini's client, or its
+    content; our own `ModelResponse`, and any object with a `content`. Of several choices the first counts.
 
     >>> read_response({"choices": [{"message": {"content": "Paris"}}], "usage": {"completion_tokens": 1}}).text
     'Paris'
@@ -74,10 +74,9 @@ def _read(value: Any) -> ReadResponse:
         return _with(choices[0], usage, model) if choices else ReadResponse(usage=usage, model=model)
     if field(value, "message") is not None:
         return _choice(value)
-    if isinstance(field(value, "output"), list | tuple):
-        return _with(_items(field(value, "output"), "content"), usage, model)
-    if isinstance(field(value, "parts"), list | tuple):
-        return _with(_items(field(value, "parts"), "parts", value), usage, model)
+    for listed, inner in (("output", "content"), ("parts", "parts")):
+        if isinstance(items := field(value, listed), list | tuple):
+            return _with(_items(items, inner, value), usage, model)
     return _with(_message(value), usage, model)
 
 
@@ -105,9 +104,7 @@ def _choice(choice: Any) -> ReadResponse:
         return ReadResponse(text=text_of(legacy), logprobs=logprobs, stop_reason=reason)
     read = _message(message)
     problem = None if read.recognised else f"has a choice without a message: {kind_of(choice)}"
-    return ReadResponse(
-        text=read.text, calls=read.calls, logprobs=logprobs, stop_reason=reason, problem=problem or read.problem
-    )
+    return replace(read, logprobs=logprobs, stop_reason=reason, problem=problem or read.problem, recognised=True)
 
 
 def _message(message: Any) -> ReadResponse:
@@ -138,20 +135,22 @@ def _has(value: Any, *names: str) -> bool:
     return any(name in fields or field(value, name) is not None for name in names)
 
 
-def _items(items: Sequence[Any], inner: str, whole: Any = None) -> ReadResponse:
-    """The items of the responses API, or the parts of an answer of pydantic-ai."""
+def _items(items: Sequence[Any], inner: str, whole: Any) -> ReadResponse:
+    """The items of the responses API, or the parts of an answer of pydantic-ai or of Gemini."""
     texts: list[str] = []
     calls: list[ReadCall] = []
-    streams: list[Any] = list(field(field(whole, "provider_details"), "logprobs") or ())
+    first = next(iter(field(whole, "candidates") or ()), None)  # Gemini's
+    streams: list[Any] = [field(first, "logprobs_result") or field(field(whole, "provider_details"), "logprobs")]
     for item in items:
         kind = text_field(item, "type", "part_kind")
-        if kind.endswith("_call") or kind in _CALL_KINDS:
+        if kind.endswith("_call") or kind in _CALL_KINDS or field(item, "function_call", "functionCall") is not None:
             calls.append(read_call(item))
             continue
         parts = field(item, inner) if inner == "content" else [item]
-        for part in parts if isinstance(parts, list | tuple) and kind in ("message", "text") else ():
+        says = kind in ("message", "text") or (not kind and inner == "parts" and field(item, "thought") is not True)
+        for part in parts if isinstance(parts, list | tuple) and says else ():
             texts.append(text_of([part]))
-            streams += field(part, "logprobs") or field(field(part, "provider_details"), "logprobs") or ()
+            streams.append(field(part, "logprobs") or field(field(part, "provider_details"), "logprobs"))
     return ReadResponse(
-        text="\n".join(text for text in texts if text), calls=tuple(calls), logprobs=read_logprobs(streams)
+        text="\n".join(text for text in texts if text), calls=tuple(calls), logprobs=joined_logprobs(streams)
     )

@@ -81,17 +81,34 @@ def _langchain() -> Any:
     )
 
 
-def _pydantic_ai() -> Any:
+def _pydantic_ai(*, of_the_text: Any = None, of_all: Any = None) -> Any:
     pytest.importorskip("pydantic_ai")
     from pydantic_ai.messages import ModelResponse as Answer
     from pydantic_ai.messages import TextPart, ToolCallPart
     from pydantic_ai.usage import RequestUsage
 
     return Answer(
-        parts=[TextPart("Pay!", provider_details={"logprobs": LISTED}), ToolCallPart("pay", '{"amount": 5}', "c1")],
+        parts=[TextPart("Pay!", provider_details=of_the_text), ToolCallPart("pay", '{"amount": 5}', "c1")],
         usage=RequestUsage(input_tokens=3, output_tokens=2),
         model_name="gpt-9",
+        provider_details=of_all,
     )
+
+
+CANDIDATES = {
+    "chosen_candidates": [{"token": t.token, "log_probability": t.logprob, "token_id": 7} for t in TOKENS],
+    "top_candidates": [{"candidates": [{"token": n, "log_probability": p} for n, p in t.top]} for t in TOKENS[:1]],
+    "log_probability_sum": -1.5,
+}
+
+
+def _gemini() -> Any:
+    """An answer as `google-genai` has it: `parts` is a property of it, of its first candidate's content."""
+    call = SimpleNamespace(function_call=SimpleNamespace(id="c1", name="pay", args={"amount": 5}), text=None)
+    parts = [SimpleNamespace(text="Bob?", thought=True, function_call=None), SimpleNamespace(text="Pay!"), call]
+    usage = SimpleNamespace(prompt_token_count=3, candidates_token_count=2, total_token_count=5)
+    candidate = SimpleNamespace(logprobs_result=SimpleNamespace(**CANDIDATES))
+    return SimpleNamespace(parts=parts, candidates=[candidate], usage_metadata=usage, model="gpt-9")
 
 
 ANSWERS = {
@@ -102,7 +119,11 @@ ANSWERS = {
     "the same as it travelled over the wire": lambda: RESPONSE,
     "LangChain's message": _langchain,
     "LangChain's message dumped": lambda: _langchain().model_dump(),
-    "pydantic-ai's answer": _pydantic_ai,
+    "pydantic-ai's answer": lambda: _pydantic_ai(of_the_text={"logprobs": LISTED}),
+    "pydantic-ai's answer of a chat": lambda: _pydantic_ai(of_all={"logprobs": LISTED}),
+    "pydantic-ai's answer of xAI": lambda: _pydantic_ai(of_the_text={"logprobs": {"content": LISTED}}),
+    "pydantic-ai's answer of Gemini": lambda: _pydantic_ai(of_all={"logprobs": CANDIDATES, "avg_logprobs": -0.75}),
+    "Gemini's answer": _gemini,
     "our own record": lambda: ModelResponse(
         content="Pay!",
         tool_calls=(ToolCall(id="c1", name="pay", arguments={"amount": 5}),),
@@ -143,6 +164,11 @@ STREAMS = {
     "a dumped `choice.logprobs.content`": LISTED,
     "LangChain's response_metadata": {"logprobs": {"content": LISTED}},
     "pydantic-ai's provider_details": {"logprobs": LISTED},
+    "Gemini's": CANDIDATES,
+    "Gemini's as they travelled": {
+        "chosenCandidates": [{"token": t.token, "logProbability": t.logprob} for t in TOKENS],
+        "topCandidates": [{"candidates": [{"token": n, "logProbability": p} for n, p in t.top]} for t in TOKENS],
+    },
     "our own records": TOKENS,
     "our own records in a list": list(TOKENS),
     "our own records from a generator": (token for token in TOKENS),
@@ -204,7 +230,17 @@ def test_rounding_above_zero_is_zero_and_numbers_of_any_kind_are_floats() -> Non
 @settings(max_examples=examples(400), deadline=None)
 @given(VALUES)
 def test_whatever_is_given_for_log_probabilities_is_sound_or_missing(value: Any) -> None:
-    for form in (value, [value], {"content": [value]}, [{"token": "a", "logprob": value}], {"logprobs": value}):
+    chosen = [{"token": "a", "log_probability": -0.1}]
+    for form in (
+        value,
+        [value],
+        {"content": [value]},
+        [{"token": "a", "logprob": value}],
+        {"logprobs": value},
+        {"chosen_candidates": value, "top_candidates": [{"candidates": chosen}]},
+        {"chosen_candidates": chosen, "top_candidates": value},
+        {"chosen_candidates": chosen, "top_candidates": [{"candidates": [value]}]},
+    ):
         stream = read_logprobs(form)
         for token in stream.tokens or ():
             values = [token.logprob, *(p for _, p in token.top)]
@@ -222,6 +258,7 @@ def test_whatever_is_given_for_an_answer_is_read_into_values_that_can_be_stored(
         {"choices": value},
         {"output": [{"type": "message", "content": [value]}, {"type": "function_call", "name": other}]},
         {"parts": [value, {"part_kind": "text", "content": other}]},
+        {"parts": [{"text": value}, {"function_call": other}], "candidates": [{"logprobs_result": value}]},
         SimpleNamespace(content=value, tool_calls=other, response_metadata=value, usage_metadata=other),
     )
     for form in forms:
