@@ -26,7 +26,7 @@ MOST: Final = 3
 _LONGEST: Final = 64
 _MOST_ALTERNATIVES: Final = 32
 _BARE = re.compile(r"[-+.\w]*", re.ASCII)  # of a value without quotes
-_FURTHER = re.compile(r"[ \t]*[-+.\w*/%:@$€£¥]")
+_FURTHER = re.compile(r"[ \t]*(?:[-+.\w*/%:@$€£¥]|[,'][0-9])")
 
 
 class Other(NamedTuple):

@@ -77,7 +77,7 @@ def test_what_ends_a_value_counts_against_what_ends_it_elsewhere(
     assert values(found, PAY) == {"": 1.0, "amount": pytest.approx(amount), "to": pytest.approx(to)}
 
 
-@pytest.mark.parametrize("other", [" *", "/2", "%", " - 5", " 5", "€", "万", ":1"])
+@pytest.mark.parametrize("other", [" *", "/2", "%", " - 5", " 5", "€", "万", ":1", ",000", " ,5", "'000"])
 def test_a_number_that_might_have_gone_on_is_as_unsure_as_that(other: str) -> None:
     top = ((other, math.log(0.6)), ("}", math.log(0.1)))
     ended = TokenLogprob(token=")", logprob=math.log(0.3), top=top)
