@@ -111,8 +111,7 @@ class CallRecords(dict[int, CallRecord]):
     def notes(self, call_ids: Iterable[str]) -> list[str]:
         """Notes for the model beside the results of these calls: which arguments a human changed."""
         ids = set(call_ids) if self._as_edited else ()
-        records = (r for r in self.values() if r.edited and r.proposed.id in ids)
-        return [note for record in records if (note := edit_note(record)) is not None]
+        return [note for r in self.values() if r.proposed.id in ids and (note := edit_note(r)) is not None]
 
 
 def check_version(snapshot: Mapping[str, Any]) -> None:

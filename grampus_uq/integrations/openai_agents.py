@@ -41,7 +41,7 @@ with MissingDependencyError.unless("openai-agents", "openai-agents", "watching t
 
 from grampus_uq.integrations.openai_agents_model import (
     WatchedModel,
-    answered_ids,
+    answered_calls,
     hosted_requests,
     read_messages,
     read_output,
@@ -167,7 +167,7 @@ class UncertaintyGuard:
         self._reach.check(given)
         if run.aborted is not None:  # an agent as a tool was aborted, and the SDK made a tool error of it
             raise run.aborted
-        notes = run.calls.records.notes(answered_ids(items))
+        notes = run.calls.records.notes(call_id for call_id, _, _ in answered_calls(items))
         told = "\n\n".join([*([system] if system else []), *notes]) if notes else system
         return told, run.vouched_items(items), tools
 

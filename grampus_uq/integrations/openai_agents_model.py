@@ -15,21 +15,9 @@ from grampus_uq import Message, Role, TokenUsage, ToolCall, wire
 from grampus_uq.integrations.model_turn import ModelTurn, name_with_provider
 from grampus_uq.wire import field, leading_system, read_call, read_response, text_field
 
-_CALLS = frozenset(
-    {
-        "function_call",
-        "mcp_approval_request",
-        "custom_tool_call",
-        "shell_call",
-        "local_shell_call",
-        "computer_call",
-        "apply_patch_call",
-    }
-)
-
-
 _LOCAL = frozenset({"function_call", "custom_tool_call", "apply_patch_call", "mcp_approval_request"})
 """The kinds of calls that go through a gate; a shell's do where the shell is a local one."""
+_CALLS = _LOCAL | {"shell_call", "local_shell_call", "computer_call"}
 _SPELLINGS = {"timeoutMs": "timeout_ms", "timeout": "timeout_ms", "maxOutputLength": "max_output_length"}
 _NOT_MEANT = frozenset({"ctx_wrapper"})
 
@@ -176,14 +164,13 @@ class WatchedProvider(ModelProvider):
 
 
 def tool_schema(tool: Any) -> dict[str, Any]:
-    """A tool as the model is offered it; of one that the provider runs, the settings that are JSON values."""
+    """A tool as the model is offered it; of one that is no function, the settings that are JSON values."""
     function = {"name": getattr(tool, "name", type(tool).__name__), "description": getattr(tool, "description", "")}
-    if hasattr(tool, "params_json_schema") or not is_dataclass(tool):
-        parameters = getattr(tool, "params_json_schema", {})
-    else:
+    kind, parameters = "function", getattr(tool, "params_json_schema", {})
+    if is_dataclass(tool) and not hasattr(tool, "params_json_schema"):
         given = {one.name: getattr(tool, one.name) for one in fields(tool)}
-        parameters = {name: plain(value) for name, value in given.items() if _is_json(value)}
-    return {"type": "function", "function": {**function, "parameters": parameters}}
+        kind, parameters = function["name"], {name: plain(value) for name, value in given.items() if _is_json(value)}
+    return {"type": kind, "function": {**function, "parameters": parameters}}
 
 
 def _is_json(value: Any) -> bool:
@@ -234,13 +221,6 @@ def with_arguments(given: Any, arguments: Mapping[str, Any]) -> Any:
         return str(arguments["input"])
     kept = {name: getattr(given, name) for name in _NOT_MEANT if hasattr(given, name)}
     return type(given)(**form_of(dict(arguments)), **kept)
-
-
-def answered_ids(items: Any) -> Iterator[str]:
-    """Ids of the calls whose results are in the input of a model."""
-    for item in () if isinstance(items, str) else items:
-        if text_field(item, "type").endswith("_output"):
-            yield text_field(item, "call_id")
 
 
 def answered_calls(items: Any) -> Iterator[tuple[str, ToolCall | None, Any]]:

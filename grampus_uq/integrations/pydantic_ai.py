@@ -265,7 +265,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             ungated=native_calls(response),
             prompt=read_messages(request_context.messages).messages if asks else (),
             tools=self._schemas,
-            schemas=[tool_schema(tool) for tool in shown] if asks else (),
+            schemas=[*map(tool_schema, shown), *({"type": "native"} for _ in native)] if asks else (),
             heard=partial(hear_users, messages=request_context.messages),
             requested=name_of(request_context.model, response),
             system=standing_instructions(request_context.messages, parameters),

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from grampus_uq.records.values import ToolCall
 from grampus_uq.signals.call_candidates import goes_on
-from grampus_uq.signals.quoting import function_of
+from grampus_uq.signals.quoting import function_of, is_function
 
 MAX_CHOICES: Final = 256
 """Values of one part that are told apart; where a schema has more, none is ruled out."""
@@ -99,7 +99,7 @@ class Choices:
         named = [(name, one.get("parameters")) for one in few if isinstance(name := one.get("name"), str)]
         count = Counter(name for name, _ in named)
         self._tools = {name: parameters for name, parameters in named if count[name] == 1}
-        self._names = _sorted([one.get("name") for one in few])
+        self._names = _sorted([one.get("name") for one in few]) if all(map(is_function, tools)) else ()
 
     def of(self, call: ToolCall, number: int, written: str) -> Choice | None:
         """The name of a call (0) or its argument (from 1) among what may stand there; None where that is not known."""

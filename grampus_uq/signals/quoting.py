@@ -27,6 +27,11 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else tool
 
 
+def is_function(tool: Mapping[str, Any]) -> bool:
+    """True for a tool that is called by its own name; those that a provider runs bring names that nobody here knows."""
+    return tool.get("type", "function") in ("function", "custom")
+
+
 def quoted(text: str) -> str:
     """The text between two marks with 64 bits of its own SHA-256."""
     mark = sha256_of(text)[:16]

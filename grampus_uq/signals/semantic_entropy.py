@@ -21,6 +21,7 @@ from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.call_tokens import MAX_CALLS, MAX_PARTS, part_name
 from grampus_uq.signals.equivalence import AskedOnce, Equivalence, SameWording, cluster
 from grampus_uq.signals.prose import is_prose
+from grampus_uq.signals.quoting import is_function
 from grampus_uq.signals.stated_confidence import without_confidence
 from grampus_uq.stats.entropy import cluster_confidence
 
@@ -104,7 +105,7 @@ class SemanticEntropy:
                     context.messages,
                     temperature=self.temperature,
                     max_tokens=self.max_tokens,
-                    tools=context.tools,
+                    tools=[tool for tool in context.tools or () if is_function(tool)] or None,
                 )
             except ModelError as error:
                 results[index] = error

@@ -47,6 +47,7 @@ def values(tools: list[dict[str, Any]], **at: dict[str, float]) -> dict[str, flo
         ([tool("pay_out", "pound"), tool("pay_in")], 0.3 / 0.4, 0.2),  # the value written is none of those allowed
         ([tool("refund", "kilogram")], 0.3, 0.2),  # nor is the name
         ([tool("pay_out", "kilogram"), {"type": "web_search"}], 0.3, 1.0),  # and here not all names are known
+        ([tool("pay_out", "kilogram"), {"type": "hosted_mcp", "function": {"name": "mcp"}}], 0.3, 1.0),
         ([tool(str(n)) for n in range(MAX_CHOICES)] + [tool("pay_out", "kilogram")], 0.3, 0.2),
     ],
 )

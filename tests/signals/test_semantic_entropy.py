@@ -208,10 +208,10 @@ async def test_without_a_step_the_samples_agree_among_themselves_and_an_empty_pr
     assert await UncertaintyEstimator().semantic_entropy([], ScriptedModel(answer("")), "m") == (0.5, 0)
 
 
-async def test_the_tools_are_offered_again_when_a_step_is_sampled():
+async def test_the_functions_among_the_tools_are_offered_again_when_a_step_is_sampled():
     model = ScriptedModel(call(to="Alice"))
     given = context(model)
-    given.tools = [{"name": "pay"}]
+    given.tools = [{"name": "pay"}, {"type": "web_search"}]
     await SemanticEntropy().sense(said("", ToolCall(name="pay")), given)
     assert model.calls[0].options["tools"] == [{"name": "pay"}]
 
