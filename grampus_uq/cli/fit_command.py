@@ -78,7 +78,7 @@ from grampus_uq.records.vocabulary import UncertaintySource
     "--stream",
     "streams",
     multiple=True,
-    help="Streams that the detector reads.  [default: p_success, else unaided]",
+    help="Streams that the detector reads.  [default: p_success, else call_probability or unaided]",
 )
 @click.option("--trust-stated", is_flag=True, help="Let p_success use the model's stated confidence beside others.")
 @click.option(
