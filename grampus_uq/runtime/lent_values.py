@@ -38,7 +38,7 @@ def words_of(name: str) -> tuple[frozenset[str], str]:
 
 
 def other_amount(right: JsonValue, value: JsonValue) -> bool:
-    """Return True if both are amounts of one type and differ by at least a quarter."""
+    """Return True if both are amounts of one type, the larger at least 1.25 times the smaller."""
     if not is_amount(right) or not is_amount(value) or type(right) is not type(value):
         return False
     low, high = sorted((right, value))

@@ -56,11 +56,12 @@ async def prune(
 ) -> int:
     """Remove the sessions that ended more than `older_than_s` seconds ago, and all but the latest `keep`; how many.
 
-    Each goes with its transcript, checkpoints, branches and stop orders, with `audits` also its audit; kept audits go
-    once their last entry is older than `audits_older_than_s`. Decisions, drills, starts, grants and jobs older than
-    `older_than_s` go too, unless a pending request or a live session needs them, and so do permits that expired, and
-    counted tickets of others. What has not ended is never touched; sub-agents end with their parent. Sessions are read
-    in pages, at 8 bytes of memory each. What ended at the same time as the last of those `keep` stays too.
+    Each goes with its transcript, checkpoints, branches, stop orders and dead letter, with `audits` also its audit;
+    kept audits go once their last entry is older than `audits_older_than_s`. Decisions, drills, starts, grants and jobs
+    older than `older_than_s` go too, unless a pending request or a live session needs them, and so do permits that
+    expired, and counted tickets of others. What has not ended is never touched; sub-agents end with their parent.
+    Sessions are read in pages, at 8 bytes of memory each. What ended at the same time as the last of those `keep` stays
+    too.
 
     `move_to` is a folder of recordings: each session is first written there, without the readings of a monitor (a
     `RecordingProcessor` keeps those), and stays in the store where that fails.
@@ -256,8 +257,7 @@ async def _forget(store: SessionStore, document: Document, transcript: str | Non
     changes: list[Change] = [document.removal()]
     if transcript is not None:
         changes.append(Drop(log=transcript))
-    stop = await store.get("stop", document.key)
-    belonging = [] if stop is None else [stop]
+    belonging = [one for kind in ("stop", DEAD) if (one := await store.get(kind, document.key)) is not None]
     for kind in ("checkpoint", "branch"):
         belonging += await store.scan(kind, prefix=f"{document.key}/")
     changes += [found.removal() for found in belonging]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, parse_effect
-from grampus_uq.wire.lone_surrogates import MAX_TEXT_CHARACTERS, bounded_text
+from grampus_uq.wire.lone_surrogates import bounded_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _IDEMPOTENCY = "idempotency_key"
@@ -183,7 +183,7 @@ def _writable(result: ToolResult) -> ToolResult:
     output = result.output
     try:
         if isinstance(output, bytes | bytearray):
-            output = bytes(output[: 4 * MAX_TEXT_CHARACTERS + 4]).decode("utf-8", "replace")
+            output = bytes(output).decode("utf-8", "replace")
         text = output if isinstance(output, str) else result.text()
     except Exception as error:  # noqa: BLE001 (a value of the user's that cannot even be printed)
         text = output = f"The call ran, but its result cannot be written as text: {type(error).__name__}"

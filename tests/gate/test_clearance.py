@@ -546,6 +546,17 @@ async def test_decisions_start_a_call_once_and_once_more_only_where_they_are_giv
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("by", ["permit abc", "chain second"])
+async def test_what_a_permit_or_another_look_let_through_waits_where_its_precondition_fails(
+    by: str, anyio_backend: str
+) -> None:
+    gate, kept = Gate(approvals=SIGNED, precondition=lambda call: f"{call.name} is closed"), list[CallRecord]()
+    record = cleared(CallRecord(proposed=PAY, step_id="llm_1"), by)
+    assert (await gate.start(record, PAY, TERMS, None, None, kept.append)).waiting
+    assert "pay is closed" in kept[-1].requests[0].reason
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_what_nobody_decided_on_asks_no_precondition(anyio_backend: str) -> None:
     asked_of: list[ToolCall] = []
     gate = Gate(approvals=SIGNED, precondition=lambda call: asked_of.append(call))

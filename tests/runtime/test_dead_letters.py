@@ -106,13 +106,16 @@ async def test_letters_are_listed_whatever_their_names_and_bodies_hold(bodies: l
     assert isinstance(found[0] if found else None, DeadLetter | None)
 
 
-async def test_letters_go_with_their_session_when_that_is_forgotten() -> None:
+@pytest.mark.parametrize(("older_than_s", "keep"), [(1e-9, None), (None, 0), (3600.0, 0)])
+async def test_letters_go_with_their_session_when_that_is_forgotten(
+    older_than_s: float | None, keep: int | None
+) -> None:
     store, world = MemoryStore(), World()
     one = await stuck(store, world)
-    assert await prune(store, 1e-9) == 0  # it still waits
+    assert await prune(store, older_than_s, keep=keep) == 0  # it still waits
     assert len(await dead_letters(store)) == 1
     await one.resume("mailer", "s")
-    assert await prune(store, 1e-9) == 1
+    assert await prune(store, older_than_s, keep=keep) == 1
     assert await dead_letters(store) == []
 
 

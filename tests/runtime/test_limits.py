@@ -192,12 +192,16 @@ async def test_whatever_a_tool_returns_the_session_can_be_read_again(output: Any
     assert "Not executed" not in told
 
 
-async def test_of_a_result_that_is_too_long_the_beginning_is_kept_and_it_says_how_much_is_not() -> None:
-    store, pays = MemoryStore(), Pays("x" * (MAX_TEXT_CHARACTERS + 5))
+@pytest.mark.parametrize("more", [5, 4 * MAX_TEXT_CHARACTERS])
+@pytest.mark.parametrize("unit", ["x", b"x", "ü".encode()], ids=["text", "bytes", "two bytes each"])
+async def test_of_a_result_that_is_too_long_the_beginning_is_kept_and_it_says_how_much_is_not(
+    unit: str | bytes, more: int
+) -> None:
+    store, pays = MemoryStore(), Pays(unit * (MAX_TEXT_CHARACTERS + more))
     one = AgentRunner(scripted([answer("Pay.", tool_calls=[mail("a", "bob")]), "Done."]), pays, store=store)
     result = await one.run(AGENT, "x", session_id="s")
     (told,) = [message.content or "" for message in result.messages if message.role is Role.TOOL]
-    assert told.endswith("x… (5 more characters are not kept)")
+    assert told[MAX_TEXT_CHARACTERS:] == f"… ({more} more characters are not kept)"
 
 
 async def test_an_error_that_cannot_even_be_printed_is_a_result() -> None:

@@ -178,6 +178,20 @@ async def test_a_new_file_and_its_folders_are_for_their_owner_only_and_what_was_
     await store.aclose()
 
 
+@pytest.mark.parametrize(
+    ("synchronous", "level"), [({}, 1), ({"synchronous": "NORMAL"}, 1), ({"synchronous": "FULL"}, 2)]
+)
+async def test_a_sqlite_store_has_a_write_ahead_log_and_waits_for_the_disk_as_it_was_told(
+    synchronous: dict[str, str], level: int, tmp_path: Path
+) -> None:
+    store = SQLiteStore(tmp_path / "s.db", **synchronous)
+    found = await store._run(
+        lambda db: [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    )
+    assert found == ["wal", level]
+    await store.aclose()
+
+
 async def test_a_file_that_is_deleted_under_an_open_store_stops_irreversible_calls_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     paid: list[int] = []
