@@ -52,8 +52,9 @@ STATED = {
         f"{default(call_reader.Reader, 'max_characters'):,} characters in all (`max_characters`)",
         f"digests of {origins.MAX_VALUES} values and {origins.MAX_CALLS} calls",
         f"budget=Budget(timeout_s={BUDGET.timeout_s:g}, max_calls={BUDGET.max_calls}, max_tokens={BUDGET.max_tokens})",
-        f"Up to {NUMBERS[call_candidates.MOST]} are shown, each with a first-token probability of "
+        f"Up to {NUMBERS[call_candidates.MOST]} are shown, each of a probability of "
         f"{decimal(call_candidates.LEAST)} or more",
+        f"values of more than {call_candidates._LONGEST} characters",
         f"a fused confidence of at most {decimal(UncertaintyEstimator().semantic_trigger_high)},",
         f"| 1, at most {1 + prefix_verifier.MAX_REPAIRS} |",
     ],

@@ -1,7 +1,7 @@
 """Doubt that a value brings along: an order found for a doubtful customer is a doubtful order, five steps later.
 
-    p(value) = p of where it first came from: 1 in a request; in a call, the argument's; in a tool's result, the least
-               of the arguments of the call that asked for it, and of what their values had brought along
+    p(value) = p of where it first came from: 1 in a request; in a call, the least of its arguments and of what their
+               values had brought along; in a tool's result, that of the call that asked for it
     origin_probability of a call = the least p(value) over the values of its arguments that were there before
 
 A least along the way, never a mean: sure steps in between lift nothing. Values are words with a digit (ids, amounts,
