@@ -34,6 +34,7 @@ AGENT = "agent"
 """Name of the first tier: the agent's own call."""
 _APPROVED = "approve"
 _ANSWERS = (_APPROVED, "edit", "reject")
+_FIRST_CALLS = "Its cases are first irreversible calls of runs: later ones are not covered."
 _FIGURES = ("score", "agrees", "right", "tokens", "seconds", "place")
 
 
@@ -119,7 +120,7 @@ def fit_chain_part(looks: RecordedLooks, options: FitOptions, calls_per_day: flo
         more = math.ceil(1.5 * budget_needed(budget, options.delta))
         return _not_fitted(chain.release.shortage, f"at least {more} runs of a task each, where {cases} are now: ")
     figures = _figures(chain, alone, calls_per_day)
-    why, promise = _in_words(figures), f"{chain.release.guarantee}{looks.about_the_others}"
+    why, promise = _in_words(figures), f"{chain.release.guarantee} {_FIRST_CALLS}{looks.about_the_others}"
     chain = chain.model_copy(update={"release": chain.release.model_copy(update={"guarantee": promise})})
     return chain, Part(name=NAME, status="fitted", why=why, promise=promise, figures=figures)
 
