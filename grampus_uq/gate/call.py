@@ -54,6 +54,7 @@ class Terms:
 
     `vouched` is False when the belief was loaded without a valid seal; it then clears nothing that may be irreversible.
     `started_by` is who may not decide, where the policy asks that; None where it does not, or where nobody knows.
+    `thread` names what sessions belong to in which a rejection of one counts for the others; "" for a session alone.
     """
 
     agent_id: str
@@ -62,6 +63,7 @@ class Terms:
     rules: str = ""
     vouched: bool = True
     started_by: str | None = None
+    thread: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,12 @@ REPEATED = Doubt(
     rule="repeat_after_rollback",
     reason="An attempt that was rolled back already executed exactly this call, and it cannot be undone: running it "
     "again does it twice.",
+)
+REJECTED_IN_THREAD = Doubt(
+    level=UncertaintyLevel.HIGH,
+    rule="rejected_in_thread",
+    reason="A human rejected exactly this call in this thread before: in another visit of an agent, or in a state that "
+    "was left behind.",
 )
 UNKNOWN_OUTCOME = Doubt(
     level=UncertaintyLevel.HIGH,

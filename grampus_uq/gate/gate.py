@@ -22,6 +22,7 @@ from grampus_uq.errors import ApprovalError, StoreError
 from grampus_uq.gate.call import (
     FRAMEWORK,
     REJECTED_BEFORE,
+    REJECTED_IN_THREAD,
     REPEATED,
     UNKNOWN_OUTCOME,
     UNVOUCHED,
@@ -164,6 +165,7 @@ class Gate:
         run_id: str = "",
         vouched: bool = True,
         started_by: str | None = None,
+        thread: str = "",
     ) -> Terms:
         """The terms of a session's calls under the current rules; `started_by` as stored, where that is believed."""
         known = self._rules
@@ -178,6 +180,7 @@ class Gate:
             rules=known[1],
             vouched=vouched,
             started_by=starter,
+            thread=thread,
         )
 
     def effect(self, call: ToolCall, declared: Effect | None, policy: UncertaintyPolicy | None) -> Effect:
@@ -288,8 +291,8 @@ class Gate:
             why = UNVOUCHED
         if doubt is not None or framework_asks:
             why = _both(_both(why, doubt), FRAMEWORK_ASKS if framework_asks else None)
-        if repeated and acts:
-            why = REPEATED
+        if acts:
+            why = await self.held_back(record.proposed, terms, effect, repeated=repeated) or why
         if why is None:
             by = "unmonitored" if session is None else "monitor"
             return cleared(record, by, effect=effect), UncertaintyAction.PROCEED
@@ -308,6 +311,17 @@ class Gate:
         if session is not None:
             session.record_asked(record.proposed, record.step_id, tool_alone=tool_alone, in_force=in_force)
         return record, UncertaintyAction.PAUSE_FOR_HUMAN
+
+    async def held_back(self, call: ToolCall, terms: Terms, effect: Effect, *, repeated: bool) -> Doubt | None:
+        """The reason to hold a call back that is not in its session's state: what became of an equal one."""
+        if repeated:
+            return REPEATED
+        try:
+            rejected = await self.starts.rejected(call, terms, stored=effect not in HARMLESS)
+        except StoreError as error:
+            why = f"Whether a human rejected this call in this thread before is unknown: {error}"[:300]
+            return replace(REJECTED_IN_THREAD, reason=why)
+        return REJECTED_IN_THREAD if rejected else None
 
     async def _permitted(
         self,

@@ -1,4 +1,4 @@
-"""What lets a call run lets it start once: which starts were taken here, which were cut off, and by which process."""
+"""What outlives a framework's state, in this process or in a store: the starts of calls, and rejections in a thread."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Protocol
 from grampus_uq.core.decision import CHAIN
 from grampus_uq.gate.call import CallPhase, CallRecord, Terms
 from grampus_uq.records.latest import Latest
-from grampus_uq.records.values import canonical_json
+from grampus_uq.records.values import ToolCall, canonical_json
 
 CHAINED = f"{CHAIN} "
 """Prefix of `cleared_by` for calls released by a second look."""
 PERMITTED = "permit "
 """Prefix of `cleared_by` for calls released by permits."""
 _MAX_SPENT = 65_536
+_REJECTED = "rejected"
 _RUNNING: ContextVar[frozenset[str]] = ContextVar("grampus_uq_running", default=frozenset())
 
 
@@ -39,6 +40,10 @@ def by_itself(record: CallRecord) -> bool:
     """Return True for a call that no decision, grant, permit or second look let run, which may run more than once."""
     by = record.cleared_by or ""
     return not record.decisions and record.grant is None and not by.startswith((CHAINED, PERMITTED))
+
+
+def _rejection(call: ToolCall, terms: Terms) -> str:
+    return canonical_json([_REJECTED, terms.agent_id, terms.thread, call.likeness()])
 
 
 class Starts(Protocol):
@@ -66,6 +71,7 @@ class CallStarts:
         self._owned: Latest[str, str] = Latest(_MAX_SPENT)  # known no longer than what is spent
         self._taken: Latest[tuple[str, str], bool] = Latest(_MAX_SPENT)
         self._spent: Latest[str, bool] = Latest(_MAX_SPENT)  # True: cut off
+        self._rejected: Latest[str, None] = Latest(_MAX_SPENT)
         self._lock = threading.Lock()
 
     def spend(self, request_id: str) -> bool:
@@ -126,6 +132,27 @@ class CallStarts:
         elif take:
             self._taken[own] = True
         return first
+
+    async def reject(self, call: ToolCall, terms: Terms) -> None:
+        """A human rejected this call: all sessions of its thread ask about an equal one. Raises StoreError."""
+        if terms.thread:
+            by = _rejection(call, terms)
+            with self._lock:
+                self._rejected[by] = None
+            if self._store is not None:
+                await self._store.take(by, _REJECTED)
+
+    async def rejected(self, call: ToolCall, terms: Terms, *, stored: bool) -> bool:
+        """True if a human rejected such a call in this thread: here or, where that is `stored`, in another process.
+
+        The store is not asked for the thread's own session, whose state knows what was rejected in it. Raises
+        StoreError.
+        """
+        if not terms.thread or (by := _rejection(call, terms)) in self._rejected:
+            return bool(terms.thread)
+        if self._store is None or not stored or terms.session_id == terms.thread:
+            return False
+        return not await self._store.free(by, "")
 
     @contextlib.contextmanager
     def once(self, record: CallRecord, run_id: str = "") -> Iterator[bool]:

@@ -82,6 +82,7 @@ class CarriedStates:
         place: str,
         state: Mapping[str, Any] | None,
         *,
+        thread: str = "",
         to_judge: bool = False,
         begun: bool = True,
     ) -> Carried:
@@ -89,21 +90,22 @@ class CarriedStates:
 
         The state alone decides. A state that this process wrote is taken as this process knows it, by a copy that
         nobody else has: that saves reading it and leaves nothing of it to forge. `place` is what the framework, not the
-        state, calls the run: the seal is bound to it. With `to_judge` nothing is left at hand: a step that fails
-        half-way begins from the state. Nobody vouches for a run that has `begun` and has no state of ours.
+        state, calls the run: the seal is bound to it; `thread` has its other sessions. With `to_judge` nothing is left
+        at hand: a step that fails half-way begins from the state. Nobody vouches for a run that has `begun` and has no
+        state of ours.
 
         Raises:
             DataError: a state of another version, or none at all.
         """
         try:
             known = self._known(session_id, place, state, to_judge) if state else None
-            return known or self._read(session_id, place, state or {}, begun)
+            return known or self._read(session_id, place, thread, state or {}, begun)
         except (ConfigurationError, DataError, *_UNREADABLE) as error:
             if self._settings.acts:
                 raise (
                     error if isinstance(error, DataError) else DataError(f"no carried state: {error!r:.200}")
                 ) from error
-            return self._read(session_id, place, {}, begun)
+            return self._read(session_id, place, thread, {}, begun)
 
     def _known(self, session_id: str, place: str, state: Mapping[str, Any], to_judge: bool) -> Carried | None:
         belief = state.get("belief")
@@ -120,7 +122,7 @@ class CarriedStates:
             return known
         return replace(known, belief={**known.belief, "repeats": known.belief["repeats"] + repeats})
 
-    def _read(self, session_id: str, place: str, state: Mapping[str, Any], begun: bool) -> Carried:
+    def _read(self, session_id: str, place: str, thread: str, state: Mapping[str, Any], begun: bool) -> Carried:
         given: _Belief = state.get("belief") or {}
         snapshot = given.get("session")
         if snapshot is not None and snapshot["state"]["session_id"] != session_id:  # the framework names the session
@@ -153,6 +155,7 @@ class CarriedStates:
             session.profile.policy,
             run_id=belief["run"],
             vouched=belief["vouched"],
+            thread=thread,
         )
         if turn is not None and not settings.acts:
             turn |= {"stopped": None, "review": None}

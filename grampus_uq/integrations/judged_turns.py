@@ -24,6 +24,7 @@ from grampus_uq import (
     ApprovalRequest,
     Outcome,
     StopReason,
+    StoreError,
     ToolCall,
     UncertaintyAction,
     UncertaintyMonitor,
@@ -32,7 +33,6 @@ from grampus_uq.gate.call import (
     MAX_REJECTED,
     RAN_BEFORE,
     REJECTED_BEFORE,
-    REPEATED,
     UNKNOWN_OUTCOME,
     UNREAD,
     UNVOUCHED,
@@ -158,20 +158,20 @@ class TurnJudge:
         """The state with the record, still new, of a call that the model's turn did not hold."""
         return replace(carried, records=(CallRecord.new(call, step_id_of(carried)),))
 
-    def judge_late(self, carried: Carried, *, read: bool) -> Carried:
+    async def judge_late(self, carried: Carried, *, read: bool) -> Carried:
         """Judge the call of `unjudged` without committing it; `read` False: it is not of the answer judged last."""
         (record,), call, belief = carried.records, carried.records[0].proposed, carried.belief
         record = record.change(effect=self.gate.effect(call, None, carried.session.profile.policy))
         verdict = carried.session.would_allow(call, effect=record.effect)
         doubt = None
-        if call.is_among(belief["repeats"]):
-            doubt = REPEATED
-        elif not verdict.allowed:
+        if not verdict.allowed:
             doubt = doubt_of(verdict)
         elif not read and record.effect not in HARMLESS:
             doubt = _ANOTHER_ANSWER
         elif not self.gate.believes(False) and record.effect not in HARMLESS:
             doubt = UNVOUCHED  # that another hook changed it, and not the checkpoint's owner, nobody can tell
+        repeated = call.is_among(belief["repeats"])
+        doubt = await self.gate.held_back(call, carried.terms, record.effect, repeated=repeated) or doubt
         if call.is_among(belief["rejected"]):
             record = settled(record, REJECTED_BEFORE, is_error=True)
         elif doubt is None:
@@ -228,6 +228,12 @@ class TurnJudge:
         if not arrived:
             return self.gate.renewed(record, terms), []
         after, refused = self.gate.decide(record, terms, arrived)
+        if after.decisions and after.decisions[0].kind is ApprovalKind.REJECT:
+            try:
+                await self.gate.starts.reject(after.proposed, terms)
+            except StoreError as error:
+                lost = f"The rejection is not taken: it could not be stored ({error}). Say it again."[:300]
+                return self.gate.renewed(record, terms), [*refused, (after.decisions[0], lost)]
         await self.gate.answered(after.change(requests=record.requests), terms)
         if after.waiting:
             return self.gate.renewed(after, terms), refused

@@ -355,7 +355,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         return {**entry, **self.judge.states.write_part(after)}
 
     async def _judge_late(self, unjudged: Carried, read: bool) -> dict[str, Any]:
-        return self.judge.states.write_part(self.judge.judge_late(unjudged, read=read))
+        return self.judge.states.write_part(await self.judge.judge_late(unjudged, read=read))
 
     def _ended(self, request: ToolCallRequest, result: Any, record: CallRecord) -> Steps:
         """The tool's result as it is; it is checkpointed, and with it, for the belief, what humans decided."""

@@ -84,7 +84,8 @@ def _ours(state: StateSnapshot) -> list[Any]:
 
 def read_state(judge: TurnJudge, config: RunnableConfig, state: Mapping[str, Any] | None, **how: bool) -> Carried:
     """Read a carried state in the session of the run that this config belongs to (`CarriedStates.read`)."""
-    return judge.states.read(session_id_of(config, state), place_of(judge, config, state), state, **how)
+    thread, place = str(config.get("configurable", {}).get("thread_id") or ""), place_of(judge, config, state)
+    return judge.states.read(session_id_of(config, state), place, state, thread=thread, **how)
 
 
 def session_id_of(config: RunnableConfig, state: Any = None) -> str:

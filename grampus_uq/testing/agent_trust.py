@@ -16,6 +16,7 @@ from grampus_uq.testing.agent_scene import (
     PAID,
     PAY,
     PROMPT,
+    SURE,
     UNSURE,
     Scene,
     ended,
@@ -195,6 +196,24 @@ def proposed_again(scene: Scene) -> None:
     pending = waiting(scene.run(kill=True))
     ended(scene.resume(say("reject", pending)), DONE)
     scene.ran(problem="the model proposed again what was rejected")
+
+
+@sentence("A call rejected in a sub-agent does not run unasked when the sub-agent is called again.", "sub_agent")
+def nested_again(scene: Scene) -> None:
+    tasks = {"Pay Bob.": UNSURE, "Pay Bob now.": SURE}
+    calls = [ToolCall(id=f"delegate-{n}", name="delegate", arguments={"task": task}) for n, task in enumerate(tasks)]
+    scene.script = {
+        PROMPT: [*(ScriptedTurn(text="I delegate.", calls=(one,)) for one in calls), ScriptedTurn(text=DONE)]
+    }
+    for task, sure in tasks.items():
+        scene.script[task] = [
+            ScriptedTurn(text=f"I do: {task}", calls=(PAY,), confidence=sure),
+            ScriptedTurn(text="Well."),
+        ]
+    again = scene.resume(say("reject", waiting(scene.run(kill=True))))
+    scene.ran(problem="a sub-agent that was called again ran what had been rejected")
+    if isinstance(again, Paused):
+        scene.settled(say("reject", waiting(again)))
 
 
 @sentence("An edit that violates the tool's schema runs nothing, and the request stays open.", "edit", "schema")

@@ -14,6 +14,7 @@ from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallPhase, CallRecord, Terms, 
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.starts import let_by
+from grampus_uq.records.values import ToolCall
 from tests.gate.test_gate import DOUBT, NEW, NOW, OPEN, PAY, TERMS
 
 pytestmark = pytest.mark.anyio
@@ -297,3 +298,63 @@ async def test_what_was_let_ahead_has_a_start_and_hands_it_on_to_the_request_und
     assert not gate.starts.spent(record, "r")
     assert await gate.starts.take(approved(held), TERMS)
     assert len(starts.had) == 1
+
+
+# -- rejections in a thread -------------------------------------------------------------------------------------------
+
+VISIT, LATER, ROOT = (_other(session_id=session, thread="t") for session in ("t/desk:1", "t/desk:2", "t"))
+
+
+async def test_a_rejection_counts_in_all_sessions_of_its_agents_thread_for_calls_that_many_tools_treat_as_one() -> None:
+    gate = process(None)
+    for call in (PAY, ToolCall(name="pay", arguments={"to": "\u00e9", "n": 1})):
+        assert not await gate.starts.rejected(call, LATER, stored=True)
+        await gate.starts.reject(call, VISIT)
+    for terms in (VISIT, LATER, ROOT):
+        assert await gate.starts.rejected(PAY.model_copy(update={"id": "other"}), terms, stored=False)
+        assert await gate.starts.rejected(
+            ToolCall(name="pay", arguments={"n": 1.0, "to": "e\u0301"}), terms, stored=False
+        )
+    others = [_other(agent_id="other", thread="t"), _other(thread="u"), _other(), _other(thread="")]
+    for terms in others:
+        assert not await gate.starts.rejected(PAY, terms, stored=True)
+    assert not await gate.starts.rejected(PAY.model_copy(update={"name": "pay2"}), LATER, stored=True)
+    assert not await process(None).starts.rejected(PAY, LATER, stored=True), "another process"
+
+
+async def test_a_session_without_a_thread_remembers_nothing_here() -> None:
+    starts = Starts()
+    gate = process(starts)
+    await gate.starts.reject(PAY, TERMS)
+    assert not await gate.starts.rejected(PAY, TERMS, stored=True)
+    assert starts.had == {}
+
+
+async def test_a_stored_rejection_is_known_in_other_processes_and_hides_what_was_rejected() -> None:
+    starts = Starts()
+    await process(starts).starts.reject(PAY, VISIT)
+    await process(starts).starts.reject(PAY, LATER)
+    assert len(starts.had) == 1
+    assert not any(PAY.name in by for by in starts.had)
+    other = process(starts).starts
+    assert [await other.rejected(PAY, terms, stored=True) for terms in (VISIT, LATER, ROOT)] == [True, True, False]
+    assert not await other.rejected(PAY, LATER, stored=False)
+    assert await other.take(approved(), LATER), "a rejection is no start"
+
+
+async def test_a_rejection_whose_writing_failed_counts_in_its_own_process() -> None:
+    starts = Starts()
+    gate = process(starts)
+    starts.fails = StoreError("down")
+    with pytest.raises(StoreError):
+        await gate.starts.reject(PAY, VISIT)
+    assert await gate.starts.rejected(PAY, LATER, stored=True)
+
+
+async def test_the_rejections_that_a_process_remembers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_SPENT", 2)
+    gate = process(None)
+    calls = [ToolCall(name="pay", arguments={"n": n}) for n in range(3)]
+    for call in calls:
+        await gate.starts.reject(call, VISIT)
+    assert [await gate.starts.rejected(call, LATER, stored=True) for call in calls] == [False, True, True]

@@ -6,6 +6,7 @@ Ann approves with a key of her own. Others write the checkpoints, and read all t
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.errors import GrampusError
+from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
 from grampus_uq.integrations.langgraph import KEY, resume, uncertainty_guard, waiting
 from grampus_uq.testing import ScriptedModel
@@ -332,7 +334,7 @@ def test_a_late_call_that_an_earlier_branch_ran_is_asked_about() -> None:
     state = {"repeats": [ToolCall(id="1", name="pay", arguments=BOB).digest()]}
     carried = judge.states.read("t", "/t", state, begun=False)
     late = judge.unjudged(carried, ToolCall(id="2", name="pay", arguments=BOB))
-    (record,) = judge.judge_late(late, read=True).records
+    (record,) = run_blocking(functools.partial(judge.judge_late, late, read=True)).records
     assert record.requests[0].rule == "repeat_after_rollback"
 
 
