@@ -112,8 +112,7 @@ def _list_row(summary: dict[str, Any]) -> list[Any]:
         None if started is None else _time(started),
         summary["steps"],
         summary["pauses"],
-        summary["least_confidence"],
-        summary["last_confidence"],
+        *(summary[name] for name in ("least_confidence", "last_confidence")),
         outcome_in_words(summary["success"], summary["stop_reason"], summary["labelled_by"]),
         summary["path"],
     ]

@@ -150,8 +150,7 @@ class RunAsSpans:
         known = {name: value for name, value in attributes.items() if value is not None}
         self._root.add_event(DECISION, known, time_ns)
         self._emit(event, "decision")
-        call = self._open.get(event.call_id) if event.call_id is not None else None
-        if call is not None:
+        if event.call_id is not None and (call := self._open.get(event.call_id)) is not None:
             call.since_ns = time_ns if event.decision in _LET_RUN else None
 
     def _outcome(self, event: OutcomeEvent) -> None:
