@@ -15,7 +15,7 @@ from grampus_uq.models.loop_thread import start_on_loop_thread
 from grampus_uq.records.values import Message, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, Role
 from grampus_uq.signals.call_reader import Reader
-from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
+from grampus_uq.signals.driver import MeteredContext, sense_one
 
 _TIMEOUT_S = 60.0  # of reading ahead: a long transcript is read for the first time in many seconds
 
@@ -35,7 +35,7 @@ class _Reading:
             client=given.client,
             model=given.model,
             tools=given.tools,
-            budget=Budget(timeout_s=_TIMEOUT_S),
+            budget=replace(given.budget, timeout_s=_TIMEOUT_S),
         )
         return start_on_loop_thread(lambda: sense_one(self.reader.source, self.reader.read_ahead, own))
 

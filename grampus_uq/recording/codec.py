@@ -78,7 +78,7 @@ def decode(line: bytes, *, path: str = "", number: int | None = None) -> Event:
     """Read one line back into the event that `encode` was given.
 
     `path` and `number` (from 1) only name the place in an error. Raises DataError for a line that is not JSON, that has
-    a newer version or an unknown type, or in which a field is missing, unknown to its type or out of its domain.
+    a newer version or an unknown type, or in which a field is missing, out of its domain, or in some parts unknown.
     """
     head = _HEAD.match(line)
     if head is None or b"NaN" in line or b"Infinity" in line:

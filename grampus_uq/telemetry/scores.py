@@ -35,8 +35,8 @@ class RefusedError(ConnectionError):
 class Poster:
     """Posts to one URL, from one thread at a time, with `attempts` in all and a growing wait between them.
 
-    What is retried: no connection, a timeout, and the statuses that say "later" (408, 425, 429, 5xx), after the
-    `Retry-After` that the backend names or 0.5, 1, 2, 4 … s, each shortened at random, and never longer than
+    What is retried: no connection, a timeout, and the statuses that say "later" (408, 425, 429, 500, 502 to 504), after
+    the `Retry-After` that the backend names or 0.5, 1, 2, 4 … s, each shortened at random, and never longer than
     `longest_wait_s`. `stop` ends a wait at once. Redirects are not followed: they would carry the key elsewhere.
 
     Raises ConfigurationError for a URL that is not http(s) or holds a password.

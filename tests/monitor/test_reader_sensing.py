@@ -92,6 +92,21 @@ def test_it_is_asked_of_irreversible_calls_alone_and_reads_ahead_beside_the_othe
     assert run.state.monitor_calls == 2
 
 
+@pytest.mark.parametrize("budget", [Budget(max_calls=0), Budget(max_tokens=0)])
+def test_a_budget_of_nothing_reads_nothing_ahead_either(budget: Budget) -> None:
+    model = ScriptedModel(replying(writes({})))
+    run, seen = session(model, budgets={SOURCE: budget})
+
+    async def main() -> None:
+        await turn(run, "1", LOOK)
+        run.observe_tool_result("l", "Order A17 cost 85 EUR.")
+        await turn(run, "2", PAY)
+
+    anyio.run(main)
+    assert seen.steps[1][SOURCE].reason == MissingReason.BUDGET_EXCEEDED
+    assert model.calls == []
+
+
 def until_told(model: Any, told: threading.Event) -> Any:
     """The same reply, once it is told to."""
 
