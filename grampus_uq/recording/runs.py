@@ -95,15 +95,9 @@ class Run:
 
     @cached_property
     def outcome(self) -> Outcome | None:
-        """The end of the run: the latest label, else the latest that says success or failure, else the latest.
-
-        None when the recording holds none. A label is an outcome with `labelled_by`; earlier ones stay recorded.
-        """
+        """The end of the run, by `outcome_weight`; None when the recording holds none."""
         outcomes = [event.outcome for event in self.events if isinstance(event, OutcomeEvent)]
-        labels = [outcome for outcome in outcomes if outcome.labelled_by is not None]
-        known = [outcome for outcome in outcomes if outcome.success is not None]
-        best = labels or known or outcomes
-        return best[-1] if best else None
+        return max(reversed(outcomes), key=outcome_weight, default=None)
 
     @cached_property
     def touched(self) -> bool:
@@ -111,6 +105,11 @@ class Run:
         return bool(self.decisions) or any(
             event.assessment.action.stops for event in self.events if isinstance(event, StepEvent)
         )
+
+
+def outcome_weight(outcome: Outcome) -> int:
+    """Of a run's outcomes the latest of the heaviest counts: a label, else one of success or failure, else any."""
+    return 2 if outcome.labelled_by is not None else int(outcome.success is not None)
 
 
 def recording_files(paths: Paths) -> Iterator[Path]:

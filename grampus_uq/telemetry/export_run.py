@@ -17,6 +17,7 @@ from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.core.decision import CHAIN
 from grampus_uq.errors import DataError
+from grampus_uq.recording.runs import outcome_weight
 from grampus_uq.records.events import (
     PERMIT,
     DecisionEvent,
@@ -67,6 +68,7 @@ class RunAsSpans:
         self._tracer = provider.get_tracer("grampus_uq")
         self._emitter = SpanEmitter(self._tracer, content=content, redact=redact)
         self._counts: dict[str, int] = {}
+        self._outcome_weight = 0
         self._open: Latest[str, _OpenCall] = Latest(_MOST_OPEN_CALLS)
         self.latest_ns = began_ns
         ids.begin_run(first.agent_id, first.session_id, began_ns)
@@ -155,6 +157,9 @@ class RunAsSpans:
 
     def _outcome(self, event: OutcomeEvent) -> None:
         outcome = event.outcome
+        if outcome_weight(outcome) < self._outcome_weight:
+            return
+        self._outcome_weight = outcome_weight(outcome)
         success = {True: "success", False: "failure", None: "unknown"}[outcome.success]
         self._root.set_attribute("uncertainty.outcome", success)
         self._root.set_attribute("uncertainty.stop_reason", outcome.stop_reason.value)

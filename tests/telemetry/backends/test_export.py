@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from grampus_uq.errors import ConfigurationError, DataError, ExportError
 from grampus_uq.importers import events as imported_events
 from grampus_uq.importers import read_tau_bench
 from grampus_uq.monitor.session import _ANSWERS
-from grampus_uq.recording import Label, RecordingProcessor, encode, label, read
+from grampus_uq.recording import Label, RecordingProcessor, encode, find_run, label, read
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Outcome, ToolCall
 from grampus_uq.records.vocabulary import UncertaintyLevel
@@ -132,6 +133,21 @@ def test_a_call_ran_exactly_where_it_was_decided_so(decision: str, tmp_path: Pat
     write(file, events)
     names = [span.name for span in sent(tmp_path)[1]]
     assert ("execute_tool send_money" in names) is (decision not in ("reject", "respond", "guidance"))
+
+
+@given(
+    found=st.lists(st.builds(Outcome, success=st.none() | st.booleans(), labelled_by=st.sampled_from([None, "ana"])))
+)
+def test_the_outcome_is_the_one_that_counts_in_the_recording(found: list[Outcome]) -> None:
+    """A run may be labelled while it waits, and go on: its label counts all the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        ends: list[Event] = [OutcomeEvent(session_id="s1", agent_id="desk", outcome=one) for one in found]
+        write(Path(folder, "s1.jsonl"), [started("s1"), *ends])
+        counts, (root,) = find_run(folder, "s1").outcome, sent(folder)[1]
+    told = [root.attributes.get(f"uncertainty.{name}") for name in ("outcome", "stop_reason", "labelled_by")]
+    words = {True: "success", False: "failure", None: "unknown"}
+    said = [None] * 3 if counts is None else [words[counts.success], counts.stop_reason.value, counts.labelled_by]
+    assert told == said
 
 
 def carried(spans: list[Any]) -> set[tuple[str, str]]:
