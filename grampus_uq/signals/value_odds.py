@@ -57,11 +57,11 @@ def value_odds(
             value += choice.odds(max(start - begin, 0), own, others, ending[0] if ending else "")
         elif stop <= end:
             value += own
-        if stop <= end:
-            continue
-        if choice is None and start <= end and (start < end or not text.startswith(_CLOSES, end - 1)):
+        elif start <= end and (start < end or not text.startswith(_CLOSES, end - 1)):
             alike = [one for piece, one in _others(token) if _ends_alike(text, start, end, piece, quoted)]
             value += _sum(own, alike)
+        if stop > end and not (quoted or text[end:stop].strip(" \t")):
+            end = stop  # blanks end nothing
         if start <= mark < stop and text.startswith(_GOES_ON, mark):
             there = [(piece, one) for piece, one in _others(token) if piece.startswith(text[start:mark])]
             goes_on = _sum(own, [one for piece, one in there if piece.startswith(_GOES_ON, mark - start)])
@@ -80,7 +80,7 @@ def _ends_alike(text: str, start: int, end: int, piece: str, quoted: bool) -> bo
     if not piece.startswith(text[start:end]) or len(piece) == end - start:
         return False
     after = piece[end - start :]
-    return after[0] == text[end] if quoted else not goes_on(after)
+    return after[0] == text[end] if quoted else bool(after.strip(" \t")) and not goes_on(after)
 
 
 def _sum(own: float, others: Sequence[float]) -> float:

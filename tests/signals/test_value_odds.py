@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import TokenLogprob, ToolCall
 from grampus_uq.records.call_parts import CallPart, weakest_part
 from grampus_uq.signals.call_tokens import call_parts
+from tests.sampling import examples
 from tests.signals.turns_of_calls import ARGUMENTS, FORMS, NAMES, own_words, tokens
 
 READ = ("object", "parameters", "arguments in a text", "function in a list", "marks", "kimi", "react", "pythonic")
@@ -77,13 +80,70 @@ def test_what_ends_a_value_counts_against_what_ends_it_elsewhere(
     assert values(found, PAY) == {"": 1.0, "amount": pytest.approx(amount), "to": pytest.approx(to)}
 
 
-@pytest.mark.parametrize("other", [" *", "/2", "%", " - 5", " 5", "€", "万", ":1", ",000", " ,5", "'000"])
+@pytest.mark.parametrize("other", [" *", "/2", "%", " - 5", " 5", "€", "万", ":1", ",000", " ,5", "'000", " "])
 def test_a_number_that_might_have_gone_on_is_as_unsure_as_that(other: str) -> None:
     top = ((other, math.log(0.6)), ("}", math.log(0.1)))
     ended = TokenLogprob(token=")", logprob=math.log(0.3), top=top)
     sure = [TokenLogprob(token=one, logprob=0.0) for one in ("pay", "(", "amount=", "85")]
     call = ToolCall(name="pay", arguments={"amount": 85})
     assert values([*sure, ended], call) == {"": 1.0, "amount": pytest.approx(0.4)}
+
+
+@pytest.mark.parametrize("blanks", [[" "], ["85 "], [" ", "\t"], ["85 ", " "]])
+def test_blanks_end_no_number_and_what_stands_behind_them_does(blanks: list[str]) -> None:
+    begun = [] if blanks[0].startswith("85") else ["85"]
+    sure = [TokenLogprob(token=one, logprob=0.0) for one in ("pay", "(", "amount=", *begun, *blanks)]
+    top = (("* 2", math.log(0.6)), (", ", math.log(0.1)))
+    call = ToolCall(name="pay", arguments={"amount": 85})
+    found = values([*sure, TokenLogprob(token=")", logprob=math.log(0.3), top=top)], call)
+    assert found == {"": 1.0, "amount": pytest.approx(0.4)}
+
+
+GOES_ON = (" * 2}}", "%}}", "/2}}")
+WHOLE = ("}}", " }}", "} }", "\n}}")
+"""What may stand behind a value, with which it is another one or the end of the call."""
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.sets(st.sampled_from(["8", "85", "850", "85.0", "-8", "8e1", "true", "null", '"8"', '"85"', '""']), min_size=1),
+    st.sets(st.sampled_from([*GOES_ON, *WHOLE, ', "z": 1}}'])),
+    st.sampled_from(WHOLE),
+    st.integers(),
+    st.data(),
+)
+def test_a_value_is_never_surer_than_the_model_is_of_it_however_it_is_ended(
+    others: set[str], ends: set[str], end: str, seed: int, data: st.DataObject
+) -> None:
+    written = {
+        before + one + behind: (one, behind) for before in ("", " ") for one in others for behind in {end, *ends}
+    }
+    random = Random(seed)
+
+    @cache
+    def following(text: str) -> dict[str, float]:
+        found = sorted({one[len(text) :][:n] for one in written if one.startswith(text) for n in (1, 2, 3, 4)} - {""})
+        odds = {piece: random.random() ** 4 + 1e-6 for piece in found}
+        return {piece: one / sum(odds.values()) for piece, one in odds.items()}
+
+    @cache
+    def exact(text: str, value: str) -> float:
+        if text in written:
+            one, behind = written[text]
+            return float(one == value and (one[0] == '"' or behind not in GOES_ON))
+        return sum(odds * exact(text + piece, value) for piece, odds in following(text).items())
+
+    text = data.draw(st.sampled_from(sorted(one for one in written if written[one][1] == end)))
+    at, since, found = "", "", [TokenLogprob(token='{"name": "pay", "arguments": {"unit":', logprob=0.0)]
+    begin = len(text) - len(text.lstrip()) + text.lstrip().startswith('"')
+    while at != text:
+        piece = data.draw(st.sampled_from([one for one in following(at) if text.startswith(at + one)]))
+        top = tuple((one, math.log(odds)) for one, odds in following(at).items())
+        found.append(TokenLogprob(token=piece, logprob=math.log(following(at)[piece]), top=top))
+        at += piece
+        since = at if len(at) <= begin else since  # where the first token of the value begins
+    value = values(found, ToolCall(name="pay", arguments={"unit": json.loads(written[text][0])}))["unit"]
+    assert (value or 0.0) <= exact(since, written[text][0]) + 1e-9
 
 
 @given(
