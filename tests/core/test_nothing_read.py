@@ -37,7 +37,9 @@ def test_a_step_shows_a_confidence_exactly_from_the_first_reading_of_the_session
         assert (doubt_of(call).confidence is None) is not session.state.has_reading
 
 
-def test_a_run_without_one_reading_is_listed_with_a_dash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_one_reading_is_listed_with_empty_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with RecordingProcessor(tmp_path / "runs") as recorder:
         session = UncertaintyMonitor(processors=[recorder]).session("silent")
         session.commit(step(0), [Reading(source="verbalized", value=None, reason="not_stated")])
@@ -45,7 +47,7 @@ def test_a_run_without_one_reading_is_listed_with_a_dash(tmp_path: Path, capsys:
     with pytest.raises(SystemExit):
         main(["runs", "list", str(tmp_path / "runs")])
     heads, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
-    assert [row[heads.index(name)] for name in ("session_id", "least", "last")] == ["silent", "-", "-"]
+    assert [row[heads.index(name)] for name in ("session_id", "least", "last")] == ["silent", "", ""]
     with pytest.raises(SystemExit):
         main(["runs", "show", "silent", str(tmp_path / "runs")])
     assert not re.search(r"\b1\.0", capsys.readouterr().out)
