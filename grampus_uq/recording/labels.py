@@ -137,10 +137,8 @@ def _label_of(row: dict[str, str | None], path: str, line: int) -> Label:
         raise DataError(str(error), path=path, line=line, field="success") from error
     reason = row.get("stop_reason") or None
     if reason is not None and reason not in list(StopReason):
-        known_reasons = ", ".join(StopReason)
-        raise DataError(
-            f"must be one of {known_reasons}. Got {reason!r:.50}.", path=path, line=line, field="stop_reason"
-        )
+        rule = f"must be one of {', '.join(StopReason)}. Got {reason!r:.50}."
+        raise DataError(rule, path=path, line=line, field="stop_reason")
     return Label(
         session_id=session_id,
         success=known,
@@ -171,9 +169,8 @@ def _append(run: Run, known: Label, by: str, time_s: float, ended: StopReason | 
     )
     event = OutcomeEvent(session_id=run.session_id, agent_id=run.events[0].agent_id, outcome=outcome)
     if is_packed(Path(run.path)):
-        raise DataError(
-            "is packed and accepts no more lines; label the recordings, then pack them.", path=run.path, line=run.line
-        )
+        reason = "is packed and accepts no more lines; label the recordings, then pack them."
+        raise DataError(reason, path=run.path, line=run.line)
     if not run.last:
         reason = f"another session follows {run.session_id!r:.100}; a label at the end of the file would be its."
         raise DataError(reason, path=run.path, line=run.line)

@@ -249,9 +249,8 @@ class LangfuseScores(_Scores):
         secret = secret_key or os.environ.get("LANGFUSE_SECRET_KEY")
         for name, key in (("public_key", public), ("secret_key", secret)):
             if not key:
-                raise ConfigurationError.of(
-                    name, type(self).__name__, "given, or set as LANGFUSE_" + name.upper(), None
-                )
+                rule = f"given, or set as LANGFUSE_{name.upper()}"
+                raise ConfigurationError.of(name, type(self).__name__, rule, None)
         base = host or os.environ.get("LANGFUSE_HOST") or "https://cloud.langfuse.com"
         basic = base64.b64encode(f"{public}:{secret}".encode()).decode()
         url = base.rstrip("/") + "/api/public/ingestion"
