@@ -321,8 +321,6 @@ def is_proposed(turns: Turns, call: ToolCall, step_id: str | None, *, exactly: b
     listing = [turn for turn in turns if turn.calls or turn.called or turn.more]
     if exactly:
         listing = [turn for turn in listing if turn.more or _matching(turn.calls, call)]
-        if not listing:
-            return False
     if "arguments" not in call.model_fields_set or not listing:
         return not exactly and (not listing or not call.id or _may_be_listed(listing, call))
     of_call = [turn for turn in _found(turns, call, step_id) or () if turn.listed] or listing

@@ -387,6 +387,7 @@ def test_an_id_is_known_where_a_turn_listed_it_or_may_have_listed_it() -> None:
     nameless = ToolCall(name="pay", arguments={"amount": 5})
     for listed, call, known in [
         ((PAY,), bare, True),
+        ((ToolCall(id="c", name="pay", arguments={}),), bare, True),
         ((PAY,), unknown, False),
         ((PAY, nameless), unknown, True),
         ((nameless,), unknown, True),

@@ -86,6 +86,10 @@ def test_case_does_not_hide_an_irreversible_tool(pattern, after):
     assert policy.is_irreversible(pattern.lower() + after)
 
 
+def test_the_thresholds_are_named_from_the_best_level_down():
+    assert DEFAULT.thresholds == (DEFAULT.low_threshold, DEFAULT.medium_threshold, DEFAULT.high_threshold)
+
+
 def test_without_names_no_tool_is_irreversible():
     assert not DEFAULT.is_irreversible("delete_everything")
 

@@ -620,11 +620,11 @@ def test_a_verdict_compares_a_call_with_the_turn_of_its_step_and_exactly_where_t
 
 
 def test_arguments_that_are_no_json_are_never_vouched_for():
-    call = ToolCall.model_construct(id="a", name=PAY, arguments={"x": object()})
-    step = Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(call,))
-    mark = f"@{hashlib.sha256(b'a').hexdigest()[:8]}"
-    assert listed(step) == (mark,)
-    assert not is_proposed((TurnEvidence(calls=proposed(step), listed=listed(step)),), call, None)
+    for call_id in ("a", "a" * 65):  # a long one is not remembered
+        call = ToolCall.model_construct(id=call_id, name=PAY, arguments={"x": object()})
+        step = Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(call,))
+        assert listed(step) == (f"@{hashlib.sha256(call_id.encode()).hexdigest()[:8]}",)
+        assert not is_proposed((TurnEvidence(calls=proposed(step), listed=listed(step)),), call, None)
 
 
 def test_a_digest_of_a_call_is_one_of_its_name_and_its_arguments_in_canonical_json():
@@ -715,7 +715,8 @@ def test_one_listing_lets_one_call_go():
     unlisted, nameless = mine.model_copy(update={"id": "x"}), mine.model_copy(update={"id": ""})
     for call in (mine, other, unlisted, nameless):
         assert is_proposed(state.turns, call, None)
-    assert is_proposed(state.turns, mine, None, exactly=True)
+    for call in (mine, nameless):
+        assert is_proposed(state.turns, call, None, exactly=True)
     assert not is_proposed(state.turns, unlisted, None, exactly=True)
     state = called(state, mine)[0]
     assert is_proposed(state.turns, mine, None)
@@ -729,6 +730,10 @@ def test_one_listing_lets_one_call_go():
     # Two of the same: the listing of one is left when the other was made.
     twice = turn(START, "a", 1.0, mine, other.model_copy(update={"arguments": five}))
     assert is_proposed(called(twice, mine)[0].turns, unlisted, None)
+    # As many were made as were listed, one of them with other arguments: what is open still is vouched for.
+    edited = called(turn(START, "a", 1.0, mine, other), mine.model_copy(update={"arguments": {"amount": 6}}))[0]
+    as_many = called(edited, unlisted)[0].turns
+    assert is_proposed(as_many, other.model_copy(update={"id": ""}), None, exactly=True)
     # Made by its name alone: which of the listings that was is not known.
     by_name = called(state, ToolCall(id="c2", name=PAY))[0]
     assert by_name.turns[-1].listed == state.turns[-1].listed
