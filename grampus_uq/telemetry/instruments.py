@@ -73,7 +73,7 @@ _ALL: Final = (
         "rule",
     ),
     _counter("uncertainty.alarms", "{alarm}", "Alarms of a fitted detector, each counted when it begins.", "mode"),
-    _counter("uncertainty.signal.failures", "{reading}", "Readings without a value.", "source", "reason"),
+    _counter("uncertainty.signal.failures", "{reading}", "Wanted readings without a value.", "source", "reason"),
     _counter("uncertainty.monitor.calls", "{call}", "Model calls of the monitor's own."),
     _counter("uncertainty.monitor.tokens", "{token}", "Tokens of the monitor's own model calls."),
     _counter("uncertainty.monitor.cost", "USD", "Known cost of the monitor's own model calls."),
