@@ -12,7 +12,7 @@ import pytest
 from grampus_uq import UncertaintyEstimator, UncertaintyPolicy
 from grampus_uq.learn.evaluate import verdict
 from grampus_uq.learn.fit import detector_split
-from grampus_uq.learn.profiles import p_success, releasing
+from grampus_uq.learn.profiles import fitting, p_success, releasing
 from grampus_uq.models import OpenAICompatibleModel, refusals
 from grampus_uq.recording import codec
 from grampus_uq.signals import call_candidates, call_reader, judged_view, origins, prefix_verifier
@@ -86,6 +86,7 @@ STATED = {
     ],
     "dashboards.md": [f"({LIMIT} to 1)"],
     "guarantees.md": [
+        f"lists up to {fitting._MOST_TEACHERS:,} runs and {fitting._MOST_INPUTS:,} files",
         f"| {selective.budget_needed(0.05)} at 5 %, {selective.budget_needed(0.1)} at 10 % |",
         f"| {selective.budget_needed(0.05, 0.1)} with `--assurance .9` |",
         f"| {eprocess_thresholds.successes_needed(0.1, 0.1)} successes at .1/.1 |",
