@@ -33,19 +33,12 @@ from grampus_uq.gate.signatures import HmacSigner
 from grampus_uq.learn.permit_simulation import LabelledCalls, Simulated, read_labelled_calls, simulate_permit
 from grampus_uq.learn.recorded_answers import RecordedAnswers, recorded_answers
 from grampus_uq.recording.artifacts import load
-from grampus_uq.runtime.permit_words import (
-    find_permit,
-    least_missing,
-    narrowed,
-    permit_facts,
-    same_as_logged,
-    stands,
-    until,
-)
+from grampus_uq.runtime.permit_words import least_missing, narrowed, permit_facts, same_as_logged, stands, until
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_permits import (
     Standing,
     close_permit,
+    find_permit,
     grant_permit,
     replace_permit,
     replayed_permit,

@@ -23,10 +23,11 @@ from grampus_uq.gate.permits import Permit, PermitState, promise_of, replay, sen
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.visits import Body, Section, SignedText, Visit, for_role
 from grampus_uq.learn.pages.charts import Chart, Series
-from grampus_uq.runtime.permit_words import find_permit, narrowed, permit_facts, same_as_logged, stands, until
+from grampus_uq.runtime.permit_words import narrowed, permit_facts, same_as_logged, stands, until
 from grampus_uq.runtime.stored_permits import (
     Standing,
     close_permit,
+    find_permit,
     grant_permit,
     listed_permits,
     permit_log,

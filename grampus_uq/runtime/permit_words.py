@@ -8,27 +8,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from grampus_uq.errors import DataError
 from grampus_uq.gate.permit_conditions import stricter
 from grampus_uq.gate.permits import MOST_OPEN, Permit, PermitState, sentence
 from grampus_uq.records.visible_text import short
-from grampus_uq.runtime.store import SessionStore
-from grampus_uq.runtime.stored_permits import Standing, stored_permits
+from grampus_uq.runtime.stored_permits import Standing
 from grampus_uq.stats.earned_threshold import Target, earned_from_json, level, update
 
-_SHORTEST_ID: Final = 8
 _MOST_MISSING: Final = 10_000
-
-
-async def find_permit(store: SessionStore, permit_id: str) -> Standing:
-    """The permit with this id, or a unique beginning of it of 8 characters; raises DataError when there is none."""
-    if len(permit_id) < _SHORTEST_ID:
-        raise DataError(f"{permit_id!r:.40} is too short: give at least {_SHORTEST_ID} characters of the id.")
-    matches = [found for found in await stored_permits(store) if found.permit.id.startswith(permit_id)]
-    if len(matches) != 1:
-        what = "No permit has" if not matches else f"{len(matches)} permits have"
-        raise DataError(f"{what} an id beginning with {permit_id!r:.40}.")
-    return matches[0]
 
 
 def narrowed(

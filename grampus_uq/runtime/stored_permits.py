@@ -51,7 +51,7 @@ from grampus_uq.records.events import InForce
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.runtime.standing_grants import grants_in_force
-from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore, documents, try_write
+from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore, documents, find_record, try_write
 
 _PERMIT, _STATE, _TICKET = "permit", "permit-state", "permit-ticket"
 _TRIES: Final = 100
@@ -479,6 +479,11 @@ async def replace_permit(store: SessionStore, old_id: str, permit: Permit) -> Pe
 async def stored_permits(store: SessionStore, approvals: ApprovalPolicy | None = None) -> list[Standing]:
     """Every permit of a store with its state; without `approvals` neither signatures nor seals are looked at."""
     return await _standings(StoredPermits(store, approvals), [one for _, one in _read(await store.scan(_PERMIT))])
+
+
+async def find_permit(store: SessionStore, permit_id: str) -> Standing:
+    """The permit with this id, or a unique beginning of it (`find_record`), unchecked; raises DataError for none."""
+    return await StoredPermits(store)._standing(await find_record(store, _PERMIT, permit_id, _permit))
 
 
 async def listed_permits(store: SessionStore, start: int, most: int) -> tuple[list[Standing], bool]:

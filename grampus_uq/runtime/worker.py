@@ -300,8 +300,9 @@ class Worker:
                 why = f"It was taken up {job.taken - 1} times, and no worker came back from it."
                 return _End(how="set_aside", why=why)
             look = await self._look(job)
-            if look.deaths >= self.tries * _DEATHS_PER_TRY:
-                return _End(how="set_aside", why=f"{look.deaths} workers in a row died while they ran it.")
+            if look.deaths >= self.tries * _DEATHS_PER_TRY and not (job.sure and job.taken < 2):
+                how = "nothing_to_do" if await taken.first_try(self.runner.ledger.store) else "set_aside"
+                return _End(how=how, why=f"{look.deaths} workers in a row died while they ran it.")
             if look.left_s is None:  # a request's timer that came early, by a clock that was set back, comes again
                 again = None if look.expires_s is None else _untaken(job)
                 return _End(how="nothing_to_do", again=again, due_s=look.expires_s or 0.0)

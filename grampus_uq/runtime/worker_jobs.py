@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 class Job(BaseModel):
     """A session to look after. `taken` counts how often it was taken, `failed` the errors, `busy` how often another
     worker was found running the session, `refused` how often its tools were found changed; `why` is the last error.
-    `sure`: resumed though nothing was decided, because a sub-agent ended. `attended`: whoever runs the session takes
-    up decisions by itself, and no worker is woken."""
+    `sure`: resumed though nothing was decided, because a sub-agent ended or a human said so. `attended`: whoever runs
+    the session takes up decisions by itself, and no worker is woken."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -90,6 +90,12 @@ class Taken:
     job: Job
     held: str
     now_s: float
+
+    async def first_try(self, store: SessionStore) -> bool:
+        """True while a job of the session that is `sure` was not at work yet, or is for the first time."""
+        agent = quote(self.job.agent_id, safe="")
+        jobs = [read_job(row.body) for kind in (WAKING, TIMER) for row in await store.scan(kind, label=agent)]
+        return any(one and one.sure and one.taken < 2 and one.session_id == self.job.session_id for one in jobs)
 
 
 def stamp(due_s: float) -> str:

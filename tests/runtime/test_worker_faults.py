@@ -29,7 +29,7 @@ from grampus_uq import (
 from grampus_uq.errors import ChangedToolsError, ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.dead_letters import dead_letters, drop
+from grampus_uq.runtime.dead_letters import dead_letters, drop, retry
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.stopping import StopOrders
@@ -309,6 +309,37 @@ async def test_a_session_that_kills_its_workers_is_set_aside_after_so_many_death
     async with working(worker):
         await until(lambda: dead_letters(store))
     assert f"{5 * tries} workers in a row" in (await dead_letters(store))[0].why
+
+
+async def died(one: AgentRunner, earlier: int) -> None:
+    """A worker takes the session up and dies, after so many others in a row."""
+    state, version = await one.ledger.known("mailer", "s")
+    state._leased_until = 0.0
+    lease = await one.leases.take(state, version)
+    lease.state.metadata["worker_deaths"], lease.state.lease_s = earlier, -1.0
+    await one.ledger.save(lease.state, lease.version)
+
+
+@pytest.mark.parametrize("once_more", [False, True])
+async def test_a_session_whose_workers_died_runs_when_it_is_tried_again_and_one_more_death_sets_it_aside(
+    once_more: bool,
+) -> None:
+    store, world = MemoryStore(), World()
+    one = await decided(store, world)
+    await died(one, 24)
+    async with working(Worker(runner=one, agents=["mailer"])):
+        await until(lambda: dead_letters(store))
+    assert "25 workers in a row died" in (await dead_letters(store))[0].why
+    await retry(store, "mailer", "s")
+    if once_more:
+        await take(store, ["mailer"], 1, 0.0)
+        await died(one, 25)
+    worker = Worker(runner=one, agents=["mailer"])
+    worker.on_job = lambda job, ended, why: worker.stop() if ended in ("resumed", "set_aside") else None
+    with anyio.fail_after(10):
+        await worker.run()
+    assert (worker.counts.resumed, worker.counts.set_aside) == (not once_more, once_more)
+    assert world.sent == ([] if once_more else [("bob", "hi")])
 
 
 async def test_a_session_that_comes_to_rest_forgets_the_deaths_of_its_workers() -> None:
