@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from pydantic import ValidationError
 
 from grampus_uq import UncertaintyMonitor
 from grampus_uq.core.policy import UncertaintyPolicy
@@ -691,6 +692,36 @@ def test_for_a_host_that_stores_nothing_a_decided_call_runs_in_one_task_until_it
             assert not twice
 
     anyio.run(run)
+
+
+def test_a_call_within_another_leaves_that_one_running() -> None:
+    gate, outer, inner = Gate(approvals=OPEN), approved(), approved()
+    with gate.starts.once(outer) as first, gate.starts.once(inner) as second:
+        assert (first, second) == (True, True)
+        assert not gate.starts.spent(outer)
+        assert not gate.starts.spent(inner)
+
+
+def test_a_call_of_a_permit_that_failed_may_start_again_and_so_may_that_of_another_run() -> None:
+    starts, record = Gate().starts, NEW.change(phase=CallPhase.CLEARED, cleared_by="permit abc")
+    with pytest.raises(OSError, match="no route"), starts.once(record, "r"):
+        raise OSError("no route")
+    with starts.once(record, "r") as again, starts.once(record, "other") as elsewhere:
+        assert (again, elsewhere) == (True, True)
+
+
+def test_a_call_that_began_in_a_sub_agent_is_not_said_to_be_rejected_before_it_ran() -> None:
+    its = waiting().change(child_session="child")
+    rejection = says(its, "reject")
+    assert (its.began_before, waiting().began_before) == (True, False)
+    assert str(decided(its, [rejection]).text).startswith("Not executed again")
+    assert str(decided(waiting(), [rejection]).text).startswith("Not executed: a human rejected")
+
+
+@pytest.mark.parametrize("stored", [3, None, "call", {}, {"step_id": "llm_1"}], ids=str)
+def test_what_is_no_record_is_refused(stored: object) -> None:
+    with pytest.raises(ValidationError, match="CallRecord"):
+        CallRecord.model_validate(stored)
 
 
 def test_what_nobody_decided_on_uses_no_decision_up() -> None:
