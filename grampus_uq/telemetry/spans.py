@@ -50,12 +50,8 @@ def resolve_tracer(tracer: Any) -> Tracer:
         if candidate is not None and callable(getattr(candidate, "start_span", None)):
             found: Tracer = candidate
             return found
-    raise ConfigurationError.of(
-        "tracer",
-        "UncertaintyMonitor",
-        "a SpanEmitter, a GrampusTracer, an OpenTelemetry tracer, or an object with such a `_tracer`",
-        tracer,
-    )
+    rule = "a SpanEmitter, a GrampusTracer, an OpenTelemetry tracer, or an object with such a `_tracer`"
+    raise ConfigurationError.of("tracer", "UncertaintyMonitor", rule, tracer)
 
 
 def span_processor(tracer: Any) -> SpanEmitter:

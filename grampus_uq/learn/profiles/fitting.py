@@ -36,6 +36,7 @@ from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual, r
 from grampus_uq.learn.profiles.labelled import LabelledRuns, labelled_runs
 from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.p_success import (
+    NONE_TAUGHT,
     STATED,
     FittedPSuccess,
     can_learn,
@@ -271,15 +272,16 @@ def _detector(
         return None, Part(name="detector", status="not fitted", why=why, needs="runs with a confidence")
     if unknown:
         raise ConfigurationError.of("streams", "fit_profile", f"some of {sorted(available)}", unknown)
-    taught = np.zeros(len(runs), dtype=np.bool_)
+    taught, more = np.zeros(len(runs), dtype=np.bool_), runs.about_the_others
     if fitted is not None and "p_success" in streams:
         taught |= fitted.taught
+        more = (f" It assumes that {NONE_TAUGHT}." if fitted.kept else "") + more
     if "trajectory_risk" in streams:
         taught |= ~parted
-    found = _detector_on(streams, available, runs, taught, options, rng)
+    found = _detector_on(streams, available, runs, taught, options, rng, more)
     if found.detector.threshold.shortage and options.streams is None and taught.any() and untaught[0] in available:
         streams, taught = untaught, np.zeros_like(taught)
-        found = _detector_on(streams, available, runs, taught, options, rng)
+        found = _detector_on(streams, available, runs, taught, options, rng, runs.about_the_others)
     return found, _detector_part(found, streams, runs, taught, options)
 
 
@@ -294,6 +296,7 @@ def _detector_on(
     taught: BoolArray,
     options: FitOptions,
     rng: np.random.Generator,
+    more: str,
 ) -> DetectorFit:
     """Its statistic from the runs to learn on and all failures, its threshold from successes that taught no stream."""
     names = {name for name, out in zip(runs.ids, taught, strict=True) if not out}
@@ -304,8 +307,7 @@ def _detector_on(
         delta=options.delta,
         held_out=names if taught.any() else None,
     )
-    others = runs.about_the_others
-    thresholds = tuple(replace(t, guarantee=t.guarantee + others) for t in found.detector.thresholds)
+    thresholds = tuple(replace(t, guarantee=t.guarantee + more) for t in found.detector.thresholds)
     return replace(found, detector=replace(found.detector, thresholds=thresholds))
 
 

@@ -26,6 +26,7 @@ LEAST_OF_EACH = 10
 """Successes, and failures, to learn on, below which a calibration would be noise."""
 
 STATED: Final = UncertaintySource.VERBALIZED
+NONE_TAUGHT: Final = "none of these runs taught the p_success that was kept"
 MOST_STEPS = 50_000
 _LEAST_SLOPE = 1e-3  # enough to rank by, and next to nothing of a probability
 

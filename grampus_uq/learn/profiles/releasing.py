@@ -17,7 +17,7 @@ from grampus_uq.core.release import ReleaseRule
 from grampus_uq.learn.profiles.cases import Cases, cases_of
 from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.options import FitOptions
-from grampus_uq.learn.profiles.p_success import FittedPSuccess
+from grampus_uq.learn.profiles.p_success import NONE_TAUGHT, FittedPSuccess
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.stats.eprocess_thresholds import percent
 from grampus_uq.stats.selective import (
@@ -218,7 +218,7 @@ def _counted(cases: Cases, found: Released, *, averaged: bool = False) -> str:
 def _assumed(cases: Cases) -> str:
     """The assumptions of a promise, and the runs that it is not about."""
     chosen = "" if cases.by_score else ", and labels given without regard to how a run went or scored"
-    chosen += ", and that none of these runs taught the p_success that was kept" if cases.kept else ""
+    chosen += f", and that {NONE_TAUGHT}" if cases.kept else ""
     note = f" ({cases.without_task} runs name no task and count as one each)" if cases.without_task else ""
     return (
         f"This assumes independent tasks of one distribution{note}{chosen}; a changed agent, task mix or model breaks "

@@ -143,6 +143,18 @@ def test_an_older_p_success_is_kept_on_request_and_its_own_runs_set_no_threshold
         fit_profile([new], base=BASE, options=options)
 
 
+def test_each_promise_on_a_kept_p_success_says_that_no_run_taught_it(tmp_path: Path) -> None:
+    """Of a bare profile nobody knows what taught it: here all of these runs did."""
+    old = recorded(tmp_path, 120, seed=1)
+    bare = fit_profile(old, base=BASE, options=FitOptions(detector=False)).artifact.profile
+    fit = fit_profile(old, base=bare, options=FitOptions(wrong_releases=0.1, keep_p_success=True))
+    assert fit.splits == {"learn": 0, "thresholds": 120}
+    for name in ("release", "detector"):
+        assert "none of these runs taught the p_success that was kept" in part(fit, name).promise
+    other = fit_profile(old, base=bare, options=FitOptions(keep_p_success=True, streams=("verbalized",)))
+    assert "taught" not in part(other, "detector").promise
+
+
 def test_a_run_that_taught_an_older_p_success_sets_no_threshold_though_its_file_has_grown_since(tmp_path: Path) -> None:
     old = recorded(tmp_path, 120, seed=1)
     older = fit_profile(old, base=BASE, options=FitOptions(detector=False)).artifact
