@@ -316,11 +316,7 @@ class Gate:
         """The reason to hold a call back that is not in its session's state: what became of an equal one."""
         if repeated:
             return REPEATED
-        try:
-            rejected = await self.starts.rejected(call, terms, stored=effect not in HARMLESS)
-        except StoreError as error:
-            why = f"Whether a human rejected this call in this thread before is unknown: {error}"[:300]
-            return replace(REJECTED_IN_THREAD, reason=why)
+        rejected = await self.starts.rejected(call, terms, stored=effect not in HARMLESS)
         return REJECTED_IN_THREAD if rejected else None
 
     async def _permitted(

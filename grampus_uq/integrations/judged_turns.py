@@ -24,7 +24,6 @@ from grampus_uq import (
     ApprovalRequest,
     Outcome,
     StopReason,
-    StoreError,
     ToolCall,
     UncertaintyAction,
     UncertaintyMonitor,
@@ -158,8 +157,11 @@ class TurnJudge:
         """The state with the record, still new, of a call that the model's turn did not hold."""
         return replace(carried, records=(CallRecord.new(call, step_id_of(carried)),))
 
-    async def judge_late(self, carried: Carried, *, read: bool) -> Carried:
-        """Judge the call of `unjudged` without committing it; `read` False: it is not of the answer judged last."""
+    async def judge_late(self, carried: Carried, *, read: bool) -> dict[str, Any]:
+        """Judge the call of `unjudged` without committing it, as `write_part` writes it.
+
+        `read` False: it is not of the answer judged last.
+        """
         (record,), call, belief = carried.records, carried.records[0].proposed, carried.belief
         record = record.change(effect=self.gate.effect(call, None, carried.session.profile.policy))
         verdict = carried.session.would_allow(call, effect=record.effect)
@@ -178,7 +180,7 @@ class TurnJudge:
             record = cleared(record)
         else:
             record = self.gate.asked(record, carried.terms, doubt)
-        return replace(carried, records=(record,))
+        return self.states.write_part(replace(carried, records=(record,)))
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
@@ -229,11 +231,7 @@ class TurnJudge:
             return self.gate.renewed(record, terms), []
         after, refused = self.gate.decide(record, terms, arrived)
         if after.decisions and after.decisions[0].kind is ApprovalKind.REJECT:
-            try:
-                await self.gate.starts.reject(after.proposed, terms)
-            except StoreError as error:
-                lost = f"The rejection is not taken: it could not be stored ({error}). Say it again."[:300]
-                return self.gate.renewed(record, terms), [*refused, (after.decisions[0], lost)]
+            await self.gate.starts.reject(after.proposed, terms)
         await self.gate.answered(after.change(requests=record.requests), terms)
         if after.waiting:
             return self.gate.renewed(after, terms), refused

@@ -248,7 +248,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         read = _of_judged(carried, request.state["messages"])
         if record is None or not read:  # another middleware changed the call, or the model never proposed it
             unjudged = judge.unjudged(carried, call)
-            part = yield functools.partial(self._judge_late, unjudged, read)
+            part = yield functools.partial(judge.judge_late, unjudged, read=read)
             (record,) = judge.states.read_part(unjudged, part).records
         once = record.waiting or not by_itself(record)
         if once:
@@ -353,9 +353,6 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         after, refused = await self.judge.decide(carried, answer)
         entry = {"step": _DECIDE, "answer": _digest(answer), "refused": refused}
         return {**entry, **self.judge.states.write_part(after)}
-
-    async def _judge_late(self, unjudged: Carried, read: bool) -> dict[str, Any]:
-        return self.judge.states.write_part(await self.judge.judge_late(unjudged, read=read))
 
     def _ended(self, request: ToolCallRequest, result: Any, record: CallRecord) -> Steps:
         """The tool's result as it is; it is checkpointed, and with it, for the belief, what humans decided."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.records.values import canonical_json
 from grampus_uq.testing import agent_permits, agent_trust
 from grampus_uq.testing.agent_laboratory import AgentLaboratory
 from grampus_uq.testing.agent_orders import Act
@@ -28,6 +28,7 @@ from grampus_uq.testing.agent_scene import (
     UNSURE,
     Scene,
     Sentence,
+    delegating,
     ended,
     look_up,
     one,
@@ -200,14 +201,8 @@ def parallel_calls(scene: Scene) -> str:
 
 @sentence("A sub-agent's request appears at its parent, and can be decided there.", "sub_agent")
 def sub_agent(scene: Scene) -> str:
-    delegate = ToolCall(id="delegate-1", name="delegate", arguments={"task": "Pay Bob."})
-    scene.script = {
-        PROMPT: [ScriptedTurn(text="I delegate it.", calls=(delegate,)), ScriptedTurn(text=DONE)],
-        "Pay Bob.": [
-            ScriptedTurn(text="I pay Bob.", calls=(PAY,), confidence=UNSURE),
-            ScriptedTurn(text="Bob has it."),
-        ],
-    }
+    paying = ScriptedTurn(text="I pay Bob.", calls=(PAY,), confidence=UNSURE)
+    scene.script = {PROMPT: delegating("Pay Bob."), "Pay Bob.": [paying, ScriptedTurn(text="Bob has it.")]}
     pending = waiting(scene.run(kill=True))
     scene.ran(problem="the sub-agent's call ran although the run was paused")
     scene.settled(say("approve", pending), ran=[PAID])

@@ -181,6 +181,12 @@ PROMPT = "Pay what is due."
 DONE = "All is settled."
 
 
+def delegating(*tasks: str) -> list[ScriptedTurn]:
+    """Hand one task after another to a sub-agent, answer."""
+    calls = [ToolCall(id=f"delegate-{n}", name="delegate", arguments={"task": task}) for n, task in enumerate(tasks)]
+    return [*(ScriptedTurn(text="I delegate it.", calls=(call,)) for call in calls), ScriptedTurn(text=DONE)]
+
+
 def play(confidence: float, *calls: ToolCall, prompt: str = PROMPT) -> Script:
     """Look something up, make the calls with this confidence, answer."""
     first = DOUBTFUL if confidence == LOST else SURE  # doubt grows critical over two steps, not at one

@@ -19,6 +19,7 @@ from grampus_uq.testing.agent_scene import (
     SURE,
     UNSURE,
     Scene,
+    delegating,
     ended,
     paused,
     pay,
@@ -168,15 +169,8 @@ def five_at_once(scene: Scene) -> None:
 
 @sentence("A sub-agent's call needs its own approval, even if its parent's identical call was approved.", "sub_agent")
 def nested_same_call(scene: Scene) -> None:
-    delegate = ToolCall(id="delegate-1", name="delegate", arguments={"task": "Pay Bob."})
-    scene.script = {
-        PROMPT: [
-            ScriptedTurn(text="I pay.", calls=(PAY,), confidence=UNSURE),
-            ScriptedTurn(text="I delegate the rest.", calls=(delegate,)),
-            ScriptedTurn(text=DONE),
-        ],
-        "Pay Bob.": [ScriptedTurn(text="I pay too.", calls=(PAY,), confidence=UNSURE), ScriptedTurn(text="Paid.")],
-    }
+    mine = ScriptedTurn(text="I pay.", calls=(PAY,), confidence=UNSURE)
+    scene.script = {PROMPT: [mine, *delegating("Pay Bob.")], **play(UNSURE, prompt="Pay Bob.")}
     pending = waiting(scene.run(kill=True))
     again = scene.resume(say("approve", pending), kill=True)
     scene.ran(PAID)
@@ -200,16 +194,8 @@ def proposed_again(scene: Scene) -> None:
 
 @sentence("A call rejected in a sub-agent does not run unasked when the sub-agent is called again.", "sub_agent")
 def nested_again(scene: Scene) -> None:
-    tasks = {"Pay Bob.": UNSURE, "Pay Bob now.": SURE}
-    calls = [ToolCall(id=f"delegate-{n}", name="delegate", arguments={"task": task}) for n, task in enumerate(tasks)]
-    scene.script = {
-        PROMPT: [*(ScriptedTurn(text="I delegate.", calls=(one,)) for one in calls), ScriptedTurn(text=DONE)]
-    }
-    for task, sure in tasks.items():
-        scene.script[task] = [
-            ScriptedTurn(text=f"I do: {task}", calls=(PAY,), confidence=sure),
-            ScriptedTurn(text="Well."),
-        ]
+    tasks = play(UNSURE, prompt="Pay Bob.") | play(SURE, prompt="Pay Bob now.")
+    scene.script = {PROMPT: delegating(*tasks), **tasks}
     again = scene.resume(say("reject", waiting(scene.run(kill=True))))
     scene.ran(problem="a sub-agent that was called again ran what had been rejected")
     if isinstance(again, Paused):

@@ -334,7 +334,8 @@ def test_a_late_call_that_an_earlier_branch_ran_is_asked_about() -> None:
     state = {"repeats": [ToolCall(id="1", name="pay", arguments=BOB).digest()]}
     carried = judge.states.read("t", "/t", state, begun=False)
     late = judge.unjudged(carried, ToolCall(id="2", name="pay", arguments=BOB))
-    (record,) = run_blocking(functools.partial(judge.judge_late, late, read=True)).records
+    part = run_blocking(functools.partial(judge.judge_late, late, read=True))
+    (record,) = judge.states.read_part(late, part).records
     assert record.requests[0].rule == "repeat_after_rollback"
 
 

@@ -211,22 +211,27 @@ class _Down(MemoryStore):
         return await super().write(changes)
 
 
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rejection_that_cannot_be_stored_is_asked_for_again_and_what_nobody_can_know_waits(kind: str) -> None:
+def test_a_run_whose_store_of_rejections_is_down_raises_and_is_resumed(kind: str, awaited: bool) -> None:
     store = _Down()
-    desk = Desk(kind, ("bob", False), ("eve", True), starts=StoredStarts(store))
+    desk = Desk(kind, ("bob", False), ("eve", True), awaited=awaited, starts=StoredStarts(store))
     desk.run()
-    store.down = True
-    (request,) = desk.decide("reject")
-    (interrupt,) = desk.app.get_state(CONFIG).interrupts
-    assert (request.call.id, "could not be stored (down)" in str(interrupt.value["refused"])) == ("c0", True)
+    for _ in range(2):
+        store.down = True
+        with pytest.raises(StoreError):
+            desk.decide("reject")
+        assert (len(desk.asked()), desk.paid) == (1, [])
     store.down = False
     assert desk.decide("reject") == []
     assert desk.paid == ["eve"]
     store.down = True
-    desk.visits += (("ann", True),)
-    (request,) = desk.run()
-    assert (request.rule, "is unknown: down" in request.reason, desk.paid) == (RULE, True, ["eve"])
+    desk.visits += (("ann", True), ("bob", True))
+    with pytest.raises(StoreError):
+        desk.run()
+    store.down = False
+    (request,) = desk.run(None)
+    assert (request.rule, desk.paid) == (RULE, ["eve", "ann"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
