@@ -13,7 +13,6 @@ import operator
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -51,7 +50,9 @@ _EMPTY: Final = re.compile(
     r"[^\w\"']*(?:[\"'\\]{1,4}\s{0,4}[:=>]\s{0,4})?(?:</\w{1,40}>\s{0,8}<\w{1,40}>)?"
     r"(?:\\?\"\\?\"|''|</|null|none|[,)}\n]|$)"
 )
-_CLOSING_ANY: Final = re.compile(r"[$€£¥%]{0,2}\s{0,8}(?:</|$)")
+_CLOSING_ANY: Final = re.compile(r"[$€£¥%]{0,2}\s{0,8}</")
+_NOTHING_BEHIND: Final = re.compile(r"(?:<escape>|<\|\"\|>)?[\s\"'`\\,:]*\Z")
+_TEXTS: Final = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
 _CLOSING: Final = re.compile(r"\s{0,8}</([^<>\n]{1,64})>")
 _VARIABLE: Final = re.compile(r"\s{0,4}=\s{0,4}([a-z_]\w{0,63})\s{0,4}[,)]")
 _NOTHING_MORE: Final = re.compile(
@@ -84,8 +85,7 @@ _NAMED_LAST: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slot:
+class _Slot(NamedTuple):
     """A place of a key, and where the value of this key ends that stands there; None where another one does."""
 
     begin: int
@@ -191,12 +191,7 @@ def _slots(rest: Rest, call: ToolCall, values: Sequence[_Value]) -> list[list[_S
 
 
 def _written(
-    rest: Rest,
-    call: ToolCall,
-    values: Sequence[_Value],
-    slots: _Slots,
-    names: Sequence[int],
-    bounds: Sequence[int],
+    rest: Rest, call: ToolCall, values: Sequence[_Value], slots: _Slots, names: Sequence[int], bounds: Sequence[int]
 ) -> Iterator[Span]:
     """The places of the name at which the call is written, whole, up to the end of its last value; the last first."""
     if not all(rest.places_of(leaf) for value in values for leaf in value.leaves):
@@ -205,7 +200,9 @@ def _written(
         place = bisect_right(bounds, at)
         stop = bounds[place] if place < len(bounds) else len(rest.text)
         end = _end_of_arguments(rest, call, values, slots, at, stop) if is_begun(rest.text, at) else None
-        if end is not None and _is_closed(rest, at, at + len(call.name), end):
+        if end is None or (call.arguments and _is_left_open(rest.text, at, end)):
+            continue
+        if _is_closed(rest, at, at + len(call.name), end):
             yield at, end
 
 
@@ -214,6 +211,14 @@ def _is_closed(rest: Rest, begin: int, behind: int, end: int) -> bool:
     if not rest.text.startswith("<", begin - 1) or not rest.text.startswith(">", behind):
         return True
     return f"</{rest.text[begin:behind]}>" in rest.text[end : end + _FAR] or not rest.text[behind + 1 :].strip()
+
+
+def _is_left_open(text: str, at: int, end: int) -> bool:
+    """True where a text ends behind the last value, in a bracket that it opened from the line of the name on."""
+    if _NOTHING_BEHIND.match(text, end) is None:
+        return False
+    form = _TEXTS.sub("", text[max(text.rfind("\n", 0, at) + 1, at - _FAR) : end])
+    return sum(map(form.count, "{[(")) > sum(map(form.count, "}])"))
 
 
 def _end_of_arguments(

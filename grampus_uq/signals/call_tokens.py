@@ -152,12 +152,7 @@ def _recorded(
 
 
 def _least(
-    read: _Read,
-    number: int,
-    call: ToolCall,
-    places: Sequence[Place],
-    rest: Rest,
-    written: Written,
+    read: _Read, number: int, call: ToolCall, places: Sequence[Place], rest: Rest, written: Written
 ) -> Sequence[_Part]:
     """The parts of the least likely writing of a call; one of probability 0 where the tokens hold none, or half of one.
 

@@ -85,7 +85,6 @@ CASES: dict[str, tuple[str, Sequence[ToolCall]]] = {
     "a recipient": ('to=functions.pay <|constrain|>json<|message|>{"amount": §500§}', [PAY]),
     "an application by position": ("pay(§500§)", [PAY]),
     "byte pieces in place of blanks": ('{"name":Ġ"pay",Ġ"arguments":Ġ{"amount":§Ġ500§}}', [PAY]),
-    "a call that is cut off": ('{"name": "pay", "arguments": {"amount": §500§', [PAY]),
     "a newline in a text": (
         '{"name":"pay","arguments":{"note":"a\nb","amount":§500§}}',
         [pay(note="a\nb", amount=500)],
