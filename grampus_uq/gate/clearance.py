@@ -20,7 +20,7 @@ HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
 
 _BY_HUMANS = tuple(f"{kind} of " for kind in (ApprovalKind.APPROVE, ApprovalKind.EDIT))  # kept of a sub-agent's call
 Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
-"""Why a call that a human or a grant cleared must not run now, or None where it may; may be awaited."""
+"""Why a call that more than the monitor cleared must not run now, or None where it may; may be awaited."""
 
 
 async def refusal_of(precondition: Precondition | None, call: ToolCall) -> str | None:

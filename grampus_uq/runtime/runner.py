@@ -79,8 +79,8 @@ class AgentRunner:
     without any, and `Unwatched(policy=...)` still asks for the tools in its policy's `always_ask_tool_names`.
 
     `store` keeps sessions; by default they live in this process only. `approvals` says who may decide and how decisions
-    are signed, `effects` what tools do to the world. `precondition` is checked before a call runs that a human or a
-    grant cleared: when it fails the approval is void, and the call is asked again. `sub_agents` are agents that the
+    are signed, `effects` what tools do to the world. `precondition` is checked before a call runs that a human, a
+    grant, a permit or another look cleared: when it fails the call is asked again. `sub_agents` are agents that the
     model may call as tools. `looks` look again at a call that the profile's chain holds, before a human is asked;
     without a chain their answers are recorded, to learn one from. A worker that dies is replaced when its lease of
     `lease_s` has expired. `logprobs` requests token log-probabilities from the model, `elicit_confidence` a stated
