@@ -130,5 +130,5 @@ async def people(store: SessionStore, as_json: bool) -> None:
 async def remove(name: str, store: SessionStore) -> None:
     """Remove NAME and end their sessions; remove the public key from the runner's configuration yourself."""
     if not await People(store).remove(name):
-        raise click.ClickException(f"Nobody is registered as {name!r:.80}.")
+        raise click.ClickException(f"Nobody is registered as {name!r:.80}; any open invitation is withdrawn.")
     click.echo(f"{name} is removed. The runner accepts their decisions until you remove their key there.")

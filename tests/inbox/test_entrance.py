@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from grampus_uq.cli import inbox_command
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, StoreError
 from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.gate.signatures import PublicKeys
@@ -21,6 +24,7 @@ from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import Passkey, People, Person, Role, keys_of
 from grampus_uq.inbox.visits import Section, Visit, for_role
 from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.gate.test_requests import ASKED
 from tests.gate.test_webauthn import url64
@@ -450,3 +454,25 @@ async def test_who_was_removed_comes_back_by_nothing_from_before(store: SessionS
     assert again.status_code == 200
     assert (await ann.get("/requests")).status_code == 303, "the session of before the removal stays ended"
     assert (await bob.get("/requests")).status_code == 200
+
+
+def test_who_was_only_invited_is_removed_with_words_that_say_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+
+    async def invited() -> str:
+        store = open_store(url)
+        token = await People(store).invite("ann", Role.LOOK)
+        await store.aclose()
+        return token
+
+    async def still_open(token: str) -> bool:
+        store = open_store(url)
+        found = await People(store).invitation(token)
+        await store.aclose()
+        return found is not None
+
+    token = anyio.run(invited)
+    assert anyio.run(still_open, token)
+    done = CliRunner().invoke(inbox_command.command, ["remove", "ann", "--store", url])
+    assert (done.exit_code, "invitation" in done.output) == (1, True), done.output
+    assert not anyio.run(still_open, token)
