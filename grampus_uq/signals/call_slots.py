@@ -52,7 +52,6 @@ _EMPTY: Final = re.compile(
 )
 _CLOSING_ANY: Final = re.compile(r"[$€£¥%]{0,2}\s{0,8}</")
 _NOTHING_BEHIND: Final = re.compile(r"(?:<escape>|<\|\"\|>)?[\s\"'`\\,:]*\Z")
-_TEXTS: Final = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
 _CLOSING: Final = re.compile(r"\s{0,8}</([^<>\n]{1,64})>")
 _VARIABLE: Final = re.compile(r"\s{0,4}=\s{0,4}([a-z_]\w{0,63})\s{0,4}[,)]")
 _NOTHING_MORE: Final = re.compile(
@@ -214,10 +213,10 @@ def _is_closed(rest: Rest, begin: int, behind: int, end: int) -> bool:
 
 
 def _is_left_open(text: str, at: int, end: int) -> bool:
-    """True where a text ends behind the last value, in a bracket that it opened from the line of the name on."""
+    """True where a text ends behind the last value, in a bracket that it opened around or behind the name."""
     if _NOTHING_BEHIND.match(text, end) is None:
         return False
-    form = _TEXTS.sub("", text[max(text.rfind("\n", 0, at) + 1, at - _FAR) : end])
+    form = text[at - (text[max(at - 1, 0) : at] == "(") : end]
     return sum(map(form.count, "{[(")) > sum(map(form.count, "}])"))
 
 

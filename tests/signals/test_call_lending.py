@@ -144,14 +144,18 @@ def test_a_stream_that_is_cut_within_a_call_vouches_for_nothing(form: str, befor
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "YAML"])  # which closes nothing
-def test_a_stream_that_is_cut_vouches_for_no_call_that_its_client_completed(form: str) -> None:
+@pytest.mark.parametrize("between", [None, "\n", ""])
+def test_a_stream_that_is_cut_vouches_for_no_call_that_its_client_completed(form: str, between: str | None) -> None:
     """A number may go on, and an argument may be left, where what the call opened is not closed."""
+    other = {"to": "eve", "amount": 700}
+    first = "" if between is None else FORMS[form]("pay", other) + between
+    beside = [ToolCall(name="pay", arguments=other)] if first else []
     own = FORMS[form]("pay", {"to": "bob", "amount": 500})
     for end in range(own.index("bob"), own.index("500") + 4 - ("</" in own[own.index("bob") :])):
         numbers = [{"to": "bob", "amount": number} for number in (5, 50, 500)]
         for arguments in (*([] if "</" in own[own.index("bob") : end] else [{"to": "bob"}]), *numbers):
-            found = odds(tokens(own[:end]), ToolCall(name="pay", arguments=arguments))
-            assert found[0] in (None, 0.0), (own[:end], arguments)
+            found = odds(tokens(first + own[:end]), *beside, ToolCall(name="pay", arguments=arguments))
+            assert found[-1] in (None, 0.0), (own[:end], arguments)
 
 
 @given(
