@@ -136,9 +136,7 @@ class CallStarts:
     async def reject(self, call: ToolCall, terms: Terms) -> None:
         """A human rejected this call: all sessions of its thread ask about an equal one. Raises StoreError."""
         if terms.thread:
-            by = _rejection(call, terms)
-            with self._lock:
-                self._rejected[by] = None
+            self._rejected[by := _rejection(call, terms)] = None
             if self._store is not None:
                 await self._store.take(by, _REJECTED)
 

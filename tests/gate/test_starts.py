@@ -11,10 +11,12 @@ import pytest
 from grampus_uq.errors import StoreError
 from grampus_uq.gate import starts as module
 from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallPhase, CallRecord, Terms, asked, granted, settled
+from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.grants import Grant
 from grampus_uq.gate.starts import let_by
 from grampus_uq.records.values import ToolCall
+from grampus_uq.records.vocabulary import Effect
 from tests.gate.test_gate import DOUBT, NEW, NOW, OPEN, PAY, TERMS
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +39,8 @@ class Starts:
         return first
 
     async def free(self, by: str, owner: str) -> bool:
+        if self.fails is not None:
+            raise self.fails
         return self.had.get(by, owner) == owner
 
 
@@ -358,3 +362,18 @@ async def test_the_rejections_that_a_process_remembers_are_bounded(monkeypatch: 
     for call in calls:
         await gate.starts.reject(call, VISIT)
     assert [await gate.starts.rejected(call, LATER, stored=True) for call in calls] == [False, True, True]
+
+
+@pytest.mark.parametrize("effect", list(Effect))
+async def test_a_store_that_is_down_keeps_no_harmless_call_from_running(effect: Effect) -> None:
+    gate = process(starts := Starts())
+    starts.fails = StoreError("down")
+    if effect in HARMLESS:
+        assert await gate.held_back(PAY, LATER, effect, repeated=False) is None
+    else:
+        with pytest.raises(StoreError):
+            await gate.held_back(PAY, LATER, effect, repeated=False)
+    with pytest.raises(StoreError):
+        await gate.starts.reject(PAY, VISIT)
+    held = await gate.held_back(PAY, LATER, effect, repeated=False)
+    assert (held and held.rule) == "rejected_in_thread"

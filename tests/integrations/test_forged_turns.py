@@ -339,6 +339,17 @@ def test_a_late_call_that_an_earlier_branch_ran_is_asked_about() -> None:
     assert record.requests[0].rule == "repeat_after_rollback"
 
 
+def test_a_late_call_that_was_rejected_in_another_session_of_the_thread_is_asked_about() -> None:
+    judge = UncertaintyMiddleware(UncertaintyMonitor(), advisory=False).judge
+    one, other = (judge.states.read(f"t/desk:{n}", f"/t/{n}", None, thread="t", begun=False) for n in range(2))
+    pay = ToolCall(id="1", name="pay", arguments=BOB)
+    run_blocking(functools.partial(judge.gate.starts.reject, pay, one.terms))
+    late = judge.unjudged(other, pay)
+    part = run_blocking(functools.partial(judge.judge_late, late, read=True))
+    (record,) = judge.states.read_part(late, part).records
+    assert record.requests[0].rule == "rejected_in_thread"
+
+
 @pytest.mark.filterwarnings("ignore:Setting attribute")
 @pytest.mark.parametrize("how", ["tool", "tool and arguments", "rerouted", "in place", "by two"])
 def test_middleware_inside_cannot_put_another_tool_or_call_in_place_of_what_was_cleared(how: str) -> None:
