@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grampus_uq.gate.call import CallPhase, CallRecord, answer_text, decided, settled
+from grampus_uq.gate.gate import here_s
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest, Arrived
 from grampus_uq.records.values import ToolCall
 
@@ -58,7 +58,7 @@ def read_arrived(entries: Iterable[Any], *, believed: bool = True) -> list[Arriv
     An arrival that nobody vouches for is now, so that nothing expired is made good.
     """
     given = [(ApprovalDecision.model_validate(decision), float(arrived_s)) for decision, arrived_s in entries]
-    return given if believed else [(decision, time.time()) for decision, _ in given]
+    return given if believed else [(decision, here_s()) for decision, _ in given]
 
 
 def read_decided(item: Mapping[str, Any]) -> CallRecord:

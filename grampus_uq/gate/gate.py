@@ -59,10 +59,15 @@ from grampus_uq.wire.calls import read_arguments
 _new_terms = builder(Terms)
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
 HOST_NOW_S: ContextVar[float] = ContextVar("grampus_uq_host_now", default=0.0)
-"""The time by the store of a host that wakes a run: requests that it found expired are so for the run's gate too."""
+"""When a host began to look what a run that it wakes was told, by its store: what expired by then is asked anew."""
 HOST_ARRIVED: ContextVar[Sequence[Arrived]] = ContextVar("grampus_uq_host_arrived", default=())
 """The decisions that such a host found, with their arrival by its store: what came in time was not late."""
 ALWAYS_ASK = Doubt(level=UncertaintyLevel.MEDIUM, rule="always_ask", reason="the policy always asks about this tool")
+
+
+def here_s() -> float:
+    """The time for a gate that no host gives a clock: this machine's, and not behind the host that woke the run."""
+    return max(time.time(), HOST_NOW_S.get())
 
 
 def record_answer(
@@ -139,7 +144,7 @@ class Gate:
         effects: ToolEffects | None = None,
         precondition: Precondition | None = None,
         schema_of: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
-        clock: Callable[[], float] = lambda: max(time.time(), HOST_NOW_S.get()),
+        clock: Callable[[], float] = here_s,
         permits: Permits | None = None,
         started_by: Callable[[str], str | None] = lambda session_id: None,
         delegations: Callable[[Sequence[ApprovalDecision]], Awaitable[Stands]] | None = None,
@@ -222,10 +227,14 @@ class Gate:
 
     def renewed(self, record: CallRecord, terms: Terms) -> CallRecord:
         """The record, asked about again where nobody can answer its request any more: `rebound`, or it expired."""
-        again, now_s = self.rebound(record, terms), self.now_s()
-        if again is not record or not record.waiting or not any(one.expired(now_s) for one in record.requests):
+        again = self.rebound(record, terms)
+        if again is not record or not record.waiting or not any(map(self.expired, record.requests)):
             return again
         return self.asked_again(record, terms, "the request before it expired")
+
+    def expired(self, request: ApprovalRequest) -> bool:
+        """True where a request expired before a host, if any, looked for decisions on it: what came in time counts."""
+        return request.expired(HOST_NOW_S.get() or self.now_s())
 
     def review(self, terms: Terms, doubt: Doubt, step_id: str) -> ApprovalRequest:
         """A request on the run itself: its answer waits."""

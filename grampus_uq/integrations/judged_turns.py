@@ -215,7 +215,7 @@ class TurnJudge:
             refused += why
             if holding:
                 turn |= {"review": None, "reviewed": [decision.model_dump(mode="json") for decision in holding]}
-            elif not ours or request.expired(now_s):
+            elif not ours or self.gate.expired(request):
                 refusals += [] if ours else ["the request was made under other rules, or elsewhere"]
                 again = self.gate.review(carried.terms, doubt_of(request), step_id_of(carried))
                 turn["review"] = again.model_dump(mode="json")

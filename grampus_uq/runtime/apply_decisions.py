@@ -53,7 +53,7 @@ async def apply_response(turn: Turn, response: HumanResponse, *, earlier: Iterab
 
     `earlier`: requests that its calls waited under before they were asked anew: a rejection of one still counts.
     """
-    state = turn.lease.state
+    state, now_s = turn.lease.state, turn.lease.now_s()  # before decisions are read: what came in time is among them
     delegated = [r for r in state.turn if r.waiting and r.child_session is not None and r.call.name in turn.delegates]
     for record in delegated:
         for request in record.requests:
@@ -66,7 +66,7 @@ async def apply_response(turn: Turn, response: HumanResponse, *, earlier: Iterab
     given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
     children = {request.id for request in state.pending() if request.child_session is not None}
     await _take_decisions(turn, [d for d in given if d.request_id not in children], earlier)
-    await _apply_expiry(turn)
+    await _apply_expiry(turn, now_s)
     for record in delegated:  # cleared to look again at what was decided: a child asks for its own calls
         state.keep(cleared(record, record.cleared_by or "monitor"))
 
@@ -206,10 +206,12 @@ def _ask_again(turn: Turn, request: ApprovalRequest, record: CallRecord | None) 
 async def _carry_out(
     turn: Turn, request: ApprovalRequest, record: CallRecord | None, deciding: tuple[ApprovalDecision, ...]
 ) -> None:
-    """Take the decisions that settle a request into the belief, the audit and the state."""
-    await _tell(turn, request, None if record is None else record.proposed, deciding)
+    """Take the decisions that settle a request into the audit, the belief and the state, all at once."""
+    if record is not None:  # first: whoever is cancelled meanwhile has carried out nothing, and is told again
+        await turn.gate.answered(decided(record, deciding).change(requests=record.requests), turn.terms())
+    _tell(turn, request, None if record is None else record.proposed, deciding)
     if record is not None:
-        await _decide_call(turn, record, deciding)
+        _decide_call(turn, record, deciding)
     elif request.rule == ROLLBACK:
         _after_rollback(turn, deciding[0])
     else:
@@ -226,16 +228,14 @@ async def hear_replaced(turn: Turn) -> None:
         standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
         deciding, _ = turn.gate.approvals.holding(request, arrived, turn.gate.problem, standing)
         if deciding and deciding[0].kind is ApprovalKind.REJECT:
-            await _tell(turn, request, held.proposed, deciding)
             await turn.gate.answered(decided(held, deciding).change(requests=held.requests), turn.terms())
+            _tell(turn, request, held.proposed, deciding)
             _remember_rejection(state, held.proposed)
         state.keep_replaced(left)
 
 
-async def _tell(
-    turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding: tuple[ApprovalDecision, ...]
-) -> None:
-    """Take decisions into the audit, and then into the belief: where the store fails they are told again."""
+def _tell(turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding: tuple[ApprovalDecision, ...]) -> None:
+    """Take decisions into the audit and into the belief."""
     lease = turn.lease
     lease.state.touched = True
     for decision in deciding:
@@ -257,12 +257,11 @@ async def _tell(
         record_answer(lease.session, decision, step_id=request.step_id, call=call, acknowledges=acknowledges)
 
 
-async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecision, ...]) -> None:
+def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecision, ...]) -> None:
     state = turn.lease.state
     if record.began_before and deciding[0].kind is not ApprovalKind.APPROVE:
         turn.lease.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
     new = decided(record, deciding)
-    await turn.gate.answered(new.change(requests=record.requests), turn.terms())
     if new.phase is CallPhase.CLEARED:
         state.keep(new)
         return
@@ -322,24 +321,24 @@ async def _apply_guidance(turn: Turn, text: str) -> None:
     lease.note("guidance", {"characters": len(text)})
 
 
-async def _apply_expiry(turn: Turn) -> None:
+async def _apply_expiry(turn: Turn, now_s: float) -> None:
     """Settle expired calls as not executed; the model reads that they expired, which is neither yes nor no."""
     lease, state = turn.lease, turn.lease.state
     own = [record for record in state.turn if record.child_session is None and record.waiting]
-    await turn.gate.tell_or_raise([expired(record, lease.now_s()) for record in own], turn.terms())
+    await turn.gate.tell_or_raise([expired(record, now_s) for record in own], turn.terms())
     for record in list(state.turn):
         if record.child_session is not None:
             continue  # the child's own business: of its requests one may have expired and another been approved
-        new = expired(record, lease.now_s())
-        if new.waiting and any(request.expired(lease.now_s()) for request in record.requests):
+        new = expired(record, now_s)
+        if new.waiting and any(request.expired(now_s) for request in record.requests):
             # of unknown outcome, with an end, as an earlier release asked: nobody could decide it any more
             state.keep(turn.gate.asked_again(record, turn.terms()))
         elif new is not record:
+            await turn.gate.answered(new, turn.terms())
             lease.note("approval_expired", {"requests": [request.id for request in record.requests]})
             state.touched = True
-            await turn.gate.answered(new, turn.terms())
             state.settle(new, new.text or "", is_error=True)
-    if any(request.expired(lease.now_s()) and request.rule != ROLLBACK for request in state.review):
+    if any(request.expired(now_s) and request.rule != ROLLBACK for request in state.review):
         lease.note("approval_expired", {"requests": [request.id for request in state.review]})
         state.review = []
         state.output = ""

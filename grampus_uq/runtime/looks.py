@@ -217,7 +217,8 @@ class LookingAgain:
         """Put a look into the audit log. Raises StoreError."""
         facts = self.turn.facts(record) | {"chance": chance, "then": then, "missing": answer.missing, "tier": tier}
         facts |= {"tokens": answer.tokens, "seconds": round(answer.seconds, 3)}
-        await self.turn.lease.save(("looked", facts))
+        self.turn.lease.note("looked", facts)
+        await self.turn.lease.save()
 
     def _before(self, record: CallRecord) -> list[Message]:
         """The conversation as it was before the turn that proposes a call."""

@@ -73,7 +73,7 @@ class SessionLease:
         self.version = version
         self._worker = f"{leases.worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well
         self._orders_seen = -1
-        self._notes: list[Note] = []
+        self._notes: list[tuple[int, Note]] = []  # each with the number of the first write that holds it
         self._lock = anyio.Lock()
         self._since = self.saved_at = time.monotonic()  # the latter: when the last save began that was made
 
@@ -82,7 +82,11 @@ class SessionLease:
         return self.ledger.now_s()
 
     async def save(self, *notes: Note) -> None:
-        """Write the state and these notes, both or neither. Raises SessionConflictError (taken over), StoreError."""
+        """Write the state and all notes, both or neither. Raises SessionConflictError (taken over), StoreError.
+
+        These `notes` announce what comes next: it does not come where they cannot be written, and they are forgotten.
+        """
+        announced = [self.note(what, data) for what, data in notes]
         async with self._lock:
             now = time.monotonic()
             self.state.active_s += now - self._since
@@ -93,11 +97,11 @@ class SessionLease:
                 self.state.metadata.pop(DEATHS, None)
             if self.session is not None:  # on the way only what decides is kept of it, all where it stands
                 self.state.belief = self.session.snapshot(latest=_STEPS_SHOWN if running else None)
-            self.state.saves += 1
-            noted = len(self._notes)
-            new = [(what, {"worker": self._worker, **data}) for what, data in notes]
-            await self._put([*self._notes, *new])
-            del self._notes[:noted]
+            try:
+                await self._put()
+            except StoreError:
+                self._notes = [one for one in self._notes if not any(one is other for other in announced)]
+                raise
             self.saved_at = now
 
     async def hold(self, saved_at: float = float("-inf")) -> None:
@@ -110,40 +114,51 @@ class SessionLease:
             await self.save()
 
     async def try_save(self, *notes: Note) -> bool:
-        """Save; with the store down count the failure, and return False: the run goes on in memory."""
+        """Save; with the store down count the failure, and return False: the run goes on in memory, with its notes."""
+        for what, data in notes:
+            self.note(what, data)
         try:
-            await self.save(*notes)
+            await self.save()
         except StoreError:
             self.state.store_failures += 1
             return False
         return True
 
-    async def _put(self, notes: list[Note]) -> None:
+    async def _put(self) -> None:
         """Compare and set, with one retry after an error. A write whose answer was lost may have been made: the next
         one then conflicts with this worker's own, which is found in the store and taken up."""
+        first = self.state.saves + 1
         for attempt in range(_WRITES):
+            self.state.saves += 1
+            number, notes = self.state.saves, [note for _, note in self._notes]
             try:
                 self.version = await self.ledger.save(self.state, self.version, notes)
+                self._written(number)
                 return
             except SessionConflictError:
-                if await self._was_made():
+                if await self._was_made(first):
                     return
             except StoreError:
                 if attempt > 0:
                     raise
         raise StoreError("The session could not be written: its own earlier writes kept arriving first.")
 
-    async def _was_made(self) -> bool:
-        """True when the store holds this very save; SessionConflictError when it holds what another worker wrote."""
+    async def _was_made(self, first: int) -> bool:
+        """True when the store holds this save, from its `first` write on; SessionConflictError: another worker's."""
         found = await self.ledger.adopt(self.state)
         if found is None or found[0].worker != self._worker:
             raise SessionConflictError(f"Session {self.state.session_id!r:.80} was taken over by another worker.")
         self.version = found[1]
-        return found[0].saves == self.state.saves
+        self._written(found[0].saves)
+        return found[0].saves >= first
 
-    def note(self, what: str, data: Mapping[str, JsonValue]) -> None:
-        """Add to the audit with the next save: a worker that lost the session says nothing in it."""
-        self._notes.append((what, {"worker": self._worker, **data}))
+    def _written(self, number: int) -> None:
+        self._notes = [(first, note) for first, note in self._notes if first > number]
+
+    def note(self, what: str, data: Mapping[str, JsonValue]) -> tuple[int, Note]:
+        """Add to the audit with the next save that succeeds: a worker that lost the session says nothing in it."""
+        self._notes.append((self.state.saves + 1, (what, {"worker": self._worker, **data})))
+        return self._notes[-1]
 
     async def release(self, *, unfinished: bool = False) -> None:
         """End the lease now, even while this worker is being cancelled; `unfinished`: a worker is to go on with it."""

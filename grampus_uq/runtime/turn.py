@@ -188,8 +188,12 @@ class Turn:
         results: list[ToolResult | None] = [None] * len(runnable)
 
         async def run(index: int, record: CallRecord) -> None:
-            with contextlib.suppress(*() if self._guarded(record) else (StoreError,)):
+            try:
                 await self.lease.hold(self.lease.saved_at)  # the call beside it may have held this process up
+            except StoreError:
+                if self._guarded(record):
+                    await self._withdraw([record])
+                    raise
             results[index] = await self._run_one(record)
 
         works = [partial(run, index, record) for index, record in enumerate(runnable)]
@@ -245,7 +249,11 @@ class Turn:
         announced = [record for record in started if self._audited(record)]
         try:
             run_id, who = self._state.run_id, self._state.started_by
-            await self.lease.save(*(("execution_started", started_facts(run_id, one, who)) for one in announced))
+            for one in announced:
+                if not self._guarded(one):  # it runs without the store, too: that is told once it is back
+                    self.lease.note("execution_started", started_facts(run_id, one, who))
+            announce = [one for one in announced if self._guarded(one)]
+            await self.lease.save(*(("execution_started", started_facts(run_id, one, who)) for one in announce))
             await self._unstopped()
             decided = await self.let_ahead.decided_meanwhile(announced)
             lapsed = await self._lapsed(announced)
@@ -293,7 +301,7 @@ class Turn:
         """Withdraw announced calls: they are cleared as before; the audit says so while the session is ours."""
         self._clear_again(announced)
         with contextlib.suppress(StoreError, SessionConflictError):
-            await self.lease.save(*map(self.withdrawn, announced))
+            await self.lease.save(*map(self.withdrawn, filter(self._audited, announced)))
 
     def _clear_again(self, started: Sequence[CallRecord]) -> None:
         for record in started:

@@ -106,9 +106,9 @@ class HostedRunner:
             if state.metadata.get(ENGINE_MARK) == await self.host.mark(session_id):
                 raise SessionError("The run died before its engine kept anything of it: begin it anew.")
             return
+        now_s = self.ledger.now_s()  # before the decisions are read: what came in time of what expired is among them
         arrived = await self.ledger.decisions([request.id for request in asked])
         found = [one for request in asked for one in arrived[request.id]]
-        now_s = self.ledger.now_s()
         if found or not asked or any(request.expired(now_s) for request in asked):
             HOST_NOW_S.set(now_s)
             HOST_ARRIVED.set(found)
@@ -116,6 +116,7 @@ class HostedRunner:
 
     async def _run(self, lease: SessionLease, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
         state, before = lease.state, _held.set(lease)
+        host = HOST_NOW_S.set(self.ledger.now_s()), HOST_ARRIVED.set(())
         try:
             await lease.run(work)
             asked = await self.host.pending(state.session_id)
@@ -126,13 +127,17 @@ class HostedRunner:
                 state.messages = list(end_of(state.messages))
             waits = AgentStatus.WAITING_FOR_HUMAN if asked else AgentStatus.IDLE
             state.status = AgentStatus.COMPLETED if asked is None else waits
-            await lease.save(("ended" if asked is None else "paused", {}))
+            lease.note("ended" if asked is None else "paused", {})
+            await lease.save()
         except StoppedError:
             state.status, state.review = AgentStatus.FAILED, []
-            await lease.save(("stopped", {}))
+            lease.note("stopped", {})
+            await lease.save()
         except (Exception, anyio.get_cancelled_exc_class()):
             await lease.release(unfinished=True)
             raise
         finally:
             _held.reset(before)
+            HOST_NOW_S.reset(host[0])
+            HOST_ARRIVED.reset(host[1])
         return state.status

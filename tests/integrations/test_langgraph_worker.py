@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from grampus_uq import (
     AgentStatus,
+    ApprovalDecision,
     ApprovalPolicy,
     Ed25519Signer,
     PublicKeys,
@@ -32,7 +34,7 @@ from grampus_uq.integrations.langgraph_worker import ThreadRunner
 from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import oldest_pending
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Document, SessionStore
 from grampus_uq.runtime.stored_decisions import open_request, store_decision
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker import Worker
@@ -285,6 +287,46 @@ async def test_what_was_decided_in_time_holds_however_late_it_is_taken_up(
         store.ahead_s = 3_600.0
         assert await one.resume("payer", "t") == "completed"
     assert bank.paid == paid
+
+
+async def test_what_arrives_in_time_while_the_worker_looks_is_not_lost(bank: Bank) -> None:
+    """It had read the decisions, and found the request expired a moment later: it was asked anew."""
+
+    class Slow(Ahead):
+        meanwhile: ApprovalDecision | None = None
+
+        async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
+            found, said = await super().children(kind, parents), self.meanwhile
+            if said is not None and kind == "decision":
+                self.meanwhile, self.ahead_s = None, 30.0
+                await Ledger(self).decide(said)
+                self.ahead_s = 61.0
+                one.ledger._set_clock(self._now())
+            return found
+
+    store, bank.approvals = Slow(), ApprovalPolicy(expires_s=60.0)
+    async with bank.runner(store) as one:
+        await one.invoke(GIVEN, "t")
+        (asked,) = (await Ledger(store).pending())[0].requests
+        store.meanwhile = asked.decide("reject", principal="bob", message="Never.")
+        assert await one.resume("payer", "t") == "waiting_for_human"
+        assert await one.resume("payer", "t") == "completed"
+    assert bank.paid == []
+
+
+async def test_a_machine_whose_clock_is_ahead_keeps_what_waits_for_more_approvals(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, bank.approvals, real = Ahead(), ApprovalPolicy(expires_s=60.0, required=2), time.time
+    async with bank.runner(store) as one:
+        await one.invoke(GIVEN, "t")
+        (asked,) = (await Ledger(store).pending())[0].requests
+        monkeypatch.setattr(time, "time", lambda: real() + 3_600.0)
+        store.ahead_s = -3_600.0
+        for number, name in enumerate(("ann", "bob")):
+            await Ledger(store).decide(asked.decide("approve", principal=name))
+            assert await one.resume("payer", "t") == ("completed" if number else "waiting_for_human")
+    assert bank.paid == ["bob"]
 
 
 async def test_one_worker_at_a_time_has_a_thread(bank: Bank, store: SessionStore) -> None:

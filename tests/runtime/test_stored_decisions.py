@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq import ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
+from grampus_uq import AgentStatus, ApprovalDecision, ApprovalPolicy, Ed25519Signer, PublicKeys, open_store
 from grampus_uq.errors import ApprovalError, SessionError
 from grampus_uq.runtime.begun_with import parameters_of
+from grampus_uq.runtime.fates import fate_of
 from grampus_uq.runtime.ledger import Ledger, audit_of
 from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.store import Document
 from grampus_uq.runtime.stored_decisions import OpenRequest, check_shown, decisions_on, open_request, store_decision
 from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.runtime.agents import AGENT, World, runner
@@ -43,6 +46,38 @@ def test_a_decision_that_the_runner_ignored_stands_no_more(tmp_path: Path) -> No
     assert [one.principal for one in after.decisions] == ["mallory"]
     assert after.standing == ()
     assert after.refused[0][0] == "mallory"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["approve", "reject"])
+async def test_a_decision_that_arrives_in_time_while_the_runner_looks_is_not_lost(kind: str) -> None:
+    """It had read the decisions, and a moment later found the request expired."""
+
+    class Slow(MemoryStore):
+        ahead_s, meanwhile = 0.0, list[ApprovalDecision]()
+
+        def _now(self) -> float:
+            return super()._now() + self.ahead_s
+
+        async def children(self, what: str, parents: Sequence[str]) -> list[Document]:
+            found = await super().children(what, parents)
+            if what == "decision" and self.meanwhile:
+                self.ahead_s = 30.0
+                await Ledger(self).decide(self.meanwhile.pop())
+                self.ahead_s = 61.0
+                one.ledger._set_clock(self._now())
+            return found
+
+    store, world = Slow(), World()
+    one = runner(world, mailing(), store=store, approvals=ApprovalPolicy(expires_s=60.0))
+    (request,) = (await one.run(AGENT, "mail bob", session_id="s")).pending
+    store.meanwhile = [request.decide(kind, principal="ann")]
+    assert (await one.resume("mailer", "s")).status is AgentStatus.WAITING_FOR_HUMAN
+    assert (await one.resume("mailer", "s")).status is AgentStatus.COMPLETED
+    assert len(world.sent) == (kind == "approve")
+    told = await fate_of(one.ledger, request.id)
+    assert told is not None
+    assert told.ran is (kind == "approve")
 
 
 @given(st.lists(st.sampled_from(["forged", "other key", "unsigned"]), min_size=1, max_size=3), st.integers(0, 3))

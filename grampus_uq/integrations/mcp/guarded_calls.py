@@ -122,7 +122,8 @@ class GuardedCalls:
                     record = noted(record, _UNCLASSIFIED)
                 await self._check_room(turn, state.keep(record))
         if record.waiting:
-            await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
+            turn.lease.note("paused", {"requests": [request.id for request in record.requests]})
+            await turn.lease.save()
         return opened
 
     async def _check_room(self, turn: Turn, asked: CallRecord) -> None:
