@@ -84,6 +84,7 @@ def test_the_sdk_alone_keeps_what_the_page_says_of_it(tmp_path: Path) -> None:
         "approved_elsewhere",
         "decision_given_twice",
         "five_at_once",
+        "nested_again",
         "nested_same_call",
         "parallel_calls",
         "rejected_elsewhere",

@@ -60,6 +60,7 @@ def test_the_framework_alone_keeps_what_the_page_says_of_it(tmp_path: Path) -> N
         "decision_given_twice",
         "edited_elsewhere",
         "five_at_once",
+        "nested_again",
         "nested_same_call",
         "parallel_calls",
         "rejected_elsewhere",
