@@ -146,11 +146,11 @@ class CallStarts:
         The store is not asked for the thread's own session, whose state knows what was rejected in it. Raises
         StoreError.
         """
-        if not terms.thread or (by := _rejection(call, terms)) in self._rejected:
-            return bool(terms.thread)
-        if self._store is None or not stored or terms.session_id == terms.thread:
+        store = self._store if stored and terms.session_id != terms.thread else None
+        if not terms.thread or (store is None and not self._rejected):  # nothing to look in, as in most runs
             return False
-        return not await self._store.free(by, "")
+        by = _rejection(call, terms)
+        return by in self._rejected or (store is not None and not await store.free(by, ""))
 
     @contextlib.contextmanager
     def once(self, record: CallRecord, run_id: str = "") -> Iterator[bool]:

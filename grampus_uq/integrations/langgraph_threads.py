@@ -84,8 +84,12 @@ def _ours(state: StateSnapshot) -> list[Any]:
 
 def read_state(judge: TurnJudge, config: RunnableConfig, state: Mapping[str, Any] | None, **how: bool) -> Carried:
     """Read a carried state in the session of the run that this config belongs to (`CarriedStates.read`)."""
-    thread, place = str(config.get("configurable", {}).get("thread_id") or ""), place_of(judge, config, state)
+    place, thread = place_of(judge, config, state), _thread_of(config)
     return judge.states.read(session_id_of(config, state), place, state, thread=thread, **how)
+
+
+def _thread_of(config: RunnableConfig) -> str:
+    return str(config.get("configurable", {}).get("thread_id") or "")
 
 
 def session_id_of(config: RunnableConfig, state: Any = None) -> str:
@@ -93,10 +97,9 @@ def session_id_of(config: RunnableConfig, state: Any = None) -> str:
 
     A sub-graph that shares the state of a graph around it goes on with that one's session.
     """
-    given = config.get("configurable", {})
-    thread, namespace = given.get("thread_id"), str(given.get("checkpoint_ns") or "")
+    thread, namespace = _thread_of(config), str(config.get("configurable", {}).get("checkpoint_ns") or "")
     if thread and "|" not in namespace:
-        return str(thread)
+        return thread
     try:
         known = state["belief"]["session"]["state"]["session_id"]
     except (KeyError, TypeError):
@@ -104,13 +107,13 @@ def session_id_of(config: RunnableConfig, state: Any = None) -> str:
     if not thread:
         return known if isinstance(known, str) else f"run-{uuid.uuid4().hex}"
     within = namespace.split("|")[:-1]
-    around = [f"{thread}", *(f"{thread}/{'|'.join(within[:depth])}" for depth in range(1, len(within)))]
+    around = [thread, *(f"{thread}/{'|'.join(within[:depth])}" for depth in range(1, len(within)))]
     return known if known in around else f"{thread}/{'|'.join(within)}"
 
 
 def place_of(judge: TurnJudge, config: RunnableConfig, state: Any = None) -> str:
     """The framework's name of the session: a seal is bound to it. Sub-graphs that share a state share it."""
-    thread = str(config.get("configurable", {}).get("thread_id") or "")
+    thread = _thread_of(config)
     place, session_id = session_place(judge.settings.agent_id, thread), session_id_of(config, state)
     return place if session_id == thread or not thread else f"{place}/{session_place('', session_id)}"
 

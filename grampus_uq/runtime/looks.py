@@ -217,8 +217,7 @@ class LookingAgain:
         """Put a look into the audit log. Raises StoreError."""
         facts = self.turn.facts(record) | {"chance": chance, "then": then, "missing": answer.missing, "tier": tier}
         facts |= {"tokens": answer.tokens, "seconds": round(answer.seconds, 3)}
-        self.turn.lease.note("looked", facts)
-        await self.turn.lease.save()
+        await self.turn.lease.save(("looked", facts))
 
     def _before(self, record: CallRecord) -> list[Message]:
         """The conversation as it was before the turn that proposes a call."""
@@ -252,7 +251,7 @@ class LookingAgain:
         if count >= self.looks.most or tokens >= self.looks.most_tokens:
             return _Answer(missing="the run's looks are used up")
         metadata[LOOKS_USED] = [count + 1, tokens, seconds]
-        await self.turn.lease.save(("looking", {**self.turn.facts(record), "tier": name}))
+        await self.turn.lease.announce(("looking", {**self.turn.facts(record), "tier": name}))
         answer = await self.turn.lease.run(lambda: self._answer(look, prompt))
         metadata[LOOKS_USED] = [count + 1, tokens + answer.tokens, seconds + answer.seconds]
         return answer

@@ -82,11 +82,9 @@ class SessionLease:
         return self.ledger.now_s()
 
     async def save(self, *notes: Note) -> None:
-        """Write the state and all notes, both or neither. Raises SessionConflictError (taken over), StoreError.
-
-        These `notes` announce what comes next: it does not come where they cannot be written, and they are forgotten.
-        """
-        announced = [self.note(what, data) for what, data in notes]
+        """Write the state and all notes, both or neither. Raises SessionConflictError (taken over), StoreError."""
+        for what, data in notes:
+            self.note(what, data)
         async with self._lock:
             now = time.monotonic()
             self.state.active_s += now - self._since
@@ -97,12 +95,17 @@ class SessionLease:
                 self.state.metadata.pop(DEATHS, None)
             if self.session is not None:  # on the way only what decides is kept of it, all where it stands
                 self.state.belief = self.session.snapshot(latest=_STEPS_SHOWN if running else None)
-            try:
-                await self._put()
-            except StoreError:
-                self._notes = [one for one in self._notes if not any(one is other for other in announced)]
-                raise
+            await self._put()
             self.saved_at = now
+
+    async def announce(self, *notes: Note) -> None:
+        """`save`, of what comes next: where these notes cannot be written it does not come, and they are forgotten."""
+        announced = [self.note(what, data) for what, data in notes]
+        try:
+            await self.save()
+        except StoreError:
+            self._notes = [one for one in self._notes if not any(one is other for other in announced)]
+            raise
 
     async def hold(self, saved_at: float = float("-inf")) -> None:
         """Save until at least half of the lease is left; `saved_at`: when the last save began, by the monotonic clock.
@@ -115,10 +118,8 @@ class SessionLease:
 
     async def try_save(self, *notes: Note) -> bool:
         """Save; with the store down count the failure, and return False: the run goes on in memory, with its notes."""
-        for what, data in notes:
-            self.note(what, data)
         try:
-            await self.save()
+            await self.save(*notes)
         except StoreError:
             self.state.store_failures += 1
             return False

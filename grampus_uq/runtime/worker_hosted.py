@@ -127,12 +127,10 @@ class HostedRunner:
                 state.messages = list(end_of(state.messages))
             waits = AgentStatus.WAITING_FOR_HUMAN if asked else AgentStatus.IDLE
             state.status = AgentStatus.COMPLETED if asked is None else waits
-            lease.note("ended" if asked is None else "paused", {})
-            await lease.save()
+            await lease.save(("ended" if asked is None else "paused", {}))
         except StoppedError:
             state.status, state.review = AgentStatus.FAILED, []
-            lease.note("stopped", {})
-            await lease.save()
+            await lease.save(("stopped", {}))
         except (Exception, anyio.get_cancelled_exc_class()):
             await lease.release(unfinished=True)
             raise

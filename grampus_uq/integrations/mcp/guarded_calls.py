@@ -122,8 +122,7 @@ class GuardedCalls:
                     record = noted(record, _UNCLASSIFIED)
                 await self._check_room(turn, state.keep(record))
         if record.waiting:
-            turn.lease.note("paused", {"requests": [request.id for request in record.requests]})
-            await turn.lease.save()
+            await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
         return opened
 
     async def _check_room(self, turn: Turn, asked: CallRecord) -> None:
