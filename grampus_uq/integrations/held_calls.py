@@ -47,7 +47,7 @@ from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate, record_answer
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.call_records import OVER, CallRecords, Key
-from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
+from grampus_uq.integrations.model_turn import ModelTurn, end_aborted, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings
 
 _MAX_ARRIVED = 64
@@ -104,6 +104,7 @@ class HeldCalls:
         self.turns = 0
         self._untold: list[CallRecord] = []
         self._told_first: dict[str, bool] = {}
+        self._aborted = False
 
     @property
     def acts(self) -> bool:
@@ -127,6 +128,9 @@ class HeldCalls:
 
     def _stop_on(self, action: UncertaintyAction, step_id: str) -> None:
         if action is UncertaintyAction.ABORT:
+            if not self._aborted:  # calls of one answer are judged at the same time: each of them may end the run
+                end_aborted(self.session)
+            self._aborted = True
             latest = self.session.summary()["decision"]
             details = {"session_id": self.session.session_id, "step_id": step_id, "decision": latest}
             raise UncertaintyError("The uncertainty policy aborted the run.", details=details)

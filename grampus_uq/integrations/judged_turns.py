@@ -10,7 +10,6 @@ state = judge.states.write(carried)
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +21,6 @@ from grampus_uq import (
     ApprovalDecision,
     ApprovalKind,
     ApprovalRequest,
-    Outcome,
-    StopReason,
     ToolCall,
     UncertaintyAction,
     UncertaintyMonitor,
@@ -50,7 +47,7 @@ from grampus_uq.gate.gate import record_answer
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.starts import by_itself, permitted
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
-from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
+from grampus_uq.integrations.model_turn import ModelTurn, end_aborted, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings, Settings
 
 NOT_CLEARED = "Not executed: this call was not cleared. Propose it in a turn of the model."
@@ -98,7 +95,7 @@ class TurnJudge:
             why = _STOPPED.format(why=stopped)
             unrun = [CallRecord.new(call, step_id) for call in answer.calls]
             records = [settled(record, why, is_error=True) for record in unrun]
-            session.finish(Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time()))
+            end_aborted(session)
         elif action is UncertaintyAction.PAUSE_FOR_HUMAN and doubt is not None and not answer.calls:
             request = self.gate.review(carried.terms, doubt, step_id).model_dump(mode="json")
         turn: Turn = {

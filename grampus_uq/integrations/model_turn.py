@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grampus_uq import Message, Session, StepUncertainty, TokenUsage, ToolCall, UncertaintyAction
+from grampus_uq import Message, Outcome, Session, StepUncertainty, StopReason, TokenUsage, ToolCall, UncertaintyAction
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.recording import prompt_hash, tools_hash
 from grampus_uq.wire import TokenStream, said_by_users
@@ -93,3 +94,8 @@ async def observe_turn(
         usage=turn.usage,
         tools=turn.schemas or None,
     )
+
+
+def end_aborted(session: Session) -> None:
+    """Record that the policy ended the run; whether it would have succeeded is unknown."""
+    session.finish(Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time()))

@@ -19,6 +19,7 @@ from grampus_uq import (
     ApprovalError,
     ApprovalPolicy,
     HmacSigner,
+    StopReason,
     ToolCall,
     ToolEffects,
     UncertaintyError,
@@ -28,6 +29,7 @@ from grampus_uq import (
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.gate import HOST_NOW_S
 from grampus_uq.integrations import AdapterSettings, ModelTurn, TurnJudge, take_up, write_snapshot
+from grampus_uq.records.events import Event, OutcomeEvent
 from tests.sampling import sampled
 
 TOOLS = {"look": "reversible", "read": "read", "pay": "irreversible", "odd": "unknown", "ask": "reversible"}
@@ -44,6 +46,17 @@ def of(record: CallRecord) -> Said:
     return record.phase, asked, record.call, record.cleared_by, record.text, record.is_error
 
 
+class _Ends:
+    """How runs ended, as their recordings have it."""
+
+    def __init__(self, ends: list[StopReason]) -> None:
+        self.ends = ends
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, OutcomeEvent):
+            self.ends.append(event.outcome.stop_reason)
+
+
 class Both:
     """One session in both hosts, each of which goes on in another process now and then."""
 
@@ -51,6 +64,7 @@ class Both:
         self.required, self.closes, self.breaks = required, closes, breaks
         self.snapshot: Any = None
         self.state: Any = None
+        self.ends: list[list[StopReason]] = [[], []]
         self.begins()
 
     def begins(self) -> None:
@@ -63,9 +77,10 @@ class Both:
                 signer=SIGNER, approvers={"ann", "bob"}, required=self.required, expires_s=LIFETIME_S
             ),
         }
-        self.settings = AdapterSettings(monitor=UncertaintyMonitor(policy=RULES), **given)
+        held, judge = (UncertaintyMonitor(policy=RULES, processors=[_Ends(ends)]) for ends in self.ends)
+        self.settings = AdapterSettings(monitor=held, **given)
         self.held = take_up(self.settings, self.settings.gate(lambda name: None), "s", "a", self.snapshot)
-        self.judge = TurnJudge(UncertaintyMonitor(policy=RULES), **given)
+        self.judge = TurnJudge(judge, **given)
         self.carried = self.judge.states.read("s", PLACE, self.state, begun=False)
 
     def leaves(self) -> None:
@@ -88,8 +103,10 @@ class Both:
                 await self.held.judge(call)
         except UncertaintyError:
             assert stopped
+            assert self.ends == [[StopReason.MONITOR_STOP]] * 2
             return False
         assert not stopped
+        assert self.ends == [[], []]
         return True
 
     async def decides(self, call: ToolCall, kind: str, who: str, key: HmacSigner) -> None:
