@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import click
 
@@ -45,12 +44,13 @@ _COMMANDS: Final = {
     "worker": "Resume decided, expired or orphaned sessions until SIGTERM or SIGINT.",
 }
 """The commands, and the first sentence of each one's help."""
-_RENAMED: Final = {"export": "send", "watch": "calibration"}
 _FOUND, _USAGE, _INTERRUPTED = 1, 2, 130
 
 
 class _LazyGroup(SummarisedGroup):
     """Imports a command's module only when that command is asked for, so that `--help` stays quick."""
+
+    renamed: ClassVar = {"export": "send", "watch": "calibration"}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -65,15 +65,6 @@ class _LazyGroup(SummarisedGroup):
         command = importlib.import_module(f"grampus_uq.cli.{cmd_name}_command").command
         assert isinstance(command, click.Command)  # noqa: S101 (a programming error in this package)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        near = _RENAMED.get(name) or next(iter(difflib.get_close_matches(name, _COMMANDS, n=1)), None)
-        if name not in _COMMANDS and not name.startswith("-") and near is not None:
-            ctx.fail(f"No such command {name!r:.80}. Did you mean {near!r}?")
-        return super().resolve_command(ctx, args)
 
 
 @click.command(

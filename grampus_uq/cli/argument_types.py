@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import getpass
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import click
 
@@ -39,6 +40,9 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r:.40} is not a finite number.", param, ctx)
         return number
+
+
+SHARE: Final = FiniteRange(0.0, 1.0, min_open=True, max_open=True)
 
 
 class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
@@ -93,7 +97,22 @@ def _unwritable(value: str, error: Exception) -> DataError:
 
 
 class SummarisedGroup(click.Group):
-    """A group whose help shows the first sentence of each command whole; click cuts it after 45 characters."""
+    """A group whose help shows the first sentence of each command whole; click cuts it after 45 characters.
+
+    A misspelt command is answered with the one that was meant; to click `report` looks like `import`.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is asked for. Raises click's UsageError."""
+        name, known = args[0], self.list_commands(ctx)
+        near = [self.renamed[name]] if name in self.renamed else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+        if name not in known and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r:.80}." + "".join(f" Did you mean {one!r}?" for one in near))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a line or two for each command."""

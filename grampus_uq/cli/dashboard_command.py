@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from grampus_uq.cli.argument_types import OutputFolder
+from grampus_uq.cli.argument_types import SHARE, OutputFolder
 from grampus_uq.cli.printing import as_json_option, print_result
 from grampus_uq.telemetry.dashboards import write_stack
 
 
 @click.command(name="dashboard")
 @click.option("-o", "--output", required=True, type=OutputFolder(), metavar="DIR", help="Folder for the files.")
-@click.option("--alpha", type=float, default=0.05, help="Alpha of the detector.")
+@click.option("--alpha", type=SHARE, default=0.05, help="Alpha of the detector.")
 @click.option("--force", is_flag=True, help="Overwrite changed files.")
 @as_json_option
 def command(output: str, alpha: float, force: bool, as_json: bool) -> None:

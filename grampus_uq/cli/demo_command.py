@@ -160,6 +160,8 @@ def command(context: click.Context, /, task: str, inbox: bool, details: bool, as
     if strange := sorted(given - {"n", "seed", "runs_folder"}):
         flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
         raise click.UsageError(f"{flags[strange[0]]} belongs to --task questions.")
+    if inbox and (details or as_json):
+        raise click.UsageError("--details and --json do not go with --inbox, which serves until a signal ends it.")
     if inbox:
         _let_mails_wait(n=options["n"] or _WAITING, seed=options["seed"], runs_folder=options["runs_folder"])
         return

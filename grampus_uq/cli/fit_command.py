@@ -10,7 +10,7 @@ from typing import Any, Literal
 import click
 import numpy as np
 
-from grampus_uq.cli.argument_types import FiniteRange, OutputFile
+from grampus_uq.cli.argument_types import SHARE, FiniteRange, OutputFile
 from grampus_uq.cli.fit_account import base_of, fit_and_print
 from grampus_uq.cli.many_runs import workers_option
 from grampus_uq.cli.printing import as_json_option
@@ -39,7 +39,7 @@ from grampus_uq.records.vocabulary import UncertaintySource
 @click.option(
     "--assurance", default=0.9, help="Probability that the promise holds over calibrations; 0: on average only."
 )
-@click.option("--budget", type=float, help="Without labels: pause at most this share of all runs.")
+@click.option("--budget", type=SHARE, help="Without labels: pause at most this share of all runs.")
 @click.option(
     "--accuracy", type=float, help="Release irreversible calls so that this share of the released is right: 0.9, say."
 )

@@ -20,6 +20,8 @@ from grampus_uq.runtime.health import health_in_words, store_health
 @click.option("--check", is_flag=True, help="Exit with 1 if there are more pauses than the budget.")
 def command(url: str, as_json: bool, days: float, budget: float | None, check: bool) -> None:
     """Report the state of a store's agents and reviewers over the last days."""
+    if check and budget is None:
+        raise click.UsageError("--check belongs to --budget: without one, no number of pauses is too many.")
     found = with_store(url, lambda store: store_health(store, days=days, budget_a_day=budget))
     lines = (f"{name:<10} {words}" for name, words in health_in_words(found).items())
     print_result(as_json, asdict(found), lines)

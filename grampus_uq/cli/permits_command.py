@@ -33,7 +33,15 @@ from grampus_uq.gate.signatures import HmacSigner
 from grampus_uq.learn.permit_simulation import LabelledCalls, Simulated, read_labelled_calls, simulate_permit
 from grampus_uq.learn.recorded_answers import RecordedAnswers, recorded_answers
 from grampus_uq.recording.artifacts import load
-from grampus_uq.runtime.permit_words import least_missing, narrowed, permit_facts, same_as_logged, stands, until
+from grampus_uq.runtime.permit_words import (
+    least_missing,
+    narrowed,
+    permit_facts,
+    replaced,
+    same_as_logged,
+    stands,
+    until,
+)
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_permits import (
     Standing,
@@ -73,9 +81,11 @@ _granting = options(
         help='A condition on an argument: amount=max:50, to=in:["ann"]; also min, equals (JSON values); repeatable.',
     ),
     click.option(
-        "--at-most", type=FiniteRange(0.001, 0.5), help=f"Largest share of wrong calls [{_DEFAULT['epsilon']}]."
+        "--at-most",
+        type=FiniteRange(0.001, 0.5),
+        help=f"Largest share of wrong calls; {_DEFAULT['epsilon']} for a new permit.",
     ),
-    click.option("--days", type=FiniteRange(0.01, 3_650.0), help="Duration in days [90]."),
+    click.option("--days", type=FiniteRange(0.01, 3_650.0), help="Duration in days; 90 for a new permit."),
     signing("Who grants"),
     as_json_option,
 )
@@ -89,8 +99,7 @@ _reviewers_options = options(
     click.option(
         "--miss-assurance",
         type=FiniteRange(0.5, 0.999),
-        default=0.95,
-        help="Confidence of the miss rate; 0.95 for the number from `drills report`.",
+        help="Confidence of the miss rate.  [default: 0.95, that of the number from `drills report`]",
     ),
 )
 _promise_options = options(
@@ -150,7 +159,11 @@ async def grant(
     With --from, the permit starts with recorded answers. If runners seal their state, run this with their
     GRAMPUS_UQ_SEAL_KEY (or shared approval key): they trust no other start.
     """
-    at_most = given["at_most"]
+    at_most, miss_delta = given["at_most"], _miss_delta(given)
+    if not given["recorded"]:
+        for name in ("nothing_in_force", "profile", "agent_version"):
+            if given[name]:
+                raise click.UsageError(f"--{name.replace('_', '-')} belongs to --from.")
     permit = Permit(
         tool=tool,
         limits=limits_of(conditions),
@@ -161,7 +174,7 @@ async def grant(
         audit_rate=given["audits"],
         of_released=given["of_released"],
         miss_rate=given["miss_rate"],
-        miss_delta=round(1.0 - given["miss_assurance"], 12),
+        miss_delta=miss_delta,
         answer_within_s=given["answer_hours"] * _HOUR_S,
         principal=given["principal"],
         expires_s=time.time() + (90.0 if days is None else days) * _DAY_S,
@@ -205,20 +218,20 @@ async def narrow(store: SessionStore, permit_id: str, conditions: tuple[str, ...
 
     The new permit starts without answers: a small share of wrong calls overall implies nothing about each part.
     """
-    found = (await find_permit(store, permit_id)).permit
+    found = await find_permit(store, permit_id)
     permit = narrowed(
-        found,
+        found.permit,
         principal=given["principal"],
         now_s=time.time(),
         conditions=limits_of(conditions),
         at_most=given["at_most"],
         days=given["days"],
         miss_rate=given["miss_rate"],
-        miss_delta=round(1.0 - given["miss_assurance"], 12),
+        miss_delta=_miss_delta(given),
     )
     permit = _signed(permit, given["signer"])
-    state = await replace_permit(store, found.id, permit)
-    _granted(permit, as_json, state)
+    state = await replace_permit(store, found.permit.id, permit)
+    _granted(permit, as_json, state, replaces=replaced(found))
 
 
 @command.command()
@@ -234,7 +247,8 @@ async def revoke(store: SessionStore, permit_id: str, principal: str, message: s
     found, why = (await find_permit(store, permit_id)).permit.id, f"{principal} revoked it"
     why += f": {message}" if message else ""
     await close_permit(store, found, why)
-    print_result(as_json, {"permit": found, "closed": why}, [f"{one_line(found)} is closed: {one_line(why)}."])
+    closed = (await find_permit(store, found)).state.closed  # closed stays closed, for the first reason
+    print_result(as_json, {"permit": found, "closed": closed}, [f"{one_line(found)} is closed: {one_line(closed)}."])
 
 
 @command.command(name="list")
@@ -284,17 +298,27 @@ def _signed(permit: Permit, signer: Signer | None) -> Permit:
     return permit if signer is None else signer.sign(permit)
 
 
-def _granted(permit: Permit, as_json: bool, state: PermitState) -> None:
+def _miss_delta(given: Mapping[str, Any]) -> float:
+    if given["miss_assurance"] is None:
+        return float(_DEFAULT["miss_delta"])
+    if given["miss_rate"] is None:
+        raise click.UsageError("--miss-assurance belongs to --miss-rate.")
+    return float(round(1.0 - given["miss_assurance"], 12))
+
+
+def _granted(permit: Permit, as_json: bool, state: PermitState, **beside: str) -> None:
     signed = permit.signature is not None
     if as_json:
-        dumped = permit.model_dump(mode="json")
-        print_json({"permit": dumped, "signed": signed, "answers": state.answers, "promise": promise_of(permit)})
+        known = {"permit": permit.model_dump(mode="json"), "signed": signed, "answers": state.answers}
+        print_json(known | {"promise": promise_of(permit)} | beside)
         return
     how = "signed" if signed else "unsigned (no key is set)"
     least = least_missing(permit.target, state.earned)
     click.echo(f"permit     {permit.id}")
     click.echo(f"promise    {one_line(promise_of(permit))}")
     click.echo(f"granted    by {one_line(permit.principal)}, {how}; until {until(permit.expires_s)}")
+    for name, words in beside.items():
+        click.echo(f"{name:<10} {one_line(words)}")
     if state.counted:
         click.echo(f"starts     with {state.answers} answers, {state.wrong} of them wrong")
     asks = f"Each call that it covers is asked about until answers support more: at least {least} right ones."

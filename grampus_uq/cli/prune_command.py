@@ -6,17 +6,19 @@ from functools import partial
 
 import click
 
+from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.printing import as_json_option, print_result
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.retention import prune
 
 _DAY_S = 86_400.0
+_DAYS = FiniteRange(min=0, min_open=True)
 
 
 @click.command()
 @store_option
-@click.option("--older-than", "days", type=float, help="Days since the session ended.")
+@click.option("--older-than", "days", type=_DAYS, help="Days since the session ended.")
 @click.option(
     "--keep", type=click.IntRange(min=0), default=None, help="Keep only this many of the ended sessions, the latest."
 )
@@ -25,7 +27,7 @@ _DAY_S = 86_400.0
 )
 @click.option("--audits", is_flag=True, help="Also delete their audit logs, which are otherwise kept.")
 @click.option(
-    "--audits-older-than", "audit_days", type=float, help="Also delete kept audit logs older than this many days."
+    "--audits-older-than", "audit_days", type=_DAYS, help="Also delete kept audit logs older than this many days."
 )
 @as_json_option
 def command(

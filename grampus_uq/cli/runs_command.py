@@ -101,7 +101,8 @@ def list_(paths: tuple[str, ...], as_json: bool, unlabelled: bool, paused: bool)
             print_json_array(wanted())
         else:
             columns = ["session_id", "started", "steps", "pauses", "least", "last", "outcome", "path"]
-            print_table(columns, (_list_row(summary) for summary in wanted()))
+            end = -1 if sys.stdout.isatty() and len(paths) == 1 else None  # a line for a run
+            print_table(columns[:end], (_list_row(summary)[:end] for summary in wanted()))
         refuse_none(n_runs, paths)
 
 

@@ -11,6 +11,7 @@ from grampus_uq.cli.printing import as_json_option, print_list
 from grampus_uq.cli.store_options import as_option, on_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.visible_text import short
+from grampus_uq.records.vocabulary import span
 from grampus_uq.runtime import dead_letters
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
@@ -30,7 +31,7 @@ async def list_(store: SessionStore, as_json: bool, agent: str | None) -> None:
     now_s, found = await store.now(), await dead_letters.dead_letters(store, agent)
     columns = ("agent", "session", "errors", "since", "last error")
     rows = (
-        (letter.agent_id, letter.session_id, letter.failed, f"{now_s - letter.since_s:.0f} s", short(letter.why, 200))
+        (letter.agent_id, letter.session_id, letter.failed, span(now_s - letter.since_s), short(letter.why, 200))
         for letter in found
     )
     print_list(as_json, map(asdict, found), columns, rows, "No session is set aside.")

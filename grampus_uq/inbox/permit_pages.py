@@ -23,7 +23,7 @@ from grampus_uq.gate.permits import Permit, PermitState, promise_of, replay, sen
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.visits import Body, Section, SignedText, Visit, for_role
 from grampus_uq.learn.pages.charts import Chart, Series
-from grampus_uq.runtime.permit_words import narrowed, permit_facts, same_as_logged, stands, until
+from grampus_uq.runtime.permit_words import narrowed, permit_facts, replaced, same_as_logged, stands, until
 from grampus_uq.runtime.stored_permits import (
     Standing,
     close_permit,
@@ -135,8 +135,9 @@ async def _found(visit: Visit, permit_id: str) -> Standing:
 async def _prepare(visit: Visit) -> Response:
     wish = await visit.said(PermitWish)
     _check_may_grant(visit)
+    old = None if wish.narrows is None else await _found(visit, wish.narrows)
     try:
-        permit = await _wished(visit, wish)
+        permit = _wished(visit, wish, old)
         text = permit.signed_text().decode()
     except ValueError as error:  # pydantic's, where a text cannot be a permit's
         raise ApprovalError(f"This is not a permit: {str(error)[:300]}") from error
@@ -144,6 +145,7 @@ async def _prepare(visit: Visit) -> Response:
     facts = await anyio.to_thread.run_sync(permit_facts, standing)
     told = {"promise": promise_of(permit), "until": until(permit.expires_s)}
     told |= {name: facts[name] for name in ("scope", "score", "missing")}
+    told |= {} if old is None else {"replaces": replaced(old)}
     return JSONResponse(
         {
             "permit": permit.model_dump_json(),
@@ -186,13 +188,12 @@ def _check_may_grant(visit: Visit) -> None:
         raise ApprovalError("A permit is one person's, and the runner asks for several: it would count for nothing.")
 
 
-async def _wished(visit: Visit, wish: PermitWish) -> Permit:
+def _wished(visit: Visit, wish: PermitWish, old: Standing | None) -> Permit:
     """The unsigned permit."""
     conditions = limits_of(tuple(line for line in wish.conditions if line.strip()))
     at_most = None if wish.at_most is None else round(wish.at_most / 100.0, 12)
     miss_rate = None if wish.miss_rate is None else round(wish.miss_rate / 100.0, 12)
-    if wish.narrows is not None:
-        old = await _found(visit, wish.narrows)
+    if old is not None:
         if not _is_open(old):
             raise ApprovalError("This permit is closed or expired: grant a new one.")
         return narrowed(

@@ -54,10 +54,15 @@ def stands(standing: Standing) -> str:
     if standing.trouble is not None:
         return short(standing.trouble, 100)
     if state.spent(permit):
-        return "asks about everything for good"
+        return "withdrawn for good: asks about everything"
     threshold = state.threshold(permit)
     now = "asks about everything" if threshold is None else f"lets ahead from {permit.stream} {threshold:g} on"
     return f"{now}; began anew" if state.withdrawn else now
+
+
+def replaced(old: Standing) -> str:
+    """The permit that a narrower one closes, and what stood: a narrowing ends a withdrawal for good, too."""
+    return f"{old.permit.id[:8]} ({stands(old)}), which this one closes"
 
 
 def permit_facts(standing: Standing) -> dict[str, str]:

@@ -469,8 +469,8 @@ async def replace_permit(store: SessionStore, old_id: str, permit: Permit) -> Pe
     for _ in range(_TRIES):
         document = await store.get(_PERMIT, old_id)
         put = None if document is None else _closed(document, f"{permit.principal} narrowed it to {permit.id[:8]}")
-        if put is None:
-            raise DataError(f"Permit {old_id[:8]} is closed: grant a new one.")
+        if document is None or put is None or document.read_s >= permit.expires_s:
+            raise DataError(f"Permit {old_id[:8]} is closed or expired: grant a new one.")
         if await try_write(store, new, put):
             return PermitState.fresh(permit)
     raise _busy(old_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, Final, TypeVar
@@ -71,4 +72,5 @@ def first_fault(error: ValidationError, owner: str, whole: str) -> Configuration
     if isinstance(broken, ConfigurationError):
         return broken
     rule = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    rule = re.sub(r"^(\w+) should have", lambda kind: f"a {kind[1].lower()} with", rule)
     return ConfigurationError.of(".".join(map(str, first["loc"])) or whole, owner, rule, first["input"])

@@ -357,6 +357,28 @@ def test_a_name_that_is_nearly_right_or_was_right_once_is_answered_with_the_righ
     for wrong, right in (("evalute", "evaluate"), ("export", "send"), ("watch", "calibration")):
         done = CliRunner().invoke(_group, [wrong])
         assert (done.exit_code, f"Did you mean '{right}'?" in done.stderr) == (2, True)
+    for group, wrong, right in (("runs", "lst", "list"), ("drills", "reprot", "report")):
+        done = CliRunner().invoke(_group, [group, wrong])
+        assert f"No such command '{wrong}'. Did you mean '{right}'?" in done.stderr
+    for words in (["runs", "report"], ["report"], ["calibration", "watch"]):
+        assert "Did you mean" not in CliRunner().invoke(_group, words).stderr, "'report' is no misspelt 'import'"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("prune --store sqlite:///nowhere.db --older-than -1", "'--older-than': -1.0 is not in the range x>0."),
+        ("prune --store sqlite:///nowhere.db --audits-older-than 0", "'--audits-older-than': 0.0 is not in the range"),
+        ("dashboard -o nowhere --alpha 5", "'--alpha': 5.0 is not in the range 0.0<x<1.0."),
+        ("fit nowhere --budget 20", "'--budget': 20.0 is not in the range 0.0<x<1.0."),
+        ("health --store sqlite:///nowhere.db --check", "--check belongs to --budget"),
+        ("demo --inbox --json", "--details and --json do not go with --inbox"),
+        ("demo --inbox --details", "--details and --json do not go with --inbox"),
+    ],
+)
+def test_what_is_refused_is_named_as_it_was_typed_before_anything_is_opened(words: str, said: str) -> None:
+    done = CliRunner().invoke(_group, words.split())
+    assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
 
 
 def shell(line: str, folder: Path, **given: object) -> subprocess.CompletedProcess[str]:

@@ -22,6 +22,7 @@ from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.gate.signatures import PublicKeys, write_key
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.visible_text import visible
+from grampus_uq.runtime.stored_permits import grant_permit
 from grampus_uq.runtime.stores import open_store
 from tests.runtime.test_stored_permits import Office
 
@@ -160,8 +161,63 @@ def test_what_was_closed_is_not_narrowed_into_a_permit_that_stands(url: str) -> 
     old = made("grant", "--store", url, "--tool", "refund", "--as", "ann")["permit"]["id"]
     made("revoke", old, "--store", url, "--as", "ann")
     refused = invoke("narrow", old, "--store", url, "--days", "1", status=1)
-    assert f"Permit {old[:8]} is closed: grant a new one." in refused.stderr
+    assert f"Permit {old[:8]} is closed or expired: grant a new one." in refused.stderr
     assert len(made("list", "--store", url)) == 1
+    said = made("revoke", old, "--store", url, "--as", "bob", "--message", "later")
+    assert said == {"permit": old, "closed": "ann revoked it"}, "what stands, not what was asked for"
+
+
+def test_what_has_expired_is_not_narrowed_into_a_permit_that_never_stands(url: str) -> None:
+    permit = Permit(tool="refund", principal="ann", expires_s=1.0)
+
+    async def grant() -> None:
+        store = open_store(url)
+        await grant_permit(store, permit)
+        await store.aclose()
+
+    anyio.run(grant)
+    refused = invoke("narrow", permit.id, "--store", url, "--days", "1", status=1)
+    assert f"Permit {permit.id[:8]} is closed or expired: grant a new one." in refused.stderr
+    assert len(made("list", "--store", url)) == 1
+
+
+def test_a_narrowing_says_which_permit_it_closes_and_what_stood(url: str) -> None:
+    old = made("grant", "--store", url, "--tool", "send_email", "--as", "ann")["permit"]["id"]
+    work(url, 3)
+    new = made("narrow", old, "--store", url, "--as", "ann", "--at-most", "0.01")
+    assert new["replaces"] == f"{old[:8]} (asks about everything), which this one closes"
+    work(url, 1, first=3)
+
+    async def spend() -> None:
+        store = open_store(url)
+        document = await store.get("permit-state", new["permit"]["id"])
+        assert document is not None
+        values = json.loads(document.body)
+        values["earned"]["log_lasting_peak"] = [50.0]
+        await store.put("permit-state", document.key, json.dumps(values), expected=document.version)
+        await store.aclose()
+
+    anyio.run(spend)
+    printed = invoke("narrow", new["permit"]["id"], "--store", url, "--as", "ann", "--days", "3").stdout
+    stood = f"{new['permit']['id'][:8]} (withdrawn for good: asks about everything), which this one closes"
+    assert f"replaces   {stood}" in printed
+
+
+@pytest.mark.parametrize(
+    ("option", "other"),
+    [
+        (("--miss-assurance", "0.9"), "--miss-rate"),
+        (("--nothing-in-force",), "--from"),
+        (("--profile", "nowhere.json"), "--from"),
+        (("--agent-version", "2"), "--from"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused_by_the_one_that_it_belongs_to(
+    option: tuple[str, ...], other: str, url: str
+) -> None:
+    refused = invoke("grant", "--store", url, "--tool", "refund", "--as", "ann", *option, status=2)
+    assert f"{option[0]} belongs to {other}." in refused.stderr
+    assert json.loads(invoke("list", "--store", url, "--json").stdout) == []
 
 
 def test_a_permit_is_signed_with_the_key_that_is_given(url: str, tmp_path: Path) -> None:
@@ -201,6 +257,11 @@ def test_where_recorded_answers_cannot_be_read_nothing_is_granted_and_it_says_so
 )
 def test_a_condition_that_is_none_is_refused(where: str, url: str) -> None:
     assert "Traceback" not in invoke("grant", "--store", url, "--tool", "x", "--where", where, status=2).output
+
+
+def test_a_name_that_is_none_is_refused_in_a_sentence(url: str) -> None:
+    refused = invoke("grant", "--store", url, "--tool", "", "--as", "ann", status=2)
+    assert "The 'tool' parameter of `Permit` must be a string with at least 1 character. Got ''." in refused.stderr
 
 
 def test_hostile_text_is_shown_without_its_control_characters(url: str) -> None:

@@ -78,6 +78,8 @@ def test_no_line_is_wider_than_the_terminal_and_every_name_is_whole_when_its_lin
     assert "a-session-with-a-name-that-is-much-too-long-for-a-narrow-column" in first
     assert "stated confidence 0.25" in " ".join(shown.split())
     assert "\t" not in listed
+    assert "path" not in listed, "of one folder: a session's name finds its run"
+    assert "path" in on_a_terminal("runs", "list", str(folder / "s2.jsonl"), str(folder / "s2.jsonl"))
 
 
 def test_a_step_of_many_readings_shows_the_lowest_on_a_terminal_and_every_one_in_a_pipe(tmp_path: Path) -> None:

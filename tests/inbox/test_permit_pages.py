@@ -174,6 +174,7 @@ async def test_a_narrower_permit_takes_the_place_of_one_that_stands(store: Sessi
     wider = await prepared(ann, narrows=old, conditions=['to=in:["bob", "eve"]'])
     assert wider.status_code == 409
     said = (await prepared(ann, narrows=old, conditions=["amount=max:5"], at_most=10.0)).json()
+    assert said["told"]["replaces"] == f"{old[:8]} (asks about everything), which this one closes"
     assert (await signed(ann, said, narrows=None)).status_code == 409, "not as a permit of its own"
     new = str((await signed(ann, said)).json()["next"]).removeprefix("/permits/")
     found = {one.permit.id: one for one in await stored_permits(store)}
