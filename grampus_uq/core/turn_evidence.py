@@ -127,8 +127,7 @@ def _known_name_key(name: str) -> str:
 
 
 def _call_key(call: ToolCall) -> str:
-    name = call.name
-    return f"{text_key(call.id)} {_known_name_key(name) if len(name) <= _LONGEST_NAME else text_key(name)}"
+    return f"{text_key(call.id)} {_name_key(call.name)}"
 
 
 def proposed(step: Step) -> tuple[str, ...]:
@@ -202,12 +201,9 @@ def _told(doubt: CallDoubt | None, number: int) -> CallDoubt | None:
 
 def _were_due(readings: Sequence[Reading], before: Turns) -> bool:
     """True where a reading of the tokens failed, or is missing in a run in which calls were read before."""
-    missing = False
-    for reading in readings:
-        if reading.value is None and reading.source in _OF_TOKENS:
-            missing = True
-            if reading.reason not in NOT_DUE:
-                return True
+    missing = [reading for reading in readings if reading.value is None and reading.source in _OF_TOKENS]
+    if any(reading.reason not in NOT_DUE for reading in missing):
+        return True
     told = [turn for turn in before if turn.doubts or turn.gone] if missing else ()
     return any(doubt.part != NEW_WORD for turn in told for doubt in (*turn.doubts, *turn.gone))
 
@@ -333,8 +329,13 @@ def is_proposed(turns: Turns, call: ToolCall, step_id: str | None, *, exactly: b
 
 def _vouches(turn: TurnEvidence, call: ToolCall, digest: str) -> bool:
     """True where a listing of a call is left: one that is open under its id, or one more than calls were made."""
-    left = any(not entry.endswith(_MADE) for entry in _listings(turn, call, digest))
-    return left and (len(turn.listed) > len(turn.called) or bool(_matching(turn.calls, call)))
+    more = len(turn.listed) > len(turn.called) or bool(_matching(turn.calls, call))
+    return more and bool(_left(turn, call, digest))
+
+
+def _left(turn: TurnEvidence, call: ToolCall, digest: str) -> list[str]:
+    """The listings of a call that no call has used up."""
+    return [entry for entry in _listings(turn, call, digest) if not entry.endswith(_MADE)]
 
 
 def _listings(turn: TurnEvidence, call: ToolCall, digest: str) -> list[str]:
@@ -450,13 +451,10 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
         return turn
     draft = draft_of_turn(turn)
     if turn.listed and "arguments" in call.__pydantic_fields_set__:
-        digest = _digest(call)
-        entry = digest and call.id and digest + _id_mark(call.id)
-        if not entry or entry not in turn.listed:
-            entry = next((one for one in _listings(turn, call, digest) if not one.endswith(_MADE)), "")
-        if entry:
-            draft.listed = _made(turn, entry)
-    draft.calls = tuple([known for known in turn.calls if known not in mine]) if len(turn.calls) > 1 else ()
+        left = _left(turn, call, _digest(call))
+        if left:
+            draft.listed = _made(turn, left[0])
+    draft.calls = tuple([known for known in turn.calls if known not in mine])
     draft.called = (*turn.called, *mine)
     draft.__class__ = TurnEvidence
     after: TurnEvidence = draft

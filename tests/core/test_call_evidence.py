@@ -245,6 +245,18 @@ def test_what_went_by_speaks_for_no_call_that_a_kept_turn_proposes() -> None:
     assert held(state, "pay"), "no call of this name is open: it may be the doubtful one"
 
 
+@given(st.floats(0.0, 0.79), st.booleans())
+def test_the_doubt_about_a_call_of_a_kept_turn_is_about_no_later_turns_call(odds: float, made: bool) -> None:
+    """Asked for by its id without arguments, too: the turns are told apart as long as both are kept."""
+    state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY,), read(*parts(odds)))
+    if made:
+        state, _ = making(state, PAY)
+    state, told = making(proposing(state, "more", (PAY_MORE,), read(*parts(0.99))), PAY_MORE)
+    assert told.action is UncertaintyAction.PROCEED
+    assert not held(state, ToolCall(id="m", name="pay"))
+    assert held(state, ToolCall(id="c", name="pay"))
+
+
 def test_more_tools_than_are_kept_leave_a_doubt_about_any_tool() -> None:
     state = after(CERTAIN, [1.0] * 3, calls=())
     for number in range(60):
@@ -349,6 +361,7 @@ def test_a_run_in_which_calls_were_read_misses_the_tokens_of_later_ones() -> Non
     )
     for turn in (TurnEvidence(doubts=(known,)), TurnEvidence(gone=(known,)), TurnEvidence(doubts=(word, known))):
         assert told((PAY_MORE,), NONE_CAME, before=(TurnEvidence(), turn)) == unsure(PAY_MORE)
+        assert told((PAY_MORE,), SURE, before=(turn,)) == ()
         assert told((PAY_MORE,), before=(turn,)) == (), "nobody looked for its tokens"
     assert told((PAY_MORE,), NONE_CAME, before=(TurnEvidence(doubts=(word,)),)) == ()
     state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY,), read(*parts(0.99)))

@@ -109,6 +109,12 @@ def test_an_id_that_two_turns_share_speaks_for_the_least_of_them():
     assert judged(state, pay("same"), "b").action is Action.PROCEED
 
 
+def test_a_call_without_an_id_may_be_one_that_a_turn_listed_under_an_id_though_another_listed_one_without():
+    for first, second in [(pay("a1"), pay()), (pay(), pay("a1"))]:
+        state = turn(turn(START, "silent", None, first), "read", 1.0, second)
+        assert judged(state, pay()).rule == called(state, pay())[1].rule == "missing_evidence"
+
+
 def test_an_id_that_a_model_uses_in_every_turn_is_the_latest_turns_once_the_earlier_call_came():
     state = turn(turn(START, "m", 1.0), "a", None, pay("call_0"))
     state, first = called(state, pay("call_0"))
@@ -533,6 +539,7 @@ FINDS = [
     ((a_turn("1", A), a_turn("2", B)), pay("new"), "1", [0]),
     ((a_turn("1", A), a_turn("2", LOOK)), pay("new"), None, [0]),
     ((a_turn("1", A), a_turn("2", B)), pay(), None, [0, 1]),
+    ((a_turn("1", A), a_turn("2", pay())), pay(), None, [0, 1]),  # listed without an id, too, it may be either
     ((a_turn("1", A), a_turn("2", B), MORE), pay(), None, [0, 1, 2]),
     ((a_turn("1", A, more=True), a_turn("2", B)), pay(), None, [0, 1]),
     ((a_turn("1", A), a_turn("2", B), MORE), A, None, [0]),
@@ -610,6 +617,15 @@ def test_a_call_with_arguments_is_compared_with_what_its_turn_listed(turns, call
     assert is_proposed(turns, call, step_id) is vouched
 
 
+@given(st.integers(0, 3_000), st.booleans())
+def test_a_call_is_vouched_for_exactly_by_arguments_of_any_length(length, named):
+    """Those that differ in their last character alone are others."""
+    state = turn(START, "t", 1.0, with_arguments("a", note="x" * length + "y", n=1))
+    for last, vouched in [("y", True), ("z", False)]:
+        call = with_arguments("a" if named else "", n=1, note="x" * length + last)
+        assert judged(state, call).action.stops is not vouched
+
+
 def test_a_verdict_compares_a_call_with_the_turn_of_its_step_and_exactly_where_that_is_asked():
     state = turn(turn(START, "1", 0.95, with_arguments("a", x=1)), "2", 0.95, with_arguments("b", x=2))
     rules = [judge_call(PROFILE, state, with_arguments("", x=2), Effect.IRREVERSIBLE, step_id=of).rule for of in "12"]
@@ -635,6 +651,8 @@ def test_a_digest_of_a_call_is_one_of_its_name_and_its_arguments_in_canonical_js
     mark = f"@{hashlib.sha256(b'a').hexdigest()[:8]}"
     assert listed(step) == (hashlib.sha256(written).hexdigest()[:24] + mark,) * MAX_CALLS
     assert proposed(step) == (f"a {key}",) * MAX_CALLS
+    nameless = step_of(call.model_copy(update={"id": ""}))
+    assert listed(nameless) == (hashlib.sha256(written).hexdigest()[:24],), "as states of earlier versions have it"
 
 
 # -- the rules by which a turn's doubts are found and kept, one by one --

@@ -31,6 +31,7 @@ class Starts:
         self.loses: BaseException | None = None
 
     async def take(self, by: str, owner: str) -> bool:
+        assert isinstance(owner, str)  # a store writes it down
         if self.fails is not None:
             raise self.fails
         first = self.had.setdefault(by, owner) == owner
@@ -39,6 +40,7 @@ class Starts:
         return first
 
     async def free(self, by: str, owner: str) -> bool:
+        assert isinstance(owner, str)
         if self.fails is not None:
             raise self.fails
         return self.had.get(by, owner) == owner
@@ -326,9 +328,19 @@ async def test_a_rejection_counts_in_all_sessions_of_its_agents_thread_for_calls
     assert not await process(None).starts.rejected(PAY, LATER, stored=True), "another process"
 
 
+async def test_a_rejection_counts_in_the_sessions_whose_terms_name_its_thread_and_in_no_other_session() -> None:
+    gate = process(None)
+    named = [gate.terms("clerk", session, None, thread="t") for session in ("t/desk:1", "t/desk:2")]
+    alone = [gate.terms("clerk", session, None) for session in ("1", "2")]
+    for first, _ in (named, alone):
+        await gate.starts.reject(PAY, first)
+    assert [await gate.starts.rejected(PAY, of, stored=True) for _, of in (named, alone)] == [True, False]
+
+
 async def test_a_session_without_a_thread_remembers_nothing_here() -> None:
     starts = Starts()
     gate = process(starts)
+    starts.fails = StoreError("asked for nothing")
     await gate.starts.reject(PAY, TERMS)
     assert not await gate.starts.rejected(PAY, TERMS, stored=True)
     assert starts.had == {}
@@ -377,3 +389,15 @@ async def test_a_store_that_is_down_keeps_no_harmless_call_from_running(effect: 
         await gate.starts.reject(PAY, VISIT)
     held = await gate.held_back(PAY, LATER, effect, repeated=False)
     assert (held and held.rule) == "rejected_in_thread"
+
+
+@pytest.mark.parametrize("effect", list(Effect))
+async def test_a_call_that_a_human_rejected_waits_in_a_later_session_of_its_thread_and_a_harmless_one_goes_ahead(
+    effect: Effect,
+) -> None:
+    starts = Starts()
+    await process(starts).starts.reject(PAY, VISIT)
+    for call, holds in [(PAY, effect not in HARMLESS), (PAY.model_copy(update={"name": "pay2"}), False)]:
+        record, action = await process(starts).judge(CallRecord.new(call, "llm_1"), None, LATER, effect)
+        assert [one.rule for one in record.requests] == (["rejected_in_thread"] if holds else [])
+        assert action == ("pause_for_human" if holds else "proceed")
