@@ -159,7 +159,7 @@ class Graph:
             raise ConfigurationError.of("name", "Graph.add_node", "new in this graph", name)
         if entry and self._entry_said:
             raise ConfigurationError.of("entry", "Graph.add_node", "given for one node only", name)
-        if isinstance(getattr(handler, "__self__", None), Graph):
+        if isinstance(getattr(handler, "__self__", handler), Graph):
             raise ConfigurationError.of("handler", "Graph.add_node", "no graph: add its nodes to this one", name)
         self._nodes[name] = _Node(handler=handler)
         if entry or self._entry is None:

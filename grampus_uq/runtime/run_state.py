@@ -331,7 +331,7 @@ def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | _Pend
 
 
 class ExecutionResult(BaseModel):
-    """The result of a run, or of its part up to a pause. `metadata["uncertainty"]` is always there."""
+    """The result of a run, or of its part up to a pause. `metadata["uncertainty"]` is there unless it was unwatched."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
