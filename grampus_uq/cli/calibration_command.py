@@ -10,7 +10,7 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_result, refuse_none
-from grampus_uq.cli.store_options import on_store, store_option, with_store
+from grampus_uq.cli.store_options import on_store, store_option, with_stores
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.fit.streams import finished_in_recordings
 from grampus_uq.recording.artifacts import load
@@ -32,12 +32,12 @@ def command() -> None:
 
 
 @command.command()
-@store_option
+@on_store
 @as_json_option
 @_check
-def show(url: str, as_json: bool, check: bool) -> None:
+async def show(store: SessionStore, as_json: bool, check: bool) -> None:
     """Show the state of every calibration watch in the store."""
-    _report(read_statuses(url), as_json, check)
+    _report(await stored_statuses(store), as_json, check)
 
 
 @command.command()
@@ -67,16 +67,16 @@ def feed(
 
     n_runs = 0
 
-    async def work(store: SessionStore) -> Sequence[WatchStatus]:
+    async def work(stores: Sequence[SessionStore]) -> Sequence[WatchStatus]:
         nonlocal n_runs
-        watch = CalibrationWatch(store, detector, level=level, acting=not advisory)
+        watch = CalibrationWatch(stores[0], detector, level=level, acting=not advisory)
         for run in finished_in_recordings(list(paths), loaded, on_refused=refuse):
             n_runs += 1
             await watch.finished(FinishedRun(**asdict(run)))
         return await watch.statuses()
 
     with naming_refused() as refuse:
-        statuses = with_store(url, work, create=True)
+        statuses = with_stores([url], work, create=True)
         refuse_none(n_runs, paths, "finished run that this detector judges")
         _report(statuses, as_json, check)
 
@@ -100,7 +100,7 @@ async def label(run_id: str, outcome: str, store: SessionStore, as_json: bool, c
 
 def read_statuses(url: str) -> list[WatchStatus]:
     """The status of every watch in the store at this URL."""
-    return list(with_store(url, stored_statuses))
+    return list(with_stores([url], lambda stores: stored_statuses(stores[0])))
 
 
 def _report(statuses: Sequence[WatchStatus], as_json: bool, check: bool) -> None:

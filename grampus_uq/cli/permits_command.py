@@ -23,7 +23,7 @@ from grampus_uq.cli.printing import (
     progress,
     say_beside,
 )
-from grampus_uq.cli.store_options import Signer, as_option, on_store, signing
+from grampus_uq.cli.store_options import as_option, on_store, signing
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.gate.permit_conditions import limits_of
@@ -88,9 +88,6 @@ _granting = options(
     click.option("--days", type=FiniteRange(0.01, 3_650.0), help="Duration in days; 90 for a new permit."),
     signing("Who grants"),
     as_json_option,
-)
-"""The options of commands that write a permit."""
-_reviewers_options = options(
     click.option(
         "--miss-rate",
         type=FiniteRange(0.0, 0.9),
@@ -102,6 +99,7 @@ _reviewers_options = options(
         help="Confidence of the miss rate.  [default: 0.95, that of the number from `drills report`]",
     ),
 )
+"""The options of commands that write a permit."""
 _promise_options = options(
     click.option("--of-released", is_flag=True, help="The share is of the calls that may proceed, not of all calls."),
     click.option(
@@ -130,7 +128,6 @@ _promise_options = options(
     help="Score of a call, in [0, 1]; higher: likelier right.",
 )
 @_promise_options
-@_reviewers_options
 @click.option(
     "--answer-hours",
     type=FiniteRange(0.01, 8_760.0),
@@ -160,10 +157,9 @@ async def grant(
     GRAMPUS_UQ_SEAL_KEY (or shared approval key): they trust no other start.
     """
     at_most, miss_delta = given["at_most"], _miss_delta(given)
-    if not given["recorded"]:
-        for name in ("nothing_in_force", "profile", "agent_version"):
-            if given[name]:
-                raise click.UsageError(f"--{name.replace('_', '-')} belongs to --from.")
+    for name in ("nothing-in-force", "profile", "agent-version"):
+        if given[name.replace("-", "_")] and not given["recorded"]:
+            raise click.UsageError(f"--{name} belongs to --from.")
     permit = Permit(
         tool=tool,
         limits=limits_of(conditions),
@@ -182,7 +178,7 @@ async def grant(
     answers = _recorded(permit, given)
     if answers is not None:
         permit = permit.model_copy(update={"judge": answers.calls[0].judge})
-    permit = _signed(permit, given["signer"])
+    permit = permit if given["signer"] is None else given["signer"].sign(permit)
     entries = [] if answers is None else answers.entries()
     shared = HmacSigner.from_environment()  # the seal is that of the hosts, where the environment has its key
     seal = Seal.from_environment() or (None if shared is None else shared.seal())
@@ -212,7 +208,6 @@ def _counted(left_out: Mapping[str, int]) -> str:
 @command.command()
 @click.argument("permit_id")
 @_granting
-@_reviewers_options
 async def narrow(store: SessionStore, permit_id: str, conditions: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Replace a permit by one with further conditions, a smaller share or a measured miss rate.
 
@@ -229,7 +224,7 @@ async def narrow(store: SessionStore, permit_id: str, conditions: tuple[str, ...
         miss_rate=given["miss_rate"],
         miss_delta=_miss_delta(given),
     )
-    permit = _signed(permit, given["signer"])
+    permit = permit if given["signer"] is None else given["signer"].sign(permit)
     state = await replace_permit(store, found.permit.id, permit)
     _granted(permit, as_json, state, replaces=replaced(found))
 
@@ -292,10 +287,6 @@ def _standing_json(standing: Standing) -> dict[str, Any]:
         "stands": stands(standing),
         "sentence": sentence(permit, state),
     }
-
-
-def _signed(permit: Permit, signer: Signer | None) -> Permit:
-    return permit if signer is None else signer.sign(permit)
 
 
 def _miss_delta(given: Mapping[str, Any]) -> float:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.printing import as_json_option, print_result
-from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.cli.store_options import on_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.retention import prune
+from grampus_uq.runtime.store import SessionStore
 
 _DAY_S = 86_400.0
 _DAYS = FiniteRange(min=0, min_open=True)
 
 
 @click.command()
-@store_option
+@on_store
 @click.option("--older-than", "days", type=_DAYS, help="Days since the session ended.")
 @click.option(
     "--keep", type=click.IntRange(min=0), default=None, help="Keep only this many of the ended sessions, the latest."
@@ -30,8 +29,8 @@ _DAYS = FiniteRange(min=0, min_open=True)
     "--audits-older-than", "audit_days", type=_DAYS, help="Also delete kept audit logs older than this many days."
 )
 @as_json_option
-def command(
-    url: str,
+async def command(
+    store: SessionStore,
     days: float | None,
     keep: int | None,
     move_to: str | None,
@@ -43,14 +42,13 @@ def command(
     if days is None and keep is None and audit_days is None:
         rule = "at least one of --older-than, --keep and --audits-older-than"
         raise ConfigurationError.of("--older-than", "prune", rule, None)
-    work = partial(
-        prune,
+    forgotten = await prune(
+        store,
         older_than_s=None if days is None else days * _DAY_S,
         keep=keep,
         audits=audits,
         audits_older_than_s=None if audit_days is None else audit_days * _DAY_S,
         move_to=move_to,
     )
-    forgotten = with_store(url, work)
     line = f"Deleted {forgotten} sessions." if move_to is None else f"Moved {forgotten} sessions."
     print_result(as_json, {"forgotten": forgotten}, [line])

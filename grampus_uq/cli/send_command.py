@@ -6,7 +6,7 @@ import click
 
 from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_result, progress, refuse_none
-from grampus_uq.telemetry.export import ExportReport, send_recordings
+from grampus_uq.telemetry.export import send_recordings
 from grampus_uq.telemetry.otlp_exporter import span_exporter
 
 
@@ -54,14 +54,10 @@ def command(
                     paths, exporter, service_name=service_name, content=content, on_sent=on_sent, on_refused=refuse
                 )
             refuse_none(report.runs, paths)
-            _print(report, endpoint, as_json)
+            counts = {name: getattr(report, name) for name in ("files", "runs", "steps", "spans", "torn_lines")}
+            places = [{"path": e.path, "line": e.line, "field": e.field, "reason": e.reason} for e in report.refused]
+            where = endpoint.rpartition("@")[2]  # what stands before it is a password
+            line = f"{report.spans} spans of {report.runs} runs ({report.steps} steps) sent to {where}."
+            print_result(as_json, {**counts, "n_left_out": report.n_refused, "left_out": places}, [line])
     finally:
         exporter.shutdown()
-
-
-def _print(report: ExportReport, endpoint: str, as_json: bool) -> None:
-    places = [{"path": e.path, "line": e.line, "field": e.field, "reason": e.reason} for e in report.refused]
-    counts = {name: getattr(report, name) for name in ("files", "runs", "steps", "spans", "torn_lines")}
-    where = endpoint.rpartition("@")[2]  # what stands before it is a password
-    line = f"{report.spans} spans of {report.runs} runs ({report.steps} steps) sent to {where}."
-    print_result(as_json, {**counts, "n_left_out": report.n_refused, "left_out": places}, [line])

@@ -84,18 +84,13 @@ def _signs_as(given: str | None, signer: Signer | None, keys_file: str | None) -
     return name, "the owner of the key." if owned else "the login name: --as NAME signs as another."
 
 
-def with_store(url: str, work: Callable[[SessionStore], Awaitable[_Result]], *, create: bool = False) -> _Result:
-    """Open the store, wait for `work` on it, and close it; a store that does not exist is made only with `create`."""
-    return with_stores([url], lambda stores: work(stores[0]), create=create)
-
-
 def on_store(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """A command as a coroutine, which gets the opened store of `--store` as `store`."""
 
     @store_option
     @wraps(work)
     def command(*, url: str, **given: Any) -> None:
-        with_store(url, lambda store: work(store=store, **given))
+        with_stores([url], lambda stores: work(store=stores[0], **given))
 
     return command
 
@@ -103,7 +98,7 @@ def on_store(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 def with_stores(
     urls: Sequence[str], work: Callable[[Sequence[SessionStore]], Awaitable[_Result]], *, create: bool = False
 ) -> _Result:
-    """Open the stores, wait for `work` on them, and close them."""
+    """Open the stores, wait for `work` on them, and close them; one that does not exist is made only with `create`."""
 
     async def run() -> _Result:
         async with AsyncExitStack() as opened:

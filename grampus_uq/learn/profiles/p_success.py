@@ -157,7 +157,7 @@ def fit_p_success(
     learn = _enough(runs, runs.taught_by(~held_out), rng)
     good, bad = _of_each(runs, learn)
     if min(good, bad) < LEAST_OF_EACH:
-        lacking = _lacking(runs, held_out, good, bad)
+        lacking = _lacking(held_out, good, bad)
         why = f"It would learn on {good} successes and {bad} failures; {LEAST_OF_EACH} of each are needed."
         return None, [Part(name="p_success", status="not fitted", why=why, needs=lacking)]
     names = [name for name in runs.streams if name not in DERIVED] or [n for n in DERIVED if n in runs.streams]
@@ -272,7 +272,7 @@ def _figures(runs: LabelledRuns, held_out: BoolArray, values: FloatArray) -> dic
     }
 
 
-def _lacking(runs: LabelledRuns, held_out: BoolArray, good: int, bad: int) -> str:
+def _lacking(held_out: BoolArray, good: int, bad: int) -> str:
     share = float((~held_out).mean()) if len(held_out) else 0.5
     more = {"successes": LEAST_OF_EACH - good, "failures": LEAST_OF_EACH - bad}
     wanted = [f"{math.ceil(n / max(share, 0.01))} more labelled {what}" for what, n in more.items() if n > 0]
