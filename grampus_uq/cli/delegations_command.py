@@ -14,12 +14,7 @@ from grampus_uq.gate.delegations import LONGEST_S, Delegation
 from grampus_uq.records.visible_text import in_short, visible
 from grampus_uq.runtime.permit_words import until
 from grampus_uq.runtime.store import SessionStore
-from grampus_uq.runtime.stored_delegations import (
-    StoredDelegation,
-    delegate,
-    revoke_delegation,
-    stored_delegations,
-)
+from grampus_uq.runtime.stored_delegations import StoredDelegation, delegate, revoke_delegation, stored_delegations
 
 _HOUR_S, _TIME = 3600.0, "%Y-%m-%d %H:%M:%S UTC"
 

@@ -87,13 +87,7 @@ class _Imported:
     "--workers", type=click.IntRange(min=1), help="Reading processes.  [default: all cores; 1 for little data]"
 )
 @as_json_option
-def import_(
-    paths: tuple[str, ...],
-    output: str,
-    workers: int | None,
-    as_json: bool,
-    **kept: Any,
-) -> None:
+def import_(paths: tuple[str, ...], output: str, workers: int | None, as_json: bool, **kept: Any) -> None:
     """Import runs from benchmark results, traces, exports and logs, in the formats of --format.
 
     FILE is a file or a folder of files, plain or gzip. Invalid records, and runs that FOLDER already has, are

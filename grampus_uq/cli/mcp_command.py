@@ -27,8 +27,7 @@ _LAUNCHERS: Final = frozenset({"npx", "uvx", "uv", "pipx", "run", "python", "pyt
 @click.command()
 @click.option("--config", "path", help="TOML file with settings; options take precedence.")
 @click.option(
-    "--store",
-    help="Session store: sqlite:///FILE, postgresql://… or redis://… (without one, GRAMPUS_UQ_STORE).",
+    "--store", help="Session store: sqlite:///FILE, postgresql://… or redis://… (without one, GRAMPUS_UQ_STORE)."
 )
 @click.option("--agent", help="Name of the agent in the store.  [default: derived from COMMAND]")
 @click.option("--session", help="Resume this session after a restart.")

@@ -13,14 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from grampus_uq.records.configuration import Configuration
-from grampus_uq.stats.propagation import (
-    AuqState,
-    SaupState,
-    auq_update,
-    propagate,
-    saup_uncertainty,
-    saup_update,
-)
+from grampus_uq.stats.propagation import AuqState, SaupState, auq_update, propagate, saup_uncertainty, saup_update
 from grampus_uq.stats.stored_values import FROZEN
 
 DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(

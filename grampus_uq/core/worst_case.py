@@ -33,11 +33,7 @@ def unaided_of(fusion: Fusion) -> float | None:
 
 
 def streams_of(
-    values: dict[str, float],
-    semantic: float | None,
-    fusion: Fusion,
-    propagated: float,
-    risk_confidence: float | None,
+    values: dict[str, float], semantic: float | None, fusion: Fusion, propagated: float, risk_confidence: float | None
 ) -> Streams:
     """The streams for detector and calibration, by name: in [0, 1], higher is better, the risk as 1/(1 + risk)."""
     fused = fusion[0]

@@ -74,11 +74,7 @@ def detect_format(path: str | os.PathLike[str]) -> str:
 
 
 def read_runs(
-    path: str | os.PathLike[str],
-    form: str = "auto",
-    *,
-    outcome: str | None = None,
-    on_refused: Refused | None = None,
+    path: str | os.PathLike[str], form: str = "auto", *, outcome: str | None = None, on_refused: Refused | None = None
 ) -> Iterator[ImportedRun]:
     """Yield the runs of a file in any of `FORMATS`; "auto" finds out which.
 

@@ -25,9 +25,7 @@ class Grouped(Generic[_Item]):
 
 
 def grouped(
-    read: Callable[[Refused | None], Iterable[Grouped[_Item]]],
-    path: str,
-    on_refused: Refused | None,
+    read: Callable[[Refused | None], Iterable[Grouped[_Item]]], path: str, on_refused: Refused | None
 ) -> Iterator[tuple[str, list[_Item]]]:
     """Yield `(key, items)` for each group, as soon as its last record was read.
 

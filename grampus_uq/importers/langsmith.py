@@ -43,10 +43,7 @@ class _Span:
 
 
 def read_langsmith(
-    path: str | os.PathLike[str],
-    *,
-    outcome: str | None = None,
-    on_refused: Refused | None = None,
+    path: str | os.PathLike[str], *, outcome: str | None = None, on_refused: Refused | None = None
 ) -> Iterator[ImportedRun]:
     """Yield the traces of an export (JSON lines or an array, plain or gzip) that asked a model; `run_id` is the trace.
 

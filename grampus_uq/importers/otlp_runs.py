@@ -28,10 +28,7 @@ _LABELS: Final = _GOOD | _BAD
 
 
 def read_otlp(
-    path: str | os.PathLike[str],
-    *,
-    outcome: str | None = None,
-    on_refused: Refused | None = None,
+    path: str | os.PathLike[str], *, outcome: str | None = None, on_refused: Refused | None = None
 ) -> Iterator[ImportedRun]:
     """Yield the traces of a file of OTLP (JSON or protobuf, plain or gzip) that hold a step.
 

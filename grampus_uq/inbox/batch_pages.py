@@ -19,15 +19,7 @@ from grampus_uq.errors import ApprovalError, GrampusError, SessionError
 from grampus_uq.gate.requests import written_text
 from grampus_uq.gate.webauthn import MOST_IN_BATCH
 from grampus_uq.inbox.call_shapes import shapes_of
-from grampus_uq.inbox.decision_pages import (
-    Decision,
-    Wish,
-    check_decision,
-    read_decision,
-    sign_with,
-    store,
-    wished,
-)
+from grampus_uq.inbox.decision_pages import Decision, Wish, check_decision, read_decision, sign_with, store, wished
 from grampus_uq.inbox.people import Role
 from grampus_uq.inbox.request_pages import call_parts, found, is_own, listed, said
 from grampus_uq.inbox.visits import Assertion, Body, Visit, for_role, told_of
@@ -89,11 +81,7 @@ async def _prepare(visit: Visit) -> Response:
     await _check(visit, given)
     texts = [written_text(decision) for (_, decision), _ in given]
     return JSONResponse(
-        {
-            "decisions": [decision.model_dump_json() for (_, decision), _ in given],
-            "texts": texts,
-            **visit.passkeys(),
-        }
+        {"decisions": [decision.model_dump_json() for (_, decision), _ in given], "texts": texts, **visit.passkeys()}
     )
 
 

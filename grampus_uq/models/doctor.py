@@ -90,11 +90,7 @@ class Examination:
 
 
 async def examine(
-    client: ModelClient,
-    *,
-    model: str = "",
-    timeout_s: float = 30.0,
-    tell: Callable[[str], None] = lambda what: None,
+    client: ModelClient, *, model: str = "", timeout_s: float = 30.0, tell: Callable[[str], None] = lambda what: None
 ) -> Examination:
     """Try everything that the signals need on a model, with about 20 short calls.
 

@@ -12,11 +12,7 @@ from grampus_uq.records.configuration import web_address
 
 
 def open_model(
-    name: str,
-    *,
-    api_base: str | None = None,
-    timeout_s: float = 60.0,
-    progress: Progress | None = None,
+    name: str, *, api_base: str | None = None, timeout_s: float = 60.0, progress: Progress | None = None
 ) -> LocalModel | OpenAICompatibleModel | LiteLLMModel:
     """Make the client for a model as a command line names it; nothing is loaded or started yet.
 

@@ -33,12 +33,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def in_order(
-    work: Callable[[Part], Result],
-    parts: Iterable[Part],
-    *,
-    workers: int = 1,
-) -> Iterator[Result]:
+def in_order(work: Callable[[Part], Result], parts: Iterable[Part], *, workers: int = 1) -> Iterator[Result]:
     """Yield `work(part)` for each part, in the order of the parts.
 
     `work`, a function of a module or a `functools.partial` of one, is sent to other processes by name. `parts` are

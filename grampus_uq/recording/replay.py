@@ -177,10 +177,7 @@ class _Runs:
     """
 
     def __init__(
-        self,
-        profile: Profile,
-        histories: Container[str] | None = None,
-        profiles: Mapping[str, Profile] | None = None,
+        self, profile: Profile, histories: Container[str] | None = None, profiles: Mapping[str, Profile] | None = None
     ) -> None:
         self._profile = profile
         self._histories = histories
@@ -258,8 +255,7 @@ class _Runs:
             self._resumed.add(event.session_id)
         else:
             raise DataError(
-                f"session {event.session_id!r} is resumed, and these events lack its earlier steps",
-                field="resumed",
+                f"session {event.session_id!r} is resumed, and these events lack its earlier steps", field="resumed"
             )
 
     def _of(self, event: StepEvent | DecisionEvent) -> list[SessionState]:

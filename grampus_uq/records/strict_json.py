@@ -41,11 +41,7 @@ def parse_json(data: str | bytes, *, unique_names: bool = False) -> Any:
     """
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
-        return json.loads(
-            text,
-            parse_constant=_refuse_constant,
-            object_pairs_hook=_unique if unique_names else None,
-        )
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique if unique_names else None)
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8: {error.reason}.") from error
     except RecursionError as error:

@@ -19,10 +19,7 @@ _REPORTED = ("execution_finished", "execution_settled")
 
 
 def executed_calls(
-    entries: Sequence[Mapping[str, Any]],
-    state: AgentState,
-    to_step: int,
-    policy: UncertaintyPolicy | None,
+    entries: Sequence[Mapping[str, Any]], state: AgentState, to_step: int, policy: UncertaintyPolicy | None
 ) -> list[ExecutedCall]:
     """The calls from step `to_step` (from 0) on that were started and do more than read, in the order of their start.
 

@@ -108,10 +108,7 @@ class PTrue:
         if view is None:
             return Reading(source=self.source, value=None, reason=MissingReason.TOO_LONG)
         reply = await context.ask(
-            [*view.messages, _asking(_QUESTION, view.what)],
-            temperature=0.0,
-            max_tokens=8,
-            top_logprobs=_TOP_LOGPROBS,
+            [*view.messages, _asking(_QUESTION, view.what)], temperature=0.0, max_tokens=8, top_logprobs=_TOP_LOGPROBS
         )
         value = true_false_mass(reply)
         if value is None and not reply.logprobs:

@@ -141,13 +141,7 @@ class PrefixVerifier:
     __slots__ = ("client", "max_tokens", "model")
     source: str = UncertaintySource.PREFIX_VERIFIER
 
-    def __init__(
-        self,
-        *,
-        client: ModelClient | None = None,
-        model: str = "",
-        max_tokens: int | None = 16,
-    ) -> None:
+    def __init__(self, *, client: ModelClient | None = None, model: str = "", max_tokens: int | None = 16) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ConfigurationError.of("max_tokens", "PrefixVerifier", "at least 1 or None", max_tokens)
         if client is None and model:
@@ -193,10 +187,7 @@ def verifier_messages(
         ("The run so far", _run(earlier, step, limit * 5 // 8)),
     ]
     shown = "\n\n".join(f"{name}:\n{quoted(replace_lone_surrogates(text))}" for name, text in parts if text.strip())
-    return [
-        Message(role=Role.SYSTEM, content=_SYSTEM),
-        Message(role=Role.USER, content=f"{shown}\n\n{_QUESTION}"),
-    ]
+    return [Message(role=Role.SYSTEM, content=_SYSTEM), Message(role=Role.USER, content=f"{shown}\n\n{_QUESTION}")]
 
 
 def _run(earlier: Sequence[Message], step: Step, room: int) -> str:

@@ -44,13 +44,7 @@ class BootstrapInterval:
         return self.estimate / self.sd if self.estimate is not None and self.sd else None
 
 
-def bootstrap(
-    statistic: RowStatistic,
-    n: int,
-    *,
-    rng: np.random.Generator,
-    draws: int = 2000,
-) -> BootstrapInterval:
+def bootstrap(statistic: RowStatistic, n: int, *, rng: np.random.Generator, draws: int = 2000) -> BootstrapInterval:
     """95 % percentile bootstrap of one statistic over trajectories, which are taken to be independent.
 
     Repeated trials of one task are not, and the interval is then too short.
@@ -85,12 +79,7 @@ def bootstrap(
 
 
 def paired_bootstrap(
-    first: RowStatistic,
-    second: RowStatistic,
-    n: int,
-    *,
-    rng: np.random.Generator,
-    draws: int = 2000,
+    first: RowStatistic, second: RowStatistic, n: int, *, rng: np.random.Generator, draws: int = 2000
 ) -> BootstrapInterval:
     """Bootstrap of `second - first`, both computed on the same resamples, so that what they share cancels.
 

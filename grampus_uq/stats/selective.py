@@ -37,12 +37,7 @@ class Released:
 
 
 def certified_threshold(
-    chances: npt.ArrayLike,
-    right: npt.ArrayLike,
-    *,
-    candidates: Sequence[float],
-    target: float,
-    delta: float,
+    chances: npt.ArrayLike, right: npt.ArrayLike, *, candidates: Sequence[float], target: float, delta: float
 ) -> Released:
     """Test the candidates one after the other and take the one that releases most among those that pass.
 

@@ -17,11 +17,7 @@ _ROUNDING: Final = 1e-3
 
 
 def content_surprisal(
-    tokens: Sequence[str],
-    logprobs: Sequence[float],
-    *,
-    pi_0: float = 0.95,
-    eps: float = 1e-4,
+    tokens: Sequence[str], logprobs: Sequence[float], *, pi_0: float = 0.95, eps: float = 1e-4
 ) -> float | None:
     """Average the surprisal of a turn over its content tokens, U_t (eq. 7).
 

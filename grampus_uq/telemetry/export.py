@@ -108,10 +108,7 @@ def _resource(service_name: str | None) -> Resource:
 
 
 def _send_file(
-    path: Path,
-    report: ExportReport,
-    refuse: Callable[[DataError], None],
-    begin: Callable[[Event, int], RunAsSpans],
+    path: Path, report: ExportReport, refuse: Callable[[DataError], None], begin: Callable[[Event, int], RunAsSpans]
 ) -> None:
     run: RunAsSpans | None = None
     current: str | None = None

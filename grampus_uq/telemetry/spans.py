@@ -207,10 +207,7 @@ class SpanEmitter:
         below = trace.set_span_in_context(estimate, context)
         for semantic in [reading for reading in model_readings if reading.source == "semantic_entropy"][-1:]:
             self._tracer.start_span(
-                SEMANTIC,
-                context=below,
-                start_time=semantic.started_ns,
-                attributes=semantic_attributes(event, semantic),
+                SEMANTIC, context=below, start_time=semantic.started_ns, attributes=semantic_attributes(event, semantic)
             ).end(_end_ns(semantic, ended_ns))
         if escalated:
             self._tracer.start_span(

@@ -10,13 +10,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import (
-    Decision,
-    ParentBased,
-    Sampler,
-    SamplingResult,
-    TraceIdRatioBased,
-)
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult, TraceIdRatioBased
 from opentelemetry.trace import Link, SpanKind, get_current_span
 from opentelemetry.trace.span import TraceState
 from opentelemetry.util.types import Attributes
@@ -135,12 +129,7 @@ class _QueuedSpans(SpanProcessor):
     the exporter does.
     """
 
-    def __init__(
-        self,
-        exporter: SpanExporter,
-        *,
-        capacity: int,
-    ) -> None:
+    def __init__(self, exporter: SpanExporter, *, capacity: int) -> None:
         self._exporter = exporter
         self._outbox: Outbox[ReadableSpan] = Outbox(
             self._export, name="spans", capacity=capacity, batch=min(_BATCH, capacity)

@@ -10,17 +10,7 @@ from grampus_uq.gate.permits import Permit
 from grampus_uq.runtime.stored_permits import grant_permit, stored_permits
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.testing.agent_orders import Act
-from grampus_uq.testing.agent_scene import (
-    DONE,
-    PAID,
-    PROMPT,
-    Scene,
-    ended,
-    require,
-    say,
-    sentence,
-    waiting,
-)
+from grampus_uq.testing.agent_scene import DONE, PAID, PROMPT, Scene, ended, require, say, sentence, waiting
 from grampus_uq.testing.agent_script import DRAW, PERMITS
 from grampus_uq.testing.agent_under_test import Ended, Failed, Paused
 

@@ -155,10 +155,7 @@ class DifferenceRow:
 
 
 def difference_rows(
-    streams: list[ScoredStream],
-    *,
-    rng: np.random.Generator,
-    draws: int = 2000,
+    streams: list[ScoredStream], *, rng: np.random.Generator, draws: int = 2000
 ) -> Iterator[DifferenceRow]:
     """Compare: each stream recalibrated with itself raw and with its base rate; the best one with every other.
 

@@ -183,11 +183,7 @@ def base_rate(stream: ScoredStream) -> ForecastTraces:
 
 
 def _row(
-    stream: ScoredStream,
-    traces: ForecastTraces,
-    *,
-    calibrated: bool,
-    scalar: str = "front-weighted mean",
+    stream: ScoredStream, traces: ForecastTraces, *, calibrated: bool, scalar: str = "front-weighted mean"
 ) -> TableRow:
     scores: dict[str, float] = {}
     if len(traces):

@@ -115,11 +115,7 @@ def fit_detector(
 
 
 def fit_budget(
-    runs: DetectorRuns,
-    *,
-    rng: np.random.Generator,
-    share: float = 0.05,
-    shares: Sequence[float] = _BUDGETS,
+    runs: DetectorRuns, *, rng: np.random.Generator, share: float = 0.05, shares: Sequence[float] = _BUDGETS
 ) -> DetectorFit:
     """Set an interruption budget: "pause at most a share b of runs", from recorded runs without any label.
 
@@ -155,10 +151,7 @@ def _members(runs: DetectorRuns, names: Sequence[str] | None) -> tuple[Member, .
 
 
 def _statistic(
-    runs: DetectorRuns,
-    parts: Split,
-    rng: np.random.Generator,
-    members: Sequence[Member],
+    runs: DetectorRuns, parts: Split, rng: np.random.Generator, members: Sequence[Member]
 ) -> tuple[FeatureScorer, str, dict[str, float]]:
     """Choose by cross-validation inside the fitting part, then fit the choice on all of it."""
     if not parts.fit:

@@ -91,11 +91,7 @@ def cross_fit(
 
 
 def fit_success(
-    streams: Streams,
-    outcomes: npt.ArrayLike,
-    ids: Sequence[str],
-    *,
-    run_weights: npt.ArrayLike | None = None,
+    streams: Streams, outcomes: npt.ArrayLike, ids: Sequence[str], *, run_weights: npt.ArrayLike | None = None
 ) -> FittedSuccess:
     """Fit the fusion, and judge it by cross-fitting.
 
@@ -122,10 +118,7 @@ def fit_success(
 
 
 def fit_fusion(
-    streams: Streams,
-    outcomes: npt.ArrayLike,
-    *,
-    run_weights: npt.ArrayLike | None = None,
+    streams: Streams, outcomes: npt.ArrayLike, *, run_weights: npt.ArrayLike | None = None
 ) -> LogisticFusion:
     """Maximise `sum w ln P(y | p) - (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0 (of counts: any).
 
@@ -205,13 +198,7 @@ def _standard(x: FloatArray, present: BoolArray, w: FloatArray) -> tuple[FloatAr
     return mean, np.where(mass > 0.0, np.maximum(np.sqrt(variance), _SD_FLOOR), 1.0)
 
 
-def _constrained(
-    z: FloatArray,
-    present: BoolArray,
-    y: FloatArray,
-    w: FloatArray,
-    either_sign: BoolArray,
-) -> FloatArray:
+def _constrained(z: FloatArray, present: BoolArray, y: FloatArray, w: FloatArray, either_sign: BoolArray) -> FloatArray:
     """Coefficients (intercept, slopes, offsets), fitted again until no slope is negative but those that may be."""
     k = z.shape[1]
     rate = float(w @ y / w.sum())

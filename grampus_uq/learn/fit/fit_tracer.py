@@ -305,10 +305,7 @@ class TracerRunsFit:
 
 
 def fit_tracer_settings(
-    trajectories: Trajectories,
-    *,
-    rng: np.random.Generator,
-    base: TrajectoryRiskSettings | None = None,
+    trajectories: Trajectories, *, rng: np.random.Generator, base: TrajectoryRiskSettings | None = None
 ) -> TracerRunsFit:
     """Fit (alpha, beta, gamma, k, w) on labelled trajectories, and cross-validate the fit with whole tasks in folds.
 

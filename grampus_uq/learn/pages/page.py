@@ -49,12 +49,7 @@ def _environment() -> Environment:
 def page_environment(loader: BaseLoader) -> Environment:
     """Templates of this loader, with autoescaping and strict undefined names; every text is made visible."""
     environment = Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_clean,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_clean, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(printable=printable, clipped=_clipped, figure=_figure)
     return environment

@@ -58,12 +58,7 @@ class Cases:
 
 
 def cases_of(
-    runs: LabelledRuns,
-    fitted: FittedPSuccess,
-    options: FitOptions,
-    rng: np.random.Generator,
-    *,
-    outcomes: bool = True,
+    runs: LabelledRuns, fitted: FittedPSuccess, options: FitOptions, rng: np.random.Generator, *, outcomes: bool = True
 ) -> Cases:
     """Gather the cases that may set a threshold.
 

@@ -23,9 +23,7 @@ _ROUNDS = 6
 
 
 async def check_session_store(
-    open_store: Callable[[], Awaitable[SessionStore]],
-    *,
-    absent: Callable[[], Awaitable[SessionStore]] | None = None,
+    open_store: Callable[[], Awaitable[SessionStore]], *, absent: Callable[[], Awaitable[SessionStore]] | None = None
 ) -> None:
     """Raise AssertionError, saying what is wrong, unless the stores that `open_store` gives behave as one store must.
 
