@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grampus_uq import Ed25519Signer
 from grampus_uq.integrations.mcp.call_outcomes import Run
-from grampus_uq.integrations.mcp.proxy_config import ProxySettings
+from grampus_uq.integrations.mcp.proxy_config import ApprovalSettings, ProxySettings
 from grampus_uq.integrations.mcp.proxy_parts import ProxyParts
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.apply_decisions import apply_response
@@ -133,9 +135,9 @@ async def live(steps: list[tuple[str, Any]]) -> None:
 class Restarted:
     """A session over HTTP, which is opened anew on the same store."""
 
-    def __init__(self, parts: ProxyParts, name: str = "s") -> None:
+    def __init__(self, parts: ProxyParts, name: str = "s", *, signer: Ed25519Signer | None = None) -> None:
         self.calls = parts.exchange(name, resumes=True, server="x").calls
-        self.ledger = self.calls.ledger
+        self.ledger, self._signer = self.calls.ledger, signer
 
     def lists(self, description: str) -> None:
         self.calls.take_list({"tools": [{"name": "pay", "description": description}]})
@@ -152,7 +154,8 @@ class Restarted:
     async def approve(self) -> str:
         """Approve the one call that waits: the rule of its request."""
         ((request,),) = [session.requests for session in await self.ledger.pending()]
-        await self.ledger.decide(request.decide("approve", principal="ann"))
+        decision = request.decide("approve", principal="ann")
+        await self.ledger.decide(decision if self._signer is None else self._signer.sign(decision))
         await apply_response(self.calls.session.current(), None)
         return request.rule
 
@@ -199,23 +202,38 @@ async def test_what_other_sessions_were_let_through_by_counts_at_the_next_call()
     await parts.aclose()
 
 
-@pytest.mark.parametrize("again", ["good", "EVIL"])
+@pytest.mark.parametrize("keys", [False, True])
+@pytest.mark.parametrize("again", ["good", "EVIL", None])
 @pytest.mark.anyio
-async def test_an_approved_call_runs_after_a_restart_by_the_definition_that_it_was_approved_by(again: str) -> None:
-    parts = ProxyParts(ProxySettings(hold_s=0.1), "memory:", lambda text: None)
-    one = Restarted(parts)
+async def test_an_approved_call_runs_after_a_restart_by_the_definition_that_it_was_approved_by(
+    again: str | None, keys: bool, tmp_path: Path
+) -> None:
+    """With `keys` and no seal for the store the state is not believed after the restart, and the signed approval is."""
+    ann = Ed25519Signer.generate()
+    approvals = ApprovalSettings(public_keys={"ann": ann.public_key} if keys else {})
+
+    def restarted() -> tuple[ProxyParts, Restarted]:
+        settings = ProxySettings(hold_s=0.1, approvals=approvals)
+        parts = ProxyParts(settings, f"sqlite:///{tmp_path}/calls.db", lambda text: None)
+        return parts, Restarted(parts, signer=ann if keys else None)
+
+    parts, one = restarted()
     one.lists("good")
     assert not await one.runs()
     await one.approve()
-    await one.calls.session.aclose()
-    one = Restarted(parts)
-    one.lists(again)
+    for closed in (one.calls.session, parts):
+        await closed.aclose()
+    parts, one = restarted()
+    if again is not None:
+        one.lists(again)
+    await one.calls.open()
+    await apply_response(one.calls.session.current(), None)
     assert await one.runs() == (again == "good")
     if again == "EVIL":
         assert await one.approve() == "tool_changed"
         assert await one.runs()
-    await one.calls.session.aclose()
-    await parts.aclose()
+    for closed in (one.calls.session, parts):
+        await closed.aclose()
 
 
 @settings(max_examples=examples(300), deadline=None)

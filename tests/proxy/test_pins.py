@@ -178,14 +178,22 @@ def test_definitions_nested_beyond_what_is_compared_are_told_apart():
     assert differences(old, inner).text.startswith("x.a.a.")
 
 
-def test_permits_of_a_proxy_are_bound_to_the_definition_of_the_tool(tmp_path):
-    parts = ProxyParts(ProxySettings(), f"sqlite:///{tmp_path}/s.db", print)
-    calls = parts.exchange("s", resumes=False).calls
-    assert calls.gate.permits.agent_version("send") == ""
-    calls.tools.take({"tools": [TOOL]})
-    first = calls.gate.permits.agent_version("send")
-    calls.tools.take({"tools": [{**TOOL, "description": "Send a mail, and copy it."}]})
-    assert "" != first != calls.gate.permits.agent_version("send")
+def test_permits_of_a_proxy_are_bound_to_the_server_and_to_the_definition_of_the_tool(tmp_path):
+    """What one server's calls have earned lets no call ahead at another one that defines a tool in the same words."""
+
+    def versions(definition, agent, server=""):
+        parts = ProxyParts(ProxySettings(agent=agent), f"sqlite:///{tmp_path}/s.db", print)
+        calls = parts.exchange("s", resumes=False, server=server).calls
+        unlisted = calls.gate.permits.agent_version("send")
+        calls.tools.take({"tools": [definition]})
+        return unlisted, calls.gate.permits.agent_version("send")
+
+    copied = {**TOOL, "description": "Send a mail, and copy it."}
+    made = [(TOOL, "a"), (copied, "a"), (TOOL, "b"), (TOOL, "a", "notes"), (TOOL, "a", "tickets")]
+    found = [versions(*one) for one in made]
+    assert len({version for _, version in found}) == len(made)
+    assert len({unlisted for unlisted, _ in found} | {version for _, version in found}) == len(made) + 4
+    assert found == [versions(*one) for one in made]
 
 
 @pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""Notes on calls in a session's stored state besides their records; none if its seal is broken."""
+"""Notes on calls in a session's stored state besides their records; no results if its seal is broken."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ class CallNotes:
     def __init__(self, state: AgentState) -> None:
         self._state = state
 
-    def _texts(self, name: str) -> dict[str, str]:
-        return self._believed(name) if self._state.sealed else {}
+    def _results(self) -> dict[str, str]:
+        return self._believed("results") if self._state.sealed else {}
 
     def ask(self, call_id: str, shown: tuple[Pin, ...]) -> None:
         """A call is asked about under these definitions of its tool."""
         open_calls = {one.proposed.id for one in self._state.turn}
-        kept = {name: digests for name, digests in self._texts("asked").items() if name in open_calls}
+        kept = {name: digests for name, digests in self._believed("asked").items() if name in open_calls}
         self._state.metadata["asked"] = kept | {call_id: " ".join(pin.digest for pin in shown)}
 
     def asked_under(self, call_id: str) -> list[str] | None:
         """The digests of the definitions that a call was asked under; None where it was not asked about."""
-        found = self._texts("asked").get(call_id)
+        found = self._believed("asked").get(call_id)
         return None if found is None else found.split()
 
     def keep_result(self, call_id: str, result: str) -> None:
         """Keep a result, as JSON, unless they hold more than 4 million characters together."""
-        kept = self._texts("results")
+        kept = self._results()
         if len(result) + sum(map(len, kept.values())) <= _MAX_RESULTS:
             self._state.metadata["results"] = {**kept, call_id: result}
 
     def result(self, call_id: str) -> str | None:
         """A kept result."""
-        return self._texts("results").get(call_id)
+        return self._results().get(call_id)
 
     def drop_result(self, call_id: str) -> str | None:
         """The same; it is kept no longer."""
-        kept = self._texts("results")
+        kept = self._results()
         found = kept.pop(call_id, None)
         if found is not None:
             self._state.metadata["results"] = kept
@@ -123,7 +123,7 @@ class CallNotes:
         self._state.metadata[name] = {**dict([*notes.items()][1 - _MOST_SENT :]), same: said}
 
     def _believed(self, name: str) -> dict[str, str]:
-        """Texts that are believed without a seal, too: forgetting is what would let a call go twice."""
+        """Texts that are believed without a seal, too: forgetting is what would let a call go, or go twice."""
         found = self._state.metadata.get(name)
         return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) else {}
 

@@ -51,6 +51,7 @@ class ProxyParts:
         """A session's exchange, with gate and tools of its own; of several servers, each has its own session."""
         settings = self._settings
         session_id = f"{server}-{session_id}" if server else session_id
+        agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
         tools = ListedTools(settings.tool_effects(), trusted=trusted, told=partial(self._names.add, server))
         ledger = Ledger(self._store, seal=self._approvals.seal)
         gate = Gate(
@@ -58,11 +59,12 @@ class ProxyParts:
             effects=tools.effects(),
             schema_of=tools.schema,
             clock=ledger.now_s,
-            permits=StoredPermits(self._store, self._approvals, agent_version=tools.version),
+            permits=StoredPermits(  # answers on one server's calls say nothing of another's, however it defines a tool
+                self._store, self._approvals, agent_version=lambda tool: f"{agent_id} {tools.version(tool)}"
+            ),
             started_by=lambda session_id: settings.approvals.started_by,
             starts=None if self._starts is None else StoredStarts(self._starts),
         )
-        agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
         session = ConnectionSession(
             SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes),
             monitor=self._monitor,
