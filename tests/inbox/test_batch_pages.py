@@ -14,7 +14,7 @@ import pytest
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import StoreError
-from grampus_uq.gate.requests import ApprovalDecision
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.gate.webauthn import batch_text
 from grampus_uq.inbox.people import Role
 from grampus_uq.runtime.drills import sealed_card
@@ -24,8 +24,9 @@ from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
 from grampus_uq.runtime.stores.memory import MemoryStore
 from tests.gate.test_batches import batch
 from tests.gate.test_webauthn import url64
-from tests.inbox.browser import ORIGIN, RP, Browser, someone
+from tests.inbox.browser import ORIGIN, RP, Browser, made, someone
 from tests.inbox.test_decisions import Desk, decide, shown
+from tests.proxy.guarded import bench, read_as_doubtful
 from tests.runtime.agents import mail
 from tests.runtime.drill_worlds import UNSEEN, plan
 from tests.runtime.test_drills import drills
@@ -167,6 +168,33 @@ async def test_what_was_not_shown_is_not_prepared(store: SessionStore, what: str
     }
     refused = await prepared(ann, wrong[what], "respond" if what == "kind" else "approve")
     assert refused.status_code in (400, 404, 409)
+
+
+async def test_a_batch_shows_of_each_call_why_it_was_held(store: SessionStore) -> None:
+    """Of one that waited while the same call ran, the proxy says so in its reason alone, whose rule is the others'."""
+    async with bench(store, **read_as_doubtful("pay")) as proxy:
+
+        async def waiting(count: int) -> list[ApprovalRequest]:
+            found: list[ApprovalRequest] = []
+            with anyio.fail_after(60):
+                while len(found) != count:
+                    await anyio.sleep(0.01)
+                    found = [request for one in await proxy.ledger.pending() for request in one.requests]
+            return found
+
+        for number, n in enumerate((1, 2, 1.0)):
+            await proxy.call(number, "pay", n=n)
+        (again,) = [request for request in await waiting(3) if request.rule == "repeated_call"]
+        await proxy.ledger.decide(again.decide("approve", principal="ann"))
+        await proxy.asked(1)
+        both = await waiting(2)
+        ann = await someone(made(store), store)
+        page = (await ann.get(f"/requests/{both[0].id}/alike")).text
+        assert len(listed(page)) == 2
+        watched = [part[: part.index("data-seen")] for part in page.split("data-part")[1:]]
+        reasons = [html.escape(one.reason).replace("&#x27;", "&#39;") for one in both]
+        assert [sum(reason in part for part in watched) for reason in reasons] == [1, 1]
+        assert any("the same call was started" in one.reason for one in both)
 
 
 async def test_what_is_signed_is_exactly_what_is_stored(store: SessionStore) -> None:

@@ -16,6 +16,8 @@ import pytest
 from grampus_uq import ApprovalPolicy, PublicKeys, TokenLogprob, ToolCall, UncertaintyMonitor
 from grampus_uq.inbox.inbox_app import inbox_app
 from grampus_uq.inbox.people import People, Role, keys_of
+from grampus_uq.integrations.mcp.tool_pins import UNSHOWN
+from grampus_uq.records.visible_text import visible
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.fates import WAITS
 from grampus_uq.runtime.ledger import Ledger
@@ -26,6 +28,7 @@ from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.testing import answer
 from tests.gate.test_webauthn import url64
 from tests.inbox.browser import SETTINGS, Browser, made, someone
+from tests.proxy.guarded import bench
 from tests.runtime.agents import AGENT, World, mail, runner
 from tests.signals.test_call_tokens import one_a_character
 
@@ -636,6 +639,23 @@ async def test_every_argument_is_on_the_card_whole(store: SessionStore) -> None:
     assert page.count("data-part") == 1
     assert page.index("data-part") < page.index("x" * 50_000)
     assert page.rindex("data-seen") > page.index("END")
+
+
+async def test_all_that_a_definition_changed_is_on_the_card_whole_and_watched(store: SessionStore) -> None:
+    """The proxy asks about a call of a tool that its server defines otherwise now: who approves it approves that."""
+    begins, ends = ({"description": one * 990, "title": one * 990, "outputSchema": one * 700} for one in ("a", "b"))
+    async with bench(store) as proxy:
+        await proxy.lists(delete_note=begins)
+        await proxy.lists(delete_note={**ends, "annotations": {"title": "\u202eTHE END"}})
+        await proxy.call(1)
+        request = await proxy.waiting()
+        page = (await (await someone(made(store), store)).get(f"/requests/{request.id}")).text
+        assert 5_000 < len(request.reason) < 7_000
+        assert UNSHOWN not in request.reason
+        watched = page[page.index("data-part") : page.index("data-seen")]
+        shown = html.escape(visible(request.reason)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+        assert shown in watched
+        assert "THE END" in shown
 
 
 async def test_a_page_of_another_desk_is_unknown_and_ids_are_whole(store: SessionStore) -> None:

@@ -15,18 +15,21 @@ import pytest
 
 from grampus_uq import ToolCall
 from grampus_uq.records.visible_text import visible
+from grampus_uq.runtime.stores import open_store
 from tests.inbox.test_in_a_browser import (
     CHROMIUM,
     DESK,
     PHONE,
     House,
     chromium,
+    elsewhere,
     enter,
     house,
     notices,
     open_page,
     read,
 )
+from tests.proxy.guarded import bench
 from tests.runtime.agents import mail
 
 __all__ = ["chromium", "house", "notices", "open_page"]
@@ -130,3 +133,28 @@ def test_what_is_beside_the_screen_of_a_page_zoomed_in_does_not_count(
     assert page.locator("[data-do=approve]").is_disabled()
     session.send("Emulation.setPageScaleFactor", {"pageScaleFactor": 1.0})
     page.locator("[data-do=approve]:not([disabled])").wait_for()
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["390", "1280"])
+def test_approve_opens_once_all_of_why_a_call_was_held_was_on_the_screen(
+    house: House, open_page: Callable[..., Any], size: dict[str, int]
+) -> None:
+    async def ask() -> str:
+        store = open_store(house.url)
+        async with bench(store) as proxy:
+            for letter in ("a ", "b "):
+                text = dict.fromkeys(("description", "title", "outputSchema"), letter * 490)
+                await proxy.lists(delete_note=text)
+            await proxy.call(1)
+            request = await proxy.waiting()
+        await store.aclose()
+        return request.id
+
+    page = open_page({**size, "height": 700})
+    enter(page, house)
+    approve = page.locator("[data-do=approve]")
+    page.goto(f"{house.origin}/requests/{elsewhere(ask)}")
+    page.locator("[data-seen]").scroll_into_view_if_needed()
+    page.wait_for_timeout(1_500)
+    assert approve.is_disabled(), "the call alone is not the whole"
+    read(page)
