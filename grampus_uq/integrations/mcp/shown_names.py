@@ -26,17 +26,12 @@ class SharedNames:
             raise ValueError(f"its server listed more than {MAX_TOOLS} names of tools since the proxy started")
         known |= new
         for name in new:
-            for key in _keys(name):
+            for key in same_tool_keys(name)[:2]:
                 self._owners.setdefault(key, set()).add(server)
 
     def servers(self, tool: str) -> tuple[str, ...]:
         """The servers that list a tool, under this name or one that is mistaken for it."""
-        return tuple(sorted({server for key in _keys(tool) for server in self._owners.get(key, ())}))
-
-
-def _keys(name: str) -> tuple[str, ...]:
-    """Of the whole name, as read and as mistaken."""
-    return tuple(same_tool_keys(name)[:2])
+        return tuple(sorted({server for key in same_tool_keys(tool)[:2] for server in self._owners.get(key, ())}))
 
 
 def with_prefix(prefix: str, result: Any) -> Any:
