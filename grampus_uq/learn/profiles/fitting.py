@@ -139,7 +139,7 @@ def fit_profile(
     rng = np.random.default_rng(options.seed)
     given = base.profile if isinstance(base, ProfileArtifact) else base or Profile()
     if options.keep_p_success and given.calibration is None:
-        raise ConfigurationError.of("keep_p_success", "fit_profile", "given with a base that has a p_success", base)
+        raise ConfigurationError.of("keep_p_success", "fit_profile", "given with a base that has a p_success", True)
     policy = guarding_as_recorded(given.policy, paths)
     bare = given.model_copy(
         update={"policy": policy, "detector": None, "calibration": None, "release": None, "chain": None}

@@ -139,7 +139,7 @@ def test_an_older_p_success_is_kept_on_request_and_its_own_runs_set_no_threshold
     both = fit_profile([old, new], base=older, options=options)
     assert both.splits == {"learn": 120, "thresholds": 60}
     assert both.artifact.profile.release.runs == 60
-    with pytest.raises(ConfigurationError, match="keep_p_success"):
+    with pytest.raises(ConfigurationError, match=r"keep_p_success' .* has a p_success. Got True"):
         fit_profile([new], base=BASE, options=options)
 
 
