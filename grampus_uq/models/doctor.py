@@ -16,7 +16,7 @@ from grampus_uq.records.protocols import ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.call_tokens import call_reading
-from grampus_uq.signals.driver import Budget, MeteredContext, read_tokens, sense_one
+from grampus_uq.signals.driver import Budget, MeteredContext, explained, read_tokens, sense_one
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.registry import BUILT_IN
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
@@ -140,8 +140,9 @@ async def _signals(
 
 def _tokens(reply: ModelResponse | None) -> list[SignalCheck]:
     """The two signals that read the log-probabilities of an answer that the agent asked for anyway: no further cost."""
-    logprobs = None if reply is None else reply.logprobs
-    return [_check(reading.source, {"answer": reading}) for reading in read_tokens(_step(logprobs=logprobs), ())[:2]]
+    logprobs, problem = (None, None) if reply is None else (reply.logprobs, reply.logprobs_problem)
+    readings = [explained(reading, problem) for reading in read_tokens(_step(logprobs=logprobs), ())[:2]]
+    return [_check(reading.source, {"answer": reading}) for reading in readings]
 
 
 async def _call(meter: Meter, limit_s: float, findings: Sequence[ProbeResult]) -> SignalCheck:
@@ -158,6 +159,7 @@ async def _call(meter: Meter, limit_s: float, findings: Sequence[ProbeResult]) -
     calls = () if reply is None else reply.tool_calls if native else _written(reply.content)
     if calls and reply is not None:
         reading = call_reading(_step(tool_calls=tuple(calls), logprobs=reply.logprobs))
+        reading = explained(reading, reply.logprobs_problem)
     else:
         reason = cost.reason or MissingReason.NOT_PROPOSED
         reading = Reading(source=UncertaintySource.CALL_PROBABILITY, value=None, reason=reason)

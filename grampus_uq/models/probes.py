@@ -134,15 +134,12 @@ async def _answer(meter: Meter) -> Verdict:
 
 
 async def _logprobs(meter: Meter) -> Verdict:
-    reply = await meter.ask(
-        asking("Is Paris the capital of France? Reply with one word, True or False."),
-        about="logprobs",
-        temperature=0.0,
-        max_tokens=8,
-        top_logprobs=5,
-    )
+    question = asking("Is Paris the capital of France? Reply with one word, True or False.")
+    reply = await meter.ask(question, about="logprobs", temperature=0.0, max_tokens=8, top_logprobs=5)
     if words := meter.refused("logprobs"):
         return "refused", words
+    if reply.logprobs is None and reply.logprobs_problem is not None:
+        return "unusable", f"they cannot be read: {reply.logprobs_problem}"
     if reply.logprobs is None:
         return "ignored", "asked for log-probabilities, and none came"
     most = max(len(token.top) for token in reply.logprobs)
@@ -150,7 +147,17 @@ async def _logprobs(meter: Meter) -> Verdict:
         return "unusable", "only the chosen token's log-probability comes, without alternatives"
     mass = true_false_mass(reply)
     seen = "hardly any mass on True or False" if mass is None else f"P(True) of a true statement is {mass:.2f}"
-    return "works", f"{most} alternatives a token; {seen}"
+    hot = await meter.ask(question, temperature=2.0, max_tokens=8, top_logprobs=5)
+    scaled = "; scaled by the temperature: ask at 1, below it each token looks surer than it is"
+    return "works", f"{most} alternatives a token; {seen}{scaled if _is_scaled(reply, hot) else ''}"
+
+
+def _is_scaled(cold: ModelResponse, hot: ModelResponse) -> bool:
+    """Return True if, of the first token, the likelier alternative is less far before the next when asked hotter."""
+    first, then = (dict(tokens[0].top) if (tokens := reply.logprobs) else {} for reply in (cold, hot))
+    one, two, *_ = *sorted(first, key=lambda name: -first[name]), "", ""
+    lead = first.get(one, 0.0) - first.get(two, 0.0)
+    return lead > 0.5 and one in then and two in then and then[one] - then[two] < 0.75 * lead
 
 
 async def _temperature(meter: Meter) -> Verdict:

@@ -32,6 +32,7 @@ from grampus_uq.signals.driver import (
     Budget,
     MeteredContext,
     cancel_requests,
+    explained,
     read_instant,
     read_tokens,
     sense_all,
@@ -224,7 +225,7 @@ class SensingPlan:
         for signal in self.instant:
             readings.append(read_instant(signal, step))  # noqa: PERF401 (before Python 3.12 a comprehension is a call)
         readings += NO_TOKEN_READINGS if step.logprobs is None else read_tokens(step, messages, tools)
-        return readings if problem is None else [_explained(reading, problem) for reading in readings]
+        return readings if problem is None else [explained(reading, problem) for reading in readings]
 
     def over_cap(self, state: SessionState, step: Step) -> bool:
         """True once the monitor's tokens reach their share of the agent's; the step that does may overshoot it."""
@@ -352,9 +353,3 @@ def _by_argument(reading: Reading) -> list[Reading]:
         return [reading]
     agreement = Reading(source=UncertaintySource.CALL_AGREEMENT, value=min(shares), parts=reading.parts)
     return [replace(reading, parts=()), agreement]
-
-
-def _explained(reading: Reading, why: str) -> Reading:
-    """A reading that is missing because the log-probabilities are broken: it was due, and says why."""
-    broken = reading.reason == MissingReason.NO_LOGPROBS
-    return replace(reading, reason=MissingReason.BROKEN_LOGPROBS, detail=why) if broken else reading

@@ -55,12 +55,12 @@ class Choice(NamedTuple):
         for piece, other in others:
             odds = math.exp(other)
             reported += odds
-            same = self._is_same(self.value[:written] + piece, quote)
+            same = self.is_same(self.value[:written] + piece, quote)
             own += odds if same else 0.0
             against += odds if same is False else 0.0
         return min(math.log(own / min(own + against + max(1.0 - reported, 0.0), 1.0)), 0.0) if own else logprob
 
-    def _is_same(self, text: str, quote: str) -> bool | None:
+    def is_same(self, text: str, quote: str) -> bool | None:
         """True where a text writes the value and ends it, False where it may become another one, if only by an escape,
         or as nothing of a value is written yet."""
         text = text if quote else text.lstrip()

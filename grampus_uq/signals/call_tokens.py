@@ -29,7 +29,7 @@ from grampus_uq.records.call_parts import FORM_WEIGHT, TOOL_NAME, WHOLE_CALL, Ca
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.call_begun import begins_another, holds, is_cut, is_marked, is_strong, may_be
-from grampus_uq.signals.call_candidates import SURE, Other, candidates_of, other_values
+from grampus_uq.signals.call_candidates import Other, candidates_of, other_values
 from grampus_uq.signals.call_choices import Choices
 from grampus_uq.signals.call_places import APPLICATION, MENTION, Place, Writing
 from grampus_uq.signals.call_rest import Found, Rest
@@ -37,7 +37,7 @@ from grampus_uq.signals.call_slots import Written
 from grampus_uq.signals.call_support import names_of, support_of
 from grampus_uq.signals.prose import Span
 from grampus_uq.signals.token_signals import says_something
-from grampus_uq.signals.value_odds import BEHIND, LOWEST, value_odds
+from grampus_uq.signals.value_odds import LOWEST, value_odds
 from grampus_uq.stats.matching import matching
 from grampus_uq.wire.responses import stream_of
 
@@ -264,9 +264,9 @@ class _Read:
     def __init__(self, tokens: Sequence[TokenLogprob], choices: Choices) -> None:
         self.choices = choices
         self.pieces = [token.token for token in tokens]
-        self.tokens = tokens
         self.logs = [_logprob(token.logprob) for token in tokens]
         *self.starts, _ = accumulate(map(len, self.pieces), initial=0)
+        self.written = [*zip(self.starts, tokens, strict=True)]
         self.text = "".join(self.pieces)
         self.writing = Writing(self.text)
         self.thought = max((one.end() for one in _THOUGHT.finditer(self.text)), default=0)
@@ -330,19 +330,14 @@ class _Read:
                 yield None
                 further = 0.0
                 continue
-            begin, end = span
-            found = self._overlapping(begin, end + BEHIND)
-            written = [(self.starts[at], self.tokens[at]) for at in found]
-            odds = value_odds(self.text, begin, end, written, self.choices.of(call, number, self.text[begin:end]))
+            choice = self.choices.of(call, number, self.text[slice(*span)])
+            odds = value_odds(self.text, *span, self.written, self._overlapping(*span).start, choice)
             yield max(odds.value + further, LOWEST)
             further = odds.further
 
     def _other_values(self, begin: int, end: int) -> Sequence[Other]:
         found = self._overlapping(begin, end + 1)
-        if all(self.logs[at] > SURE for at in found):
-            return ()
-        written = [(self.starts[at], self.tokens[at]) for at in found]
-        return other_values(self.text, begin, end, written)
+        return other_values(self.text, begin, end, self.written[found.start : found.stop])
 
     def _overlapping(self, begin: int, end: int) -> range:
         """The tokens that write some of a span; one without text belongs to the next that has one."""

@@ -200,6 +200,12 @@ def _failed(source: str, error: Exception) -> Reading:
     return Reading(source=source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
 
 
+def explained(reading: Reading, why: str | None) -> Reading:
+    """A reading of log-probabilities that came and cannot be read (`why`): it is missing, was due, and says so."""
+    broken = why is not None and reading.reason == MissingReason.NO_LOGPROBS
+    return replace(reading, reason=MissingReason.BROKEN_LOGPROBS, detail=why) if broken else reading
+
+
 async def sense_one(
     source: str, sense: Callable[[MeteredContext], Awaitable[Reading]], context: MeteredContext
 ) -> Reading:

@@ -4,7 +4,7 @@ Read are OpenAI's `{"content": [{"token", "logprob", "top_logprobs"}]}` and anyt
 (a choice, a completion, LangChain's response metadata, pydantic-ai's provider details); the list alone, as the
 responses API has it; the legacy `{"tokens", "token_logprobs", "top_logprobs"}`; Gemini's `{"chosen_candidates",
 "top_candidates"}`; and our own records. One token that breaks the rule makes the whole stream missing, with the reason:
-a mean over the rest would be of another answer.
+a mean over the rest would be of another answer. So does a 0 that nobody computed (`_refuse_uncomputed`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ _ROUNDING: Final = 1e-3
 """Log-probabilities are computed in floating point: one this little above 0 is read as 0."""
 _MOST_TOKENS: Final = 1_000_000
 _MOST_WRAPPERS: Final = 4
+_FEW: Final = 3
+"""Tokens that may all be certain where nothing is told of others."""
+_NEVER: Final = -1000.0
+_CERTAIN_TOO: Final = -5.0
+"""Bounds of an alternative that tells how likely a token is that has 0: servers write -9999 for none."""
 
 _new_token = builder(TokenLogprob)
 
@@ -53,7 +58,10 @@ def read_logprobs(value: Any) -> TokenStream:
     TokenStream(tokens=None, problem='token 0: its logprob is not a log-probability: None')
     """
     try:
-        tokens = tuple(_token(entry, place) for place, entry in enumerate(_entries(value)))
+        entries = _entries(value)
+        tokens = tuple(_token(entry, place) for place, entry in enumerate(entries))
+        if tokens and not isinstance(entries[0], TokenLogprob):
+            _refuse_uncomputed(entries, tokens)
     except _BrokenError as error:
         return TokenStream(problem=str(error))
     except Exception as error:  # noqa: BLE001 (somebody else's object)
@@ -177,6 +185,24 @@ def _checked(token: TokenLogprob, place: int) -> TokenLogprob:
             return token
     others = [{"token": name, "logprob": value} for name, value in top]
     return _token({"token": token.token, "logprob": logprob, "top_logprobs": others}, place)
+
+
+def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -> None:
+    """Refuse tokens that are certain because nobody computed how likely they are.
+
+    For tokens that another model, or the text before, has proposed (speculative decoding), servers write 0 and list no
+    alternative; others write 0 for every token, and for the alternatives too.
+    """
+    certain = [place for place, token in enumerate(tokens) if token.logprob == 0.0 and not _has_others(token)]
+    if not certain:
+        return
+    bare = [place for place in certain if not field(entries[place], "top_logprobs")]
+    if len(certain) == len(tokens) > _FEW or (bare and any(field(entry, "top_logprobs") for entry in entries)):
+        raise _BrokenError(f"token {(bare or certain)[0]}: its logprob was not computed: 0 without an alternative")
+
+
+def _has_others(token: TokenLogprob) -> bool:
+    return any(name != token.token and _NEVER < logprob < _CERTAIN_TOO for name, logprob in token.top)
 
 
 def _log_probability(value: Any) -> float | None:

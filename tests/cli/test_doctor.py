@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -122,6 +122,44 @@ def test_on_a_capable_model_everything_works_and_is_counted(backend: str) -> Non
     }
     assert next(check for check in found.signals if check.source == "p_true").values["right"] > 0.9
     assert json.loads(json.dumps(found.to_json()))["abilities"][0]["verdict"] == "works"
+
+
+def changed(change: Callable[[list[dict[str, Any]], float], list[dict[str, Any]]]) -> Behaviour:
+    """A capable server whose tokens are changed before they are sent; `change` is given the temperature too."""
+
+    def behave(request: Request, server: Loopback) -> Reply:
+        body = json.loads(bytes(capable(request, server).body))  # type: ignore[arg-type]  # `as_json` makes bytes
+        if odds := body["choices"][0].get("logprobs"):
+            odds["content"] = change(odds["content"], request.body.get("temperature", 1.0))
+        return as_json(body)
+
+    return behave
+
+
+def drafted(found: list[dict[str, Any]], _: float) -> list[dict[str, Any]]:
+    """As llama.cpp with a draft model: it computes the probability of an answer's first token alone."""
+    bare = {"logprob": 0.0, "top_logprobs": []}
+    own = [{"token": found[0]["token"], "logprob": -0.4}, {"token": "~", "logprob": -1.2}]
+    return [{**found[0], "top_logprobs": own}, *({**one, **bare} for one in found[1:]), {"token": "", **bare}]
+
+
+def test_a_server_that_computes_no_probability_of_drafted_tokens_has_no_token_signals() -> None:
+    found, _ = examined(changed(drafted))
+    (ability,) = [one for one in found.abilities if one.name == "logprobs"]
+    assert (ability.verdict, "not computed" in ability.detail) == ("unusable", True)
+    seen = signals(found)
+    assert {seen[one] for one in ("token_probability", "token_entropy", "call_probability")} == {"broken_logprobs"}
+
+
+def test_a_server_that_reports_after_the_temperature_is_named() -> None:
+    def scaled(found: list[dict[str, Any]], temperature: float) -> list[dict[str, Any]]:
+        tops = [[{**one, "logprob": one["logprob"] / (temperature or 1)} for one in x["top_logprobs"]] for x in found]
+        return [{**one, "top_logprobs": top} for one, top in zip(found, tops, strict=True)]
+
+    for change, named in ((scaled, True), (lambda found, _: found, False)):
+        found, _ = examined(changed(change))
+        (ability,) = [one for one in found.abilities if one.name == "logprobs"]
+        assert (ability.verdict, "scaled by the temperature" in ability.detail) == ("works", named)
 
 
 def test_a_server_without_logprobs_loses_the_token_signals_and_keeps_the_rest() -> None:

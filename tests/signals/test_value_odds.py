@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -13,9 +14,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from grampus_uq import TokenLogprob, ToolCall
+from grampus_uq import Step, TokenLogprob, ToolCall
 from grampus_uq.records.call_parts import CallPart, weakest_part
-from grampus_uq.signals.call_tokens import call_parts
+from grampus_uq.signals.call_tokens import call_parts, call_reading
 from tests.sampling import examples
 from tests.signals.turns_of_calls import ARGUMENTS, FORMS, NAMES, own_words, tokens
 
@@ -97,6 +98,126 @@ def test_blanks_end_no_number_and_what_stands_behind_them_does(blanks: list[str]
     call = ToolCall(name="pay", arguments={"amount": 85})
     found = values([*sure, TokenLogprob(token=")", logprob=math.log(0.3), top=top)], call)
     assert found == {"": 1.0, "amount": pytest.approx(0.4)}
+
+
+MORE = ("", " ", "\n", "\n  ")
+"""Blanks before and behind a comma, or before what closes."""
+
+
+def test_blanks_around_a_comma_hide_no_doubt_about_one_more_argument() -> None:
+    cases = itertools.product(["85", '"ann"'], [*MORE, 99 * " "], ["}", "}}", " }", "\n  }", *MORE], [False, True])
+    hidden = []
+    for value, blanks, other, split in cases:
+        quote = '"' if value[0] == '"' else ""
+        pieces = [quote + blanks, ","] if split and quote + blanks else [f"{quote}{blanks},"]
+        top = () if quote + other == pieces[0] else ((quote + other, math.log(0.6)),)
+        sure = ['{"name": "pay", "arguments": {"amount": ', value.rstrip('"'), *pieces, '\n "now": ', "true", "}}"]
+        found = [TokenLogprob(token=one, logprob=0.0) for one in sure]
+        found[2] = replace(found[2], logprob=math.log(0.4), top=top)
+        call = ToolCall(name="pay", arguments={"amount": json.loads(value), "now": True})
+        if top and values(found, call)["now"] != pytest.approx(0.4):
+            hidden.append((value, blanks, other, split))
+    assert hidden == []
+
+
+def test_a_comma_that_comes_with_other_blanks_is_no_doubt() -> None:
+    top = (("\n,", math.log(0.3)), (',"', math.log(0.3)))
+    ended = TokenLogprob(token=", ", logprob=math.log(0.4), top=top)
+    sure = [TokenLogprob(token=one, logprob=0.0) for one in WRITTEN]
+    found = [ended if one.token == ", " else one for one in sure]
+    assert values(found, PAY) == {"": 1.0, "amount": 1.0, "to": 1.0}
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.sampled_from(["85", '"ann"']),
+    st.tuples(st.sampled_from(MORE), st.sampled_from(MORE)),
+    st.sets(st.tuples(st.sampled_from(MORE), st.sampled_from(MORE)), max_size=3),
+    st.sets(st.sampled_from(MORE), min_size=1),
+    st.integers(),
+    st.data(),
+)
+def test_one_more_argument_is_never_surer_than_the_model_is_of_giving_it_whatever_blanks_it_writes(
+    first: str, own: tuple[str, str], more: set[tuple[str, str]], ends: set[str], seed: int, data: st.DataObject
+) -> None:
+    goes_on = {f'{first}{before},{behind}"z": 1}}}}' for before, behind in {own, *more}}
+    written = sorted(goes_on | {f"{first}{blanks}}}}}" for blanks in ends})
+    random = Random(seed)
+
+    @cache
+    def following(text: str) -> dict[str, float]:
+        found = sorted({one[len(text) :][:n] for one in written if one.startswith(text) for n in (1, 2, 4, 7)} - {""})
+        odds = {piece: random.random() ** 4 + 1e-6 for piece in found}
+        return {piece: one / sum(odds.values()) for piece, one in odds.items()}
+
+    @cache
+    def exact(text: str) -> float:
+        if text in written:
+            return float(text in goes_on)
+        return sum(odds * exact(text + piece) for piece, odds in following(text).items())
+
+    text = f'{first}{own[0]},{own[1]}"z": 1}}}}'
+    at, since = "", ""
+    found = [TokenLogprob(token='{"name": "pay", "arguments": {"unit":', logprob=0.0)]
+    while at != text:
+        piece = data.draw(st.sampled_from([one for one in following(at) if text.startswith(at + one)]))
+        top = tuple((one, math.log(odds)) for one, odds in following(at).items())
+        since = at if len(at) <= len(first.rstrip('"')) else since  # where the token begins that ends the value
+        found.append(TokenLogprob(token=piece, logprob=math.log(following(at)[piece]), top=top))
+        at += piece
+    value = values(found, ToolCall(name="pay", arguments={"unit": json.loads(first), "z": 1}))["z"]
+    assert (value or 0.0) <= exact(since) + 1e-9
+
+
+BEGUN = {  # by the value, the tokens before it: alternatives that begin another value, and those that begin none
+    ("850", ('":', " ")): (
+        [" -", " 9", " null", " [", ' "9', '\n "A', " 8500"],
+        [" 8", ' "', ' "8', "  ", "\n", " 850}"],
+    ),
+    ("850", ('":',)): (['":-', '":9', '": 9', '":null'], ['":', '": ', '": 8', '":"', '_of":9', "x"]),
+    ("850", ('":', " ", " ")): ([" -", " 9", "\n-"], [" ", " 85"]),
+    ('"ann"', ('":', ' "')): ([' "bob', ' "anna', " null", ' [""', ' ""', " 7", " {"], [' "an', ' "ann",', " ", "\n"]),
+    ('"ann"', ('":', " ", '"')): (['"bob', "null"], ['"an', '"ann"', " "]),
+    ('"ann"', ('":"',)): (['":"bob', '":null', '": "bob', '":7'], ['":', '": "', '":"an', '_id":"bob']),
+}
+
+
+def test_what_stands_before_a_value_and_may_have_begun_another_one_is_doubt_about_it() -> None:
+    wrong = []
+    for (value, gap), known in BEGUN.items():
+        call = ToolCall(name="pay", arguments={"to": json.loads(value)})
+        sure = [
+            '{"name',
+            '":',
+            ' "',
+            "pay",
+            '", "arguments',
+            '":',
+            ' {"',
+            "to",
+            *gap,
+            value.lstrip('"').replace('"', '"}}'),
+        ]
+        found = [TokenLogprob(token=one, logprob=0.0) for one in (*sure, "" if value[0] == '"' else "}}")]
+        for begins, others in zip((True, False), known, strict=True):
+            for other in others:
+                changed = replace(found[7 + len(gap)], logprob=math.log(0.4), top=((other, math.log(0.6)),))
+                likely = values([*found[: 7 + len(gap)], changed, *found[8 + len(gap) :]], call)["to"]
+                if likely != pytest.approx(0.4 if begins else 1.0):
+                    wrong.append((value, gap, other, likely))
+    assert wrong == []
+
+
+def test_of_known_values_only_those_that_are_allowed_are_begun_before_the_value() -> None:
+    tools = [{"name": name, "parameters": {}} for name in ("pay", "look_up")]
+    sure = ['{"name', '":', ' "', "pay", '", "arguments": {}}']
+    for other, odds in ((' "look', 0.4), (' "pay', 1.0), (' "sorry', 1.0), (" null", 1.0), (" ", 1.0)):
+        found = [TokenLogprob(token=one, logprob=0.0) for one in sure]
+        found[2] = replace(found[2], logprob=math.log(0.4), top=((other, math.log(0.6)),))
+        call = ToolCall(name="pay", arguments={})
+        step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(call,), logprobs=tuple(found))
+        (part,) = call_reading(step, (), tools).parts
+        assert part.value == pytest.approx(odds), other
 
 
 GOES_ON = (" * 2}}", "%}}", "/2}}")
