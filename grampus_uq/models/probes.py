@@ -135,19 +135,18 @@ async def _answer(meter: Meter) -> Verdict:
 
 async def _logprobs(meter: Meter) -> Verdict:
     question = asking("Is Paris the capital of France? Reply with one word, True or False.")
-    reply = await meter.ask(question, about="logprobs", temperature=0.0, max_tokens=8, top_logprobs=5)
+    reply = await meter.ask(question, about="logprobs", temperature=0.5, max_tokens=8, top_logprobs=5)
     if words := meter.refused("logprobs"):
         return "refused", words
-    if reply.logprobs is None and reply.logprobs_problem is not None:
-        return "unusable", f"they cannot be read: {reply.logprobs_problem}"
     if reply.logprobs is None:
-        return "ignored", "asked for log-probabilities, and none came"
+        broken = reply.logprobs_problem
+        return ("unusable", broken) if broken else ("ignored", "asked for log-probabilities, and none came")
     most = max(len(token.top) for token in reply.logprobs)
     if most < 2:
         return "unusable", "only the chosen token's log-probability comes, without alternatives"
     mass = true_false_mass(reply)
     seen = "hardly any mass on True or False" if mass is None else f"P(True) of a true statement is {mass:.2f}"
-    hot = await meter.ask(question, temperature=2.0, max_tokens=8, top_logprobs=5)
+    hot = await meter.ask(question, temperature=1.0, max_tokens=8, top_logprobs=5)
     scaled = "; scaled by the temperature: ask at 1, below it each token looks surer than it is"
     return "works", f"{most} alternatives a token; {seen}{scaled if _is_scaled(reply, hot) else ''}"
 
