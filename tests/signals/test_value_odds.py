@@ -157,12 +157,11 @@ def test_one_more_argument_is_never_surer_than_the_model_is_of_giving_it_whateve
         return sum(odds * exact(text + piece) for piece, odds in following(text).items())
 
     text = f'{first}{own[0]},{own[1]}"z": 1}}}}'
-    at, since = "", ""
-    found = [TokenLogprob(token='{"name": "pay", "arguments": {"unit":', logprob=0.0)]
+    at = since = first.rstrip('"')
+    found = [TokenLogprob(token=f'{{"name": "pay", "arguments": {{"unit":{since}', logprob=0.0)]
     while at != text:
         piece = data.draw(st.sampled_from([one for one in following(at) if text.startswith(at + one)]))
         top = tuple((one, math.log(odds)) for one, odds in following(at).items())
-        since = at if len(at) <= len(first.rstrip('"')) else since  # where the token begins that ends the value
         found.append(TokenLogprob(token=piece, logprob=math.log(following(at)[piece]), top=top))
         at += piece
     value = values(found, ToolCall(name="pay", arguments={"unit": json.loads(first), "z": 1}))["z"]
