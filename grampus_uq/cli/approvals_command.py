@@ -106,7 +106,7 @@ def _list_row(shown: Card, decided: Decided, now_s: float) -> list[str]:
         visible(shown.id[:8]),
         visible(shown.agent_id),
         visible(shown.session_id),
-        "the answer" if shown.tool is None else f"{visible(shown.tool)} {arguments_in_short(shown.arguments)}",
+        "the answer" if shown.tool is None else visible(f"{shown.tool} {arguments_in_short(shown.arguments)}"),
         shown.level.value,
         in_short(shown.reason, 200),
         span(now_s - shown.created_s),
@@ -152,7 +152,7 @@ async def show(request_id: str, store: SessionStore, as_json: bool) -> None:
     print_whole(*(f"refused    {visible(refusal)}" for refusal in refusals), *_signed_lines(shown))
     print_whole("--- the end of the transcript ---")
     for message in end_of([one for one in shown.messages if not one.metadata.get("placeholder")], _TAIL):
-        calls = [f"-> {visible(call.name)} {arguments_in_short(call.arguments)}" for call in message.tool_calls]
+        calls = [visible(f"-> {call.name} {arguments_in_short(call.arguments)}") for call in message.tool_calls]
         said = [in_short(message.content, 400)] if message.content else []
         print_whole(" ".join([f"[{message.role.value}]", *said, *calls]))
 

@@ -286,21 +286,23 @@ def short(text: str, width: int) -> str:
 
 
 def in_short(text: str, width: int) -> str:
-    """`visible` in at most `width` characters of what is shown: an escape is up to ten of them."""
-    return short(visible(short(text, width)), width)
+    """`visible` in at most `width` characters of what is shown, for which a cut word counts as it stands."""
+    while (shown := short(visible(short(text, width)), width)) != text:
+        text = shown
+    return text
 
 
 def arguments_in_short(arguments: Mapping[str, Any]) -> str:
     """Every argument by name, each value cut by itself, so that a long one hides no other."""
     first = sorted(arguments.items())[:_MAX_ARGUMENTS]
     shown = [f"{in_short(name, _MAX_WIDTH)}={in_short(_json(value), _MAX_WIDTH)}" for name, value in first]
-    more = len(arguments) - len(shown)
-    return " ".join([*shown, *([f"(+{more} arguments)"] if more > 0 else [])])
+    more = [f"(+{len(arguments) - len(first)} arguments)"] if len(arguments) > len(first) else []
+    return visible(" ".join([*shown, *more]))
 
 
 def whole_arguments(arguments: Mapping[str, Any]) -> list[str]:
     """Every argument whole, one a line."""
-    return [f"  {visible(name)} = {visible(_json(value))}" for name, value in sorted(arguments.items())]
+    return [visible(f"  {name} = {_json(value)}") for name, value in sorted(arguments.items())]
 
 
 def _json(value: Any) -> str:

@@ -29,7 +29,7 @@ from grampus_uq.gate.call import CallRecord
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, ToolCall, canonical_json
-from grampus_uq.records.visible_text import arguments_in_short, short, visible
+from grampus_uq.records.visible_text import arguments_in_short, in_short
 from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.runtime.let_ahead import LOOKED, LetGo, may_be_lifted
 from grampus_uq.runtime.turn import Turn
@@ -303,14 +303,11 @@ def in_its_place(proposed: ToolCall, call: ToolCall | None, missing: str) -> str
     own, theirs = proposed.arguments, call.arguments
     gone = {name: value for name, value in own.items() if name not in theirs}
     other = {n: v for n, v in theirs.items() if n not in own or canonical_json(v) != canonical_json(own[n])}
+    told = {"with": other, "without": gone}
+    said = ", ".join([f"{word} {arguments_in_short(values)}" for word, values in told.items() if values])
     if call.name != proposed.name:
-        said = f"{visible(call.name)} with {arguments_in_short(theirs)}"
-    elif other or gone:
-        told = {"with": other, "without": gone}
-        said = ", ".join([f"{word} {arguments_in_short(values)}" for word, values in told.items() if values])
-    else:
-        said = "the same call"
-    return short(said, _MOST_SAID)
+        said = f"{call.name} with {arguments_in_short(theirs)}"
+    return in_short(said or "the same call", _MOST_SAID)
 
 
 def _own_probability(session: Session, record: CallRecord) -> float | None:

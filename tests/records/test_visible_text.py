@@ -8,11 +8,12 @@ import sys
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grampus_uq.learn.pages.page import _environment
 from grampus_uq.records.visible_text import (
+    arguments_in_short,
     in_short,
     is_hidden,
     legend,
@@ -213,11 +214,29 @@ def test_what_a_page_shows_as_an_escape_is_named_over_one_line_and_over_several(
     assert all(known.get(one, one) in named for one in escapes)
 
 
-@given(st.text("ab \u200b\U000e0041\u0430é", max_size=60), st.integers(1, 30))
-def test_a_text_in_short_is_as_long_as_was_asked_for_with_its_escapes(text: str, width: int) -> None:
+MIXED = "ab1 =\u200b\U000e0041\u0430\u0434é\u05d0\u0627\u0641\U0001ec71\U0001ec7a"
+
+
+@given(st.text(MIXED, max_size=60), st.integers(1, 30))
+@example("\u0641\u200b", 2)
+def test_a_text_in_short_is_as_long_as_was_asked_for_with_its_escapes_and_shown_the_same_again(
+    text: str, width: int
+) -> None:
+    """A cut within a word may leave letters that imitate others, and one before an escape."""
     shown = in_short(text, width)
     assert len(re.sub(r"…\(\+\d+ characters\)\Z", "", shown)) <= width
     assert shown == visible(text) or len(visible(text)) > width
+    assert visible(shown) == shown
+
+
+WORDS = st.text("ab1 \u05d0\u0627\u066b\u0430", max_size=5)
+
+
+@given(st.dictionaries(WORDS, WORDS | st.integers(0, 9), max_size=3))
+@example({"\u05d0": 1})
+def test_what_stands_behind_a_name_or_a_value_is_not_turned_by_it(arguments: dict[str, str | int]) -> None:
+    for line in (arguments_in_short(arguments), *whole_arguments(arguments)):
+        assert visible(line) == line
 
 
 def test_a_text_that_is_cut_twice_says_how_much_of_all_of_it_is_left_out() -> None:
