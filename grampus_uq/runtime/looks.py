@@ -251,7 +251,7 @@ class LookingAgain:
         if count >= self.looks.most or tokens >= self.looks.most_tokens:
             return _Answer(missing="the run's looks are used up")
         metadata[LOOKS_USED] = [count + 1, tokens, seconds]
-        await self.turn.lease.announce(("looking", {**self.turn.facts(record), "tier": name}))
+        await self.turn.lease.save(("looking", {**self.turn.facts(record), "tier": name}))
         answer = await self.turn.lease.run(lambda: self._answer(look, prompt))
         metadata[LOOKS_USED] = [count + 1, tokens + answer.tokens, seconds + answer.seconds]
         return answer

@@ -98,15 +98,6 @@ class SessionLease:
             await self._put()
             self.saved_at = now
 
-    async def announce(self, *notes: Note) -> None:
-        """`save`, of what comes next: where these notes cannot be written it does not come, and they are forgotten."""
-        announced = [self.note(what, data) for what, data in notes]
-        try:
-            await self.save()
-        except StoreError:
-            self._notes = [one for one in self._notes if not any(one is other for other in announced)]
-            raise
-
     async def hold(self, saved_at: float = float("-inf")) -> None:
         """Save until at least half of the lease is left; `saved_at`: when the last save began, by the monotonic clock.
 
@@ -156,10 +147,12 @@ class SessionLease:
     def _written(self, number: int) -> None:
         self._notes = [(first, note) for first, note in self._notes if first > number]
 
-    def note(self, what: str, data: Mapping[str, JsonValue]) -> tuple[int, Note]:
-        """Add to the audit with the next save that succeeds: a worker that lost the session says nothing in it."""
+    def note(self, what: str, data: Mapping[str, JsonValue]) -> None:
+        """Add to the audit with the next save that succeeds: a worker that lost the session says nothing in it.
+
+        Nothing is taken back: a write that failed may have been made. What was announced and does not come is said, too.
+        """
         self._notes.append((self.state.saves + 1, (what, {"worker": self._worker, **data})))
-        return self._notes[-1]
 
     async def release(self, *, unfinished: bool = False) -> None:
         """End the lease now, even while this worker is being cancelled; `unfinished`: a worker is to go on with it."""

@@ -249,10 +249,7 @@ class Turn:
         announced = [record for record in started if self._audited(record)]
         facts = partial(started_facts, self._state.run_id, started_by=self._state.started_by)
         try:
-            for one in announced:
-                if not self._guarded(one):  # it runs without the store, too: that is told once it is back
-                    self.lease.note("execution_started", facts(one))
-            await self.lease.announce(*(("execution_started", facts(one)) for one in announced if self._guarded(one)))
+            await self.lease.save(*(("execution_started", facts(one)) for one in announced))
             await self._unstopped()
             decided = await self.let_ahead.decided_meanwhile(announced)
             lapsed = await self._lapsed(announced)
@@ -300,7 +297,7 @@ class Turn:
         """Withdraw announced calls: they are cleared as before; the audit says so while the session is ours."""
         self._clear_again(announced)
         with contextlib.suppress(StoreError, SessionConflictError):
-            await self.lease.announce(*map(self.withdrawn, filter(self._audited, announced)))
+            await self.lease.save(*map(self.withdrawn, filter(self._audited, announced)))
 
     def _clear_again(self, started: Sequence[CallRecord]) -> None:
         for record in started:

@@ -279,14 +279,14 @@ async def test_one_that_is_revoked_until_the_start_of_its_call_is_written_does_n
     case = await Case().begin()
     given = await case.delegated()
     await case.decided(given=given)
-    announce = SessionLease.announce
+    save = SessionLease.save
 
     async def revoked_meanwhile(self: SessionLease, *entries: tuple[str, Any]) -> None:
         if any(what == "execution_started" for what, _ in entries):
             await revoke_delegation(case.store, given.id, "ann")
-        await announce(self, *entries)
+        await save(self, *entries)
 
-    monkeypatch.setattr(SessionLease, "announce", revoked_meanwhile)
+    monkeypatch.setattr(SessionLease, "save", revoked_meanwhile)
     assert await case.resumed() == 0
     assert "was revoked" in case.asked.reason
 

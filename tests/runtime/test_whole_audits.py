@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from grampus_uq import AgentRunner, AgentStatus, FunctionTools, ToolCall, ToolEffects, UncertaintyMonitor, tool
+from grampus_uq import AgentRunner, AgentStatus, FunctionTools, Grant, ToolCall, ToolEffects, UncertaintyMonitor, tool
 from grampus_uq.errors import SessionError, StoreError
 from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime.audit import AuditLog
@@ -58,7 +58,7 @@ class Failing(MemoryStore):
 
 
 def payer(store: MemoryStore, ran: list[str]) -> AgentRunner:
-    """Two calls that can be undone; two that cannot beside one that can; and one more."""
+    """Two calls that can be undone; two that cannot, one of them granted, beside one that can; and one more."""
 
     @tool(effect=Effect.REVERSIBLE)
     async def book(n: int, idempotency_key: str = "") -> str:
@@ -93,8 +93,10 @@ async def attempt(store: Failing, work: Callable[[], Awaitable[Any]]) -> Any:
 
 async def run_with(store: Failing, kind: str) -> tuple[list[str], list[dict[str, Any]]]:
     """What ran, and the audit, once the run has ended although some writes failed."""
-    ran = list[str]()
-    one = payer(store, ran)
+    ran, failing = list[str](), store.failing
+    one, store.failing = payer(store, ran), range(0)
+    await one.ledger.grant(Grant(tool="pay", limits={"n": {"min": 4}}, principal="ann", expires_s=time.time() + 3600))
+    store.writes, store.failing = 0, failing
     for _ in range(30):
         store.down = False
         found = await one.ledger.load("mailer", "s")
@@ -122,8 +124,7 @@ def wrong_with(ran: list[str], entries: list[dict[str, Any]]) -> list[str]:
         for what in whats:
             running += {"execution_started": 1, "execution_finished": -1, "execution_withdrawn": -1}.get(what, 0)
             running = 0 if what == "execution_settled" else running
-        first_withdrawn = whats[:1] == ["execution_withdrawn"]  # a start that could not be written, perhaps
-        if running != -int(first_withdrawn) or whats.count("execution_started") < runs[key]:
+        if running != 0 or whats.count("execution_started") < runs[key]:
             found.append(f"ran {runs[key]} times: {whats}")
         if whats.count("execution_finished") > runs[key]:
             found.append(f"ran {runs[key]} times: {whats}")
@@ -137,8 +138,8 @@ def wrong_with(ran: list[str], entries: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.jumping_clocks
 @sampled(
     "how,number,every",
-    [("before", 2, 4), ("after", 1, 4), ("cancelled", 1, 4)],
-    full=[(how, number, 1) for how in ("before", "after", "cancelled") for number in (1, 2)],
+    [("before", 2, 4), ("before", 4, 7), ("after", 1, 4), ("cancelled", 1, 4)],
+    full=[(how, number, 1) for how in ("before", "after", "cancelled") for number in range(1, 7)],
 )
 async def test_whatever_writes_fail_the_audit_has_each_call_that_ran_and_nothing_twice(
     how: str, number: int, every: int
@@ -146,7 +147,7 @@ async def test_whatever_writes_fail_the_audit_has_each_call_that_ran_and_nothing
     for first in range(2, 200, every):
         store = Failing(how, first, number)
         ran, entries = await run_with(store, "reject" if first % 3 == 0 else "approve")
-        assert [entry["what"] for entry in entries].count("decision") >= 2
+        assert [entry["what"] for entry in entries].count("decision") >= 1
         assert wrong_with(ran, entries) == [], (first, [entry["what"] for entry in entries])
         if store.writes < first:
             return
