@@ -143,10 +143,9 @@ class CallStarts:
     async def rejected(self, call: ToolCall, terms: Terms, *, stored: bool) -> bool:
         """True if a human rejected such a call in this thread: here or, where that is `stored`, in another process.
 
-        The store is not asked for the thread's own session, whose state knows what was rejected in it. Raises
-        StoreError.
+        Raises StoreError.
         """
-        store = self._store if stored and terms.session_id != terms.thread else None
+        store = self._store if stored else None
         if not terms.thread or (store is None and not self._rejected):  # nothing to look in, as in most runs
             return False
         by = _rejection(call, terms)

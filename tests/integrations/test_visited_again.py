@@ -315,18 +315,17 @@ def proposes(text: str, name: str, call_id: str, **arguments: Any) -> AIMessage:
     return AIMessage(text, tool_calls=[{"name": name, "args": arguments, "id": call_id}])
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["one process", "another process"])
 @pytest.mark.parametrize("first", ["outer", "inner"])
-def test_a_rejection_of_an_agent_counts_for_the_agent_that_its_tool_calls_and_the_other_way(first: str) -> None:
-    paid = list[str]()
+def test_a_rejection_of_an_agent_counts_for_the_agent_that_its_tool_calls_and_the_other_way(
+    first: str, restarts: bool
+) -> None:
+    paid, saver, store = list[str](), InMemorySaver(), StoredStarts(MemoryStore())
 
     def pay(to: str) -> str:
         """Pay."""
         paid.append(to)
         return "paid"
-
-    def delegate(task: str) -> str:
-        """Hand a task on."""
-        return str(inner.invoke({"messages": [("user", task)]})["messages"][-1].text)
 
     def sure(messages: Any, _: Any) -> str:
         return f'{{"p_true": {0.7 if "Perhaps" in str(messages) else 0.99}}}'
@@ -336,14 +335,56 @@ def test_a_rejection_of_an_agent_counts_for_the_agent_that_its_tool_calls_and_th
     hands_on = proposes("You do it.", "delegate", "d", task="Pay Bob.")
     turns = [mine, hands_on] if first == "outer" else [hands_on, mine]
     model = Scripted(answers=Turns([*turns, AIMessage("Done.")], [others, AIMessage("Well.")]))
-    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-    guard = UncertaintyMiddleware(monitor, model_client=ScriptedModel(sure), advisory=False)
-    inner = create_agent(model, [pay], middleware=[guard])
-    app = create_agent(model, [pay, delegate], middleware=[guard], checkpointer=InMemorySaver())
+
+    def process() -> Any:
+        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+        starts = store if restarts else None
+        guard = UncertaintyMiddleware(monitor, model_client=ScriptedModel(sure), advisory=False, starts=starts)
+        inner = create_agent(model, [pay], middleware=[guard])
+
+        def delegate(task: str) -> str:
+            """Hand a task on."""
+            return str(inner.invoke({"messages": [("user", task)]})["messages"][-1].text)
+
+        return create_agent(model, [pay, delegate], middleware=[guard], checkpointer=saver)
+
+    app = process()
     app.invoke(GO, CONFIG)
     for rules in (False, True):
         state = app.get_state(CONFIG)
         (request,) = waiting(state)
         assert (request.rule == RULE, paid) == (rules, [])
-        app.invoke(resume(state, [request.decide("reject", principal="ann")]), CONFIG)
+        answer = resume(state, [request.decide("reject", principal="ann")])
+        app.invoke(answer, CONFIG, interrupt_after=["tools"] if restarts else None)
+        while restarts and app.get_state(CONFIG).next and not waiting(app.get_state(CONFIG)):
+            app = process()
+            app.invoke(None, CONFIG)
     assert (waiting(app.get_state(CONFIG)), paid) == ([], [])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_another_process_asks_about_what_was_rejected_in_a_thread_since_it_was_put_back(shared: bool) -> None:
+    paid, saver, store = list[str](), InMemorySaver(), StoredStarts(MemoryStore())
+
+    def pay(to: str) -> str:
+        """Pay."""
+        paid.append(to)
+        return "paid"
+
+    def process(sure: float) -> Any:
+        says = [proposes("I pay.", "pay", "c", to="bob"), AIMessage("Well.")]
+        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+        judge, starts = ScriptedModel(f'{{"p_true": {sure}}}'), store if shared else None
+        guard = UncertaintyMiddleware(monitor, model_client=judge, advisory=False, starts=starts)
+        model = Scripted(answers=Turns(says, []))
+        return create_agent(model, [pay], middleware=[guard], checkpointer=saver)
+
+    app = process(0.7)
+    app.invoke(GO, CONFIG)
+    (request,) = waiting(app.get_state(CONFIG))
+    before = next(one.config for one in app.get_state_history(CONFIG) if one.next == ("model",))
+    app.invoke(resume(app.get_state(CONFIG), [request.decide("reject", principal="ann")]), CONFIG)
+    app = process(0.99)
+    app.invoke(None, before)
+    asked = [one.rule for one in waiting(app.get_state(CONFIG))]
+    assert (asked, paid) == (([RULE], []) if shared else ([], ["bob"]))
