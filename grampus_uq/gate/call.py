@@ -86,8 +86,8 @@ REPEATED = Doubt(
 REJECTED_IN_THREAD = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="rejected_in_thread",
-    reason="A human rejected exactly this call in this thread before: in another visit of an agent, or in a state that "
-    "was left behind.",
+    reason="A human rejected exactly this call in this thread before: in another visit of an agent, in another run of "
+    "the session, or in a state that was left behind.",
 )
 UNKNOWN_OUTCOME = Doubt(
     level=UncertaintyLevel.HIGH,

@@ -46,7 +46,14 @@ from grampus_uq.gate.clearance import HARMLESS, Precondition, check_clearance, r
 from grampus_uq.gate.delegations import Stands
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.recovery import recovered, restored
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, rules_digest
+from grampus_uq.gate.requests import (
+    ApprovalDecision,
+    ApprovalKind,
+    ApprovalPolicy,
+    ApprovalRequest,
+    Arrived,
+    rules_digest,
+)
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.gate.starts import CallStarts, Starts, by_itself, let_by, permitted
 from grampus_uq.monitor.session import Session
@@ -325,7 +332,11 @@ class Gate:
         """The reason to hold a call back that is not in its session's state: what became of an equal one."""
         if repeated:
             return REPEATED
-        rejected = await self.starts.rejected(call, terms, stored=effect not in HARMLESS)
+        try:
+            rejected = await self.starts.rejected(call, terms, stored=effect not in HARMLESS)
+        except StoreError as error:
+            why = f"Whether a human rejected exactly this call in this thread before cannot be read: {error}"[:300]
+            return replace(REJECTED_IN_THREAD, reason=why)
         return REJECTED_IN_THREAD if rejected else None
 
     async def _permitted(
@@ -354,7 +365,12 @@ class Gate:
         return cleared(record, released.by), None
 
     async def answered(self, record: CallRecord, terms: Terms) -> None:
-        """Let permits learn from the answer on a call, before it is forgotten; it may be told again."""
+        """Let its thread, and permits, learn from the answer on a call, before it is forgotten; it may be told again.
+
+        Raises StoreError where a rejection cannot be stored: this process knows of it.
+        """
+        if record.decisions and record.decisions[0].kind is ApprovalKind.REJECT:
+            await self.starts.reject(record.proposed, terms)
         if self.permits is not None:
             await self.permits.answered(record, terms)
 

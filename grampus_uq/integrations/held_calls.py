@@ -29,6 +29,7 @@ from grampus_uq import (
     ApprovalRequest,
     Effect,
     Session,
+    StoreError,
     ToolCall,
     UncertaintyAction,
     UncertaintyError,
@@ -95,7 +96,8 @@ class HeldCalls:
         self.place = place or session_place(session.agent_id, session.session_id)
         policy = session.profile.policy
         run_id = uuid.uuid4().hex if run_id is None else run_id
-        self.terms = self.gate.terms(session.agent_id, session.session_id, policy, run_id=run_id, vouched=vouched)
+        thread = session.session_id  # of which there may be other runs
+        self.terms = self.gate.terms(session.agent_id, thread, policy, run_id=run_id, vouched=vouched, thread=thread)
         self.records = CallRecords()
         self.unseen: dict[Key, list[str]] = {}
         self.from_outside: set[int] = set()
@@ -367,10 +369,19 @@ class HeldCalls:
         ran_before = record.phase in OVER and answer is None
         return Release(slot=slot, record=record, answer=RAN_BEFORE if ran_before else answer)
 
-    async def tell(self) -> None:
-        """Let permits learn from what was decided: hosts await it as soon as they took decisions."""
-        while self._untold:
-            await self.gate.answered(self._untold.pop(0), self.terms)
+    async def tell(self, *, stored: bool = False) -> None:
+        """Let permits and other runs learn from what was decided: hosts await it as soon as they took decisions.
+
+        A rejection that cannot be stored is told again the next time, or where it has to be `stored` raises StoreError.
+        """
+        for record in tuple(self._untold):
+            try:
+                await self.gate.answered(record, self.terms)
+            except StoreError:
+                if stored:
+                    raise
+                return
+            self._untold = [one for one in self._untold if one is not record]
 
     async def execute(
         self,

@@ -227,8 +227,6 @@ class TurnJudge:
         if not arrived:
             return self.gate.renewed(record, terms), []
         after, refused = self.gate.decide(record, terms, arrived)
-        if after.decisions and after.decisions[0].kind is ApprovalKind.REJECT:
-            await self.gate.starts.reject(after.proposed, terms)
         await self.gate.answered(after.change(requests=record.requests), terms)
         if after.waiting:
             return self.gate.renewed(after, terms), refused

@@ -326,7 +326,7 @@ class UncertaintyGuard:
         await run.calls.tell_first(decisions)
         for decision in decisions:
             run.calls.decide(decision)
-        await run.calls.tell()
+        await run.calls.tell(stored=True)
         for starts in (False, True):  # what holds one call may hold others with it, which then do not start
             for held in await run.ready(waiting, state._current_agent):
                 if not starts or held in await run.ready(waiting, state._current_agent):

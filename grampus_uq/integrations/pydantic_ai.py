@@ -135,7 +135,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
     async def for_run(self, ctx: RunContext[Any]) -> UncertaintyCapability:
         """One instance a run: it continues what the history carries, or the run of the agent that started this one."""
         run = self._around() or await self._taken_up(ctx)
-        await run.calls.tell()
+        await run.calls.tell(stored=True)
         run.write_edits(ctx.messages)
         one = copy.copy(self)
         one.run, one.gated_tools, one._judged_outputs, one._deferred = run, {}, {}, {}

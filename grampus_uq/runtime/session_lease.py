@@ -150,7 +150,7 @@ class SessionLease:
     def note(self, what: str, data: Mapping[str, JsonValue]) -> None:
         """Add to the audit with the next save that succeeds: a worker that lost the session says nothing in it.
 
-        Nothing is taken back: a write that failed may have been made. What was announced and does not come is said, too.
+        Nothing is taken back: a write that failed may have been made. What is announced and does not come is said too.
         """
         self._notes.append((self.state.saves + 1, (what, {"worker": self._worker, **data})))
 

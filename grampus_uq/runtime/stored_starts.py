@@ -20,8 +20,8 @@ class StoredStarts:
 
     For adapters, whose frameworks keep the state and compare nothing when they write, and for an `AgentRunner` whose
     own store may be put back to an earlier copy. A call that another process started, or this one before it was
-    restarted, waits for a human again under the rule `unknown_outcome`. LangGraph's and LangChain's adapters keep the
-    rejections of a thread here, too.
+    restarted, waits for a human again under the rule `unknown_outcome`. Adapters keep the rejections of a thread, or of
+    a session, here too.
 
     Whoever can write the store can delete a start: an old state of the framework then runs its call once more.
 
