@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, TypeAdapter, ValidationError
 
-from grampus_uq.gate.call import CallPhase, CallRecord, settled
+from grampus_uq.gate.call import MAX_REJECTED, CallPhase, CallRecord, settled
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import Message, TokenUsage, ToolCall, sha256_of
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
@@ -25,6 +25,8 @@ STARTED_BY = "started_by"
 """In the metadata of a session: the principal whose run it is."""
 REPLACED = "looks_replaced"
 """In the metadata of a session: held calls that looks replaced, until decisions about them were heard."""
+REJECTED_BEFORE = "rejected_before"
+"""In the metadata of a session: the likeness of calls that humans rejected in its earlier runs."""
 _LONGEST_CHILD = 1_500
 _RECORDS = TypeAdapter(list[CallRecord])
 _MAY_HAVE_RUN = "The run ended while this call was under way: it may have taken effect. Find out before you repeat it."
@@ -154,7 +156,18 @@ class AgentState(BaseModel):
         """This state, replacing `old` in the store: its first save removes the old transcript."""
         self._replaces = None if old.transcript is None else old.transcript.log
         self._asked = old._asked
+        self.know_rejected([*old.rejected_before(), *old.rejected])
         return self
+
+    def rejected_before(self) -> list[str]:
+        """The likeness of calls that humans rejected in earlier runs of the session, or of its parent's."""
+        found = self.metadata.get(REJECTED_BEFORE)
+        return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+    def know_rejected(self, before: Sequence[str]) -> None:
+        """Take over what humans rejected before this run."""
+        if before:
+            self.metadata[REJECTED_BEFORE] = list(dict.fromkeys(before))[-MAX_REJECTED:]
 
     def pending(self) -> list[ApprovalRequest]:
         """The pending approval requests."""

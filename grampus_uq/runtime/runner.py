@@ -35,6 +35,7 @@ from grampus_uq.runtime.loop import Loop, RunEvent
 from grampus_uq.runtime.run_state import (
     ATTENDED,
     DEATHS,
+    REJECTED_BEFORE,
     REPLACED,
     STARTED_BY,
     AgentState,
@@ -58,7 +59,9 @@ if TYPE_CHECKING:
     from grampus_uq.runtime.sub_agents import SubAgent
 
 _RELEASE_POLLS = 10
-_RESERVED = frozenset({ABOVE, ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, REPLACED, STARTED_BY})
+_RESERVED = frozenset(
+    {ABOVE, ATTENDED, BEGUN_WITH, DEATHS, LOOKS_USED, PARENT, PARENT_RUN, REJECTED_BEFORE, REPLACED, STARTED_BY}
+)
 _LONGEST_KEY = 2_000  # what every store can index, with what is put before and behind it
 
 
@@ -224,6 +227,7 @@ class AgentRunner:
         state.vouched = vouched
         if inherits is not None:
             state.rejected, state.discarded = [*inherits.rejected], [one.model_copy() for one in inherits.discarded]
+            state.know_rejected(inherits.rejected_before())
         if agent_def.system_prompt:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
         state.messages += [*messages, Message(role=Role.USER, content=bounded_text(user_input))]

@@ -672,6 +672,7 @@ _KEPT = [
     "parent_run",
     "parent_session",
     "parents",
+    "rejected_before",
     "started_by",
     "worker_deaths",
 ]

@@ -1,0 +1,92 @@
+"""A later run in a session that has ended: what a human rejected in an earlier one does not run unasked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, SubAgent, ToolCall, UncertaintyMonitor, tool
+from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime.run_state import REJECTED_BEFORE, AgentState
+from grampus_uq.testing import ScriptedModel, answer
+
+pytestmark = pytest.mark.anyio
+CLERK, PAYER = AgentDefinition(name="clerk", model="m"), AgentDefinition(name="payer", model="m")
+
+
+class Clerk:
+    """An agent that pays, or has its sub-agent pay: in each run the model proposes what it is asked for."""
+
+    def __init__(self, *, delegates: bool = False, advisory: bool = False) -> None:
+        self.store, self.paid, self.sure = MemoryStore(), list[float](), False
+        self.delegates, self.advisory = delegates, advisory
+
+    def process(self, name: str = "clerk") -> AgentRunner:
+        @tool(effect="irreversible")
+        def pay(to: str, amount: float) -> str:
+            """Pay."""
+            self.paid.append(amount)
+            return "paid"
+
+        def reply(messages: Any, options: Any) -> Any:
+            if "Reply with" in messages[-1].content:
+                return f'{{"p_true": {0.99 if self.sure else 0.65}}}'
+            if any(message.role == "tool" for message in messages):
+                return "Done."
+            task = next(message.content for message in messages if message.role == "user")
+            if self.delegates and name == "clerk":
+                return answer("Do it.", tool_calls=[ToolCall(id="d", name="payer", arguments={"task": task})])
+            arguments = {"amount": float(task) if "." in task else int(task), "to": "bob"}
+            return answer("I pay.", tool_calls=[ToolCall(id="1", name="pay", arguments=arguments)])
+
+        sub_agents = [SubAgent(self.process("payer"), PAYER)] if self.delegates and name == "clerk" else []
+        given: dict[str, Any] = {"store": self.store, "sub_agents": sub_agents}
+        given["uncertainty_monitor"] = UncertaintyMonitor(advisory=self.advisory)
+        return AgentRunner(ScriptedModel(reply), FunctionTools(pay), **given)
+
+    async def run(self, task: str, *, sure: bool = True, session: str = "s") -> list[Any]:
+        self.sure = sure
+        return list((await self.process().run(CLERK, task, session_id=session)).pending)
+
+    async def decide(self, request: Any, kind: Any) -> list[Any]:
+        decision = request.decide(kind, principal="ann", message="So it is.")
+        return list((await self.process().resume("clerk", "s", decision)).pending)
+
+
+@pytest.mark.parametrize("delegates", [False, True])
+async def test_a_call_that_was_rejected_waits_in_every_later_run_of_the_session_and_no_other_does(
+    delegates: bool,
+) -> None:
+    clerk = Clerk(delegates=delegates)
+    (request,) = await clerk.run("5", sure=False)
+    assert await clerk.decide(request, "reject") == []
+    assert await clerk.run("6") == []
+    for task in ("5", "5.0"):
+        (request,) = await clerk.run(task)
+        assert (request.rule, clerk.paid) == ("rejected_in_thread", [6])
+        assert await clerk.decide(request, "respond") == []
+    (request,) = await clerk.run("5")
+    assert await clerk.decide(request, "approve") == []
+    assert clerk.paid == [6, 5]
+    assert await clerk.run("5", session="another") == []
+
+
+async def test_where_the_monitor_only_advises_an_earlier_rejection_holds_nothing() -> None:
+    clerk = Clerk()
+    (request,) = await clerk.run("5", sure=False)
+    await clerk.decide(request, "reject")
+    clerk.advisory = True
+    assert await clerk.run("5") == []
+    assert clerk.paid == [5]
+
+
+@pytest.mark.parametrize("damaged", [None, 5, "text", {"a": 1}, [5, None, "x"]])
+def test_a_damaged_list_of_rejections_is_read_as_far_as_it_goes_and_it_stays_bounded(damaged: Any) -> None:
+    old = AgentState(agent_id="a", session_id="s", metadata={REJECTED_BEFORE: damaged}, rejected=["y"])
+    kept = ["x"] if isinstance(damaged, list) else []
+    assert old.rejected_before() == kept
+    new = AgentState(agent_id="a", session_id="s").replaces(old)
+    assert new.rejected_before() == [*kept, "y"]
+    new.rejected = [str(number) for number in range(300)]
+    assert len(AgentState(agent_id="a", session_id="s").replaces(new).rejected_before()) == 256
