@@ -43,7 +43,7 @@ def by_itself(record: CallRecord) -> bool:
 
 
 def _rejection(call: ToolCall, terms: Terms) -> str:
-    return canonical_json([_REJECTED, terms.agent_id, terms.thread, call.likeness()])
+    return canonical_json([_REJECTED, terms.thread, call.likeness()])  # whichever agent, and whatever a host calls it
 
 
 class Starts(Protocol):

@@ -311,17 +311,17 @@ async def test_what_was_let_ahead_has_a_start_and_hands_it_on_to_the_request_und
 VISIT, LATER, ROOT = (_other(session_id=session, thread="t") for session in ("t/desk:1", "t/desk:2", "t"))
 
 
-async def test_a_rejection_counts_in_all_sessions_of_its_agents_thread_for_calls_that_many_tools_treat_as_one() -> None:
+async def test_a_rejection_counts_in_all_sessions_of_its_thread_for_calls_that_many_tools_treat_as_one() -> None:
     gate = process(None)
     for call in (PAY, ToolCall(name="pay", arguments={"to": "\u00e9", "n": 1})):
         assert not await gate.starts.rejected(call, LATER, stored=True)
         await gate.starts.reject(call, VISIT)
-    for terms in (VISIT, LATER, ROOT):
+    for terms in (VISIT, LATER, ROOT, _other(agent_id="other", thread="t")):
         assert await gate.starts.rejected(PAY.model_copy(update={"id": "other"}), terms, stored=False)
         assert await gate.starts.rejected(
             ToolCall(name="pay", arguments={"n": 1.0, "to": "e\u0301"}), terms, stored=False
         )
-    others = [_other(agent_id="other", thread="t"), _other(thread="u"), _other(), _other(thread="")]
+    others = [_other(thread="u"), _other(), _other(thread="")]
     for terms in others:
         assert not await gate.starts.rejected(PAY, terms, stored=True)
     assert not await gate.starts.rejected(PAY.model_copy(update={"name": "pay2"}), LATER, stored=True)

@@ -114,6 +114,7 @@ async def test_the_agents_sdk_asks_in_the_next_run_of_a_session_about_what_was_r
     paused = await bank.go()
     await bank.resume(paused.text, [paused.requests[0].decide("reject", principal="ann")])
     sure[0] = 0.99
+    bank.agent = bank.agent.clone(name="another")  # as a chat goes on with `result.last_agent`
     again = await bank.go()
     assert ([one.rule for one in again.requests], bank.paid) == ([RULE], [])
     other = await bank.guard.run(bank.agent, "Pay.", session_id="another")

@@ -18,7 +18,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send
 
 from grampus_uq import StoreError, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.langchain import UncertaintyMiddleware
+from grampus_uq.integrations.langchain import ThreadRunner, UncertaintyMiddleware
 from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
 from grampus_uq.runtime import MemoryStore, StoredStarts
 from grampus_uq.runtime.store import pages
@@ -256,16 +256,28 @@ def test_where_the_guard_only_advises_rejections_hold_nothing(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_thread_and_another_agent_know_nothing_of_a_rejection(kind: str) -> None:
-    store, saver = StoredStarts(MemoryStore()), InMemorySaver()
-    desk = Desk(kind, ("bob", False), saver=saver, starts=store, agent_id="one")
+def test_another_agent_of_the_thread_knows_of_a_rejection_and_another_thread_does_not(kind: str) -> None:
+    store = StoredStarts(MemoryStore())
+    desk = Desk(kind, ("bob", False), starts=store, agent_id="one")
     desk.run()
     desk.decide("reject")
     desk.visits = (("bob", True),)
     desk.run(config={"configurable": {"thread_id": "u"}})
     other = Desk(kind, ("bob", True), starts=store, agent_id="other")
-    other.run()
-    assert (desk.paid, other.paid) == (["bob"], ["bob"])
+    (request,) = other.run()
+    assert (desk.paid, other.paid, request.rule) == (["bob"], [], RULE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rejection_counts_whatever_the_host_of_a_run_calls_its_agent(kind: str) -> None:
+    desk = Desk(kind, ("bob", False), ("bob", True), awaited=True)
+
+    async def begin() -> str:
+        return str(await ThreadRunner(desk.app, MemoryStore(), agent_id="clerk").invoke(GO, "t"))
+
+    assert asyncio.run(begin()) == "waiting_for_human"
+    (request,) = desk.decide("reject")
+    assert (request.rule, desk.paid) == (RULE, [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
