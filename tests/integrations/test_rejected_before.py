@@ -25,6 +25,11 @@ RULE = "rejected_in_thread"
 POLICY = UncertaintyPolicy(irreversible_tool_names=["pay"])
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"  # the frameworks' own
+
+
 class Down(MemoryStore):
     """A store that can be down."""
 
