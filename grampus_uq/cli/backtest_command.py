@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from grampus_uq.cli.calibration_command import read_statuses
-from grampus_uq.cli.many_runs import caution_of_fits, caution_of_others, n_files_of_fits, workers_option
+from grampus_uq.cli.many_runs import caution, caution_of_others, n_files_of_fits, of_fits, of_trials, workers_option
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError, DataError
@@ -63,18 +63,20 @@ def command(
                 f"holds no run that this detector judges: one with {what}{labelled}.", path=", ".join(paths)
             )
         rows = backtest(detector, data)
-        overlap = n_files_of_fits(paths, [artifact])
+        overlap, tasks = n_files_of_fits(paths, [artifact]), len(set(data.tasks or data.ids))
         watched = [] if store is None else [s for s in read_statuses(store) if s.detector == detector_id(detector)]
         if as_json:
             shown = {
                 "profile": artifact.fingerprint,
                 "files_used_in_the_fit": overlap,
+                "tasks": tasks,
                 "rows": [row.to_json() for row in rows],
                 "watch": [status.to_json() for status in watched],
             }
             print_json(shown)
             return
-        caution_of_fits(overlap)
+        caution(of_fits(overlap))
+        caution(of_trials(len(data), tasks))
         caution_of_others(paths, artifact)
         mode = None if everything else detector.threshold.mode
         _print([row for row in rows if mode in (None, row.threshold.mode)])

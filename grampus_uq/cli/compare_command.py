@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 import numpy as np
 
-from grampus_uq.cli.many_runs import caution_of_fits, n_files_of_fits, workers_option
+from grampus_uq.cli.many_runs import caution, n_files_of_fits, of_fits, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     counts_line,
@@ -55,7 +55,7 @@ def command(
             prints = [artifact.fingerprint for artifact in artifacts]
             print_json({"profiles": prints, "files_used_in_a_fit": served, **asdict(found)})
             return
-        caution_of_fits(served)
+        caution(of_fits(served))
         _print(found)
 
 

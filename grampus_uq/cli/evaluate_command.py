@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from grampus_uq.cli.argument_types import OutputFile
 from grampus_uq.cli.calibration_command import read_statuses
-from grampus_uq.cli.many_runs import caution_of_others, workers_option
+from grampus_uq.cli.many_runs import caution_of_others, n_files_of_fits, of_fits, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -26,7 +27,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns, evaluate, read_recordings
 from grampus_uq.learn.evaluate.evaluation_report import SHOWN_SIGNALS, SIGNAL_COLUMNS, signal_rows
 from grampus_uq.learn.evaluate.plug_in import plug_in
-from grampus_uq.recording.artifacts import load
+from grampus_uq.recording.artifacts import ProfileArtifact, load
 from grampus_uq.recording.csv_rows import csv_rows
 from grampus_uq.recording.runs import Refused
 from grampus_uq.records.vocabulary import quantity
@@ -79,9 +80,12 @@ def command(
         raise click.UsageError("--continuation belongs to --censoring exact.")
     with naming_refused() as refuse:
         watch = [] if store is None else read_statuses(store)
-        runs = _read(paths, profile, workers, refuse)
+        artifact = None if profile is None else load(profile)
+        runs = _read(paths, artifact, workers, refuse)
         how = _censoring(runs, censoring, continuation)
         found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
+        if served := of_fits(n_files_of_fits(paths, [artifact] if artifact else [])):
+            found = replace(found, warnings=(served, *found.warnings))
         if output is not None:
             from grampus_uq.learn.evaluate.evaluation_report import evaluation_html
             from grampus_uq.learn.pages import write_page
@@ -96,8 +100,7 @@ def command(
             say_beside(f"Report written to {output}.")
 
 
-def _read(paths: Sequence[str], profile: str | None, workers: int, refuse: Refused) -> ForecastRuns:
-    artifact = None if profile is None else load(profile)
+def _read(paths: Sequence[str], artifact: ProfileArtifact | None, workers: int, refuse: Refused) -> ForecastRuns:
     judge = None if artifact is None else artifact.profile
     with progress("Reading runs") as advance:
         found = read_recordings(paths, profile=judge, on_runs=advance, on_refused=refuse, workers=workers)

@@ -187,6 +187,10 @@ def _expected(fit: ProfileFit) -> Iterator[str]:
             f"({_interval(found['right_before'])} without). "
             "These runs set the thresholds, so the figures are slightly optimistic."
         )
+        if fit.detector is not None and fit.detector.report.fit_ids:
+            text += " The detector has learned on these failures: of them it catches more than of others."
+        if fit.tasks < fit.splits["thresholds"]:
+            text += " Trials of a task count as independent runs here: the intervals are too short."
     yield from _wrapped("expect", text)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import click
 import numpy as np
+from pydantic import JsonValue
 
 from grampus_uq.cli.argument_types import SHARE, FiniteRange, OutputFile
 from grampus_uq.cli.fit_account import base_of, fit_and_print
@@ -27,7 +28,7 @@ from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
 from grampus_uq.learn.profiles.p_success import must_take_the_word, word_in
 from grampus_uq.learn.sensed import sensing_as_recorded
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
-from grampus_uq.recording.runs import Refused, beginnings, recording_files
+from grampus_uq.recording.runs import Refused, beginnings, recording_files, run_digests
 from grampus_uq.records.tool_names import refusal_of
 from grampus_uq.records.vocabulary import UncertaintySource
 
@@ -201,6 +202,7 @@ def _fit_budget(
             inputs=tuple(islice(InputFile.of_each(recording_files(list(paths))), 1000)),
             splits={"fit": 0, "threshold": number},
             seed=options.seed,
+            details={"runs": list[JsonValue](run_digests(paths))},
         ),
     )
     part = Part(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -10,7 +10,7 @@ import click
 from grampus_uq.recording.artifacts import ANY, InputFile, ProfileArtifact
 from grampus_uq.recording.parallel import cores
 from grampus_uq.recording.parts import total_bytes
-from grampus_uq.recording.runs import beginnings, recording_files
+from grampus_uq.recording.runs import beginnings, recording_files, run_digests
 
 _WORTH_IT: Final = 32 * 2**20  # a process takes about a second to start, and reads this much in three
 
@@ -30,18 +30,35 @@ workers_option = click.option(
 )
 
 
-def n_files_of_fits(paths: Sequence[str], artifacts: Iterable[ProfileArtifact]) -> int:
-    """The number of files at these paths that served the fit of a profile: figures taken on them are too good."""
+def n_files_of_fits(paths: Sequence[str], artifacts: Sequence[ProfileArtifact]) -> int:
+    """The number of files at these paths that served the fit of a profile, or hold a run that did.
+
+    Figures taken on them are too good. A file that has grown since, by a label say, is known by its runs.
+    """
     fitted_on = {file.sha256 for artifact in artifacts for file in artifact.provenance.inputs}
-    return sum(file.sha256 in fitted_on for file in InputFile.of_each(recording_files(list(paths))))
+    served = {name for artifact in artifacts for name in artifact.provenance.listed("runs")}
+
+    return sum(
+        any(file.sha256 in fitted_on for file in InputFile.of_each([path])) or not served.isdisjoint(run_digests(path))
+        for path in recording_files(list(paths))
+    )
 
 
-def caution_of_fits(n_files: int) -> None:
-    """Say on standard error that so many files served a fit."""
-    if n_files:
-        click.echo(
-            f"CAUTION: {n_files} of these files were used to fit a profile; its figures are too optimistic.", err=True
-        )
+def of_fits(n_files: int) -> str:
+    """The sentence on so many files that served a fit; nothing where there are none."""
+    return f"{n_files} of these files were used to fit a profile; its figures are too optimistic." if n_files else ""
+
+
+def of_trials(runs: int, tasks: int) -> str:
+    """The sentence on intervals that take trials of tasks for independent runs; nothing where each run is a task."""
+    what = f"these {runs} runs are trials of {tasks} tasks; the intervals take each run to be independent and are"
+    return f"{what} too short." if tasks < runs else ""
+
+
+def caution(of: str) -> None:
+    """Say it on standard error, if there is anything to say."""
+    if of:
+        click.echo(f"CAUTION: {of}", err=True)
 
 
 def caution_of_others(paths: Sequence[str], artifact: ProfileArtifact) -> None:
@@ -51,9 +68,5 @@ def caution_of_others(paths: Sequence[str], artifact: ProfileArtifact) -> None:
         any(getattr(run, name) and value not in (None, ANY, getattr(run, name)) for name, value in fitted.items())
         for run in beginnings(paths)
     )
-    if n:
-        click.echo(
-            f"CAUTION: {n} of these runs have another model, prompt or tools than the profile was fitted for; live it "
-            "would not act there.",
-            err=True,
-        )
+    what = "another model, prompt or tools than the profile was fitted for; live it would not act there."
+    caution(f"{n} of these runs have {what}" if n else "")

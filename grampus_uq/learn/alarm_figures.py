@@ -33,7 +33,8 @@ class AlarmFigures:
     alarmed. position: the median over alarmed runs of (step of the alarm / length); 1 is the end. cost_used: the mean
     share of steps that ran when an alarm ends its run.
 
-    The intervals of shares and of the median are exact (binomial), that of the cost is the normal one of a mean. All
+    The intervals of shares and of the median are exact (binomial). That of the cost is the one of a share with its
+    mean: shares of steps vary no more than a yes or no does, so it is wide where few runs alarm, as it should be. All
     take the runs to be independent.
     """
 
@@ -94,10 +95,14 @@ def share(what: BoolArray, among: BoolArray, weights: FloatArray | None = None) 
     if total == 0.0:
         return Figure()
     estimate = float(w[what[among]].sum()) / total
-    n = max(1, round(total**2 / float(w @ w)))
+    return _with_interval(estimate, max(1, round(total**2 / float(w @ w))), int(among.sum()))
+
+
+def _with_interval(estimate: float, n: int, of: int) -> Figure:
+    """The exact interval of so large a share of n; between two counts the wider one on either side."""
     low, _ = binomial_interval(math.floor(estimate * n + _EFFECTIVELY_WHOLE), n)
     _, high = binomial_interval(math.ceil(estimate * n - _EFFECTIVELY_WHOLE), n)
-    return Figure(estimate=estimate, low=low, high=high, of=int(among.sum()))
+    return Figure(estimate=estimate, low=low, high=high, of=of)
 
 
 def _median(values: FloatArray) -> Figure:
@@ -113,8 +118,4 @@ def _median(values: FloatArray) -> Figure:
 
 def _mean(values: FloatArray) -> Figure:
     n = len(values)
-    if n == 0:
-        return Figure()
-    mean = float(values.mean())
-    half = 1.96 * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else 1.0
-    return Figure(estimate=mean, low=max(0.0, mean - half), high=min(1.0, mean + half), of=n)
+    return _with_interval(float(values.mean()), n, n) if n else Figure()

@@ -89,7 +89,8 @@ class Provenance(BaseModel):
     """The origin of a profile.
 
     `counts` says how many runs there were of each kind (used, and every exclusion by its reason), `splits` how many
-    went into each disjoint part, `seed` what drew them (None: nothing was drawn), `details` anything else.
+    went into each disjoint part, `seed` what drew them (None: nothing was drawn), `details` anything else: `runs` are
+    digests of the runs that the fit was given (`runs.run_digests`), which tell copies of them in other files.
     """
 
     model_config = FROZEN
@@ -101,6 +102,11 @@ class Provenance(BaseModel):
     seed: int | None = None
     versions: dict[str, str] = Field(default_factory=_versions)
     details: dict[str, JsonValue] = Field(default_factory=dict)
+
+    def listed(self, name: str) -> frozenset[str]:
+        """The texts of a list in `details`; none where it is missing or no list."""
+        found = self.details.get(name)
+        return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list) else frozenset()
 
 
 class FittedFor(BaseModel):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from grampus_uq.records.events import (
     SessionStarted,
     StepEvent,
 )
-from grampus_uq.records.values import Outcome
+from grampus_uq.records.values import Outcome, sha256_of
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Refused = Callable[[DataError], None]
@@ -264,6 +264,11 @@ def beginnings(paths: Paths) -> Iterator[SessionStarted]:
                         event = decode(line)
                         if isinstance(event, SessionStarted):
                             yield event
+
+
+def run_digests(paths: Paths) -> list[str]:
+    """Short digests of the first 20,000 runs, of session id and beginning: the same in every copy of a recording."""
+    return sorted({sha256_of(f"{one.time_s!r} {one.session_id}")[:12] for one in islice(beginnings(paths), 20_000)})
 
 
 def find_run(paths: Paths, session_id: str, *, on_refused: Refused | None = None) -> Run:

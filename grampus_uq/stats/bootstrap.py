@@ -7,7 +7,7 @@ and returns shape (rows,), NaN where it is undefined; means, ratios and ranking 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,13 +44,15 @@ class BootstrapInterval:
         return self.estimate / self.sd if self.estimate is not None and self.sd else None
 
 
-def bootstrap(statistic: RowStatistic, n: int, *, rng: np.random.Generator, draws: int = 2000) -> BootstrapInterval:
-    """95 % percentile bootstrap of one statistic over trajectories, which are taken to be independent.
-
-    Repeated trials of one task are not, and the interval is then too short.
+def bootstrap(
+    statistic: RowStatistic, n: int, *, rng: np.random.Generator, draws: int = 2000, tasks: Sequence[str] | None = None
+) -> BootstrapInterval:
+    """95 % percentile bootstrap of one statistic over trajectories; those of one task are drawn together.
 
     `statistic` maps counts (rows, n) to values (rows,), NaN where undefined; it is called on blocks of draws. `n` >= 1
-    trajectories, `draws` >= 2. Coverage is approximate (first-order), not a finite-sample guarantee.
+    trajectories, `draws` >= 2. `tasks`: n names; trials of one task share one. None: all trajectories are independent;
+    where they are trials of one task, the interval is then too short. Coverage is approximate (first-order), not a
+    finite-sample guarantee.
 
     Source: Efron and Tibshirani (1993), ch. 13.
 
@@ -61,7 +63,7 @@ def bootstrap(statistic: RowStatistic, n: int, *, rng: np.random.Generator, draw
     """
     if draws < 2:
         raise ConfigurationError.of("draws", "bootstrap", "at least 2", draws)
-    values = np.concatenate([statistic(counts) for counts in count_blocks(n, draws, rng)])
+    values = np.concatenate([statistic(counts) for counts in count_blocks(n, draws, rng, tasks)])
     estimate = float(statistic(np.ones((1, n)))[0])
     defined = values[~np.isnan(values)]
     low = high = sd = None
@@ -79,7 +81,13 @@ def bootstrap(statistic: RowStatistic, n: int, *, rng: np.random.Generator, draw
 
 
 def paired_bootstrap(
-    first: RowStatistic, second: RowStatistic, n: int, *, rng: np.random.Generator, draws: int = 2000
+    first: RowStatistic,
+    second: RowStatistic,
+    n: int,
+    *,
+    rng: np.random.Generator,
+    draws: int = 2000,
+    tasks: Sequence[str] | None = None,
 ) -> BootstrapInterval:
     """Bootstrap of `second - first`, both computed on the same resamples, so that what they share cancels.
 
@@ -90,7 +98,7 @@ def paired_bootstrap(
     def difference(counts: FloatArray) -> FloatArray:
         return second(counts) - first(counts)
 
-    return bootstrap(difference, n, rng=rng, draws=draws)
+    return bootstrap(difference, n, rng=rng, draws=draws, tasks=tasks)
 
 
 def mean_rows(values: npt.ArrayLike) -> RowStatistic:
@@ -111,15 +119,21 @@ def mean_rows(values: npt.ArrayLike) -> RowStatistic:
     return mean
 
 
-def count_blocks(n: int, draws: int, rng: np.random.Generator) -> Iterator[FloatArray]:
+def count_blocks(
+    n: int, draws: int, rng: np.random.Generator, tasks: Sequence[str] | None = None
+) -> Iterator[FloatArray]:
     """Yield the resampling counts in blocks of at most about `BLOCK_CELLS` numbers; shape (rows, n), whole numbers.
 
-    `n` >= 1 trajectories; `draws`: rows over all blocks, which do not depend on the size of a block.
+    `n` >= 1 trajectories; `draws`: rows over all blocks, which do not depend on the size of a block. `tasks`: as
+    `bootstrap`; a task that is drawn is drawn with all its trajectories, so that rows need not sum to n.
     """
-    if n < 1:
-        raise ConfigurationError.of("n", "count_blocks", "at least 1", n)
+    if n < 1 or len(tasks or range(n)) != n:
+        raise ConfigurationError.of("n", "count_blocks", "at least 1, with a task each, if any", n)
+    names, member = np.unique(np.array(range(n) if tasks is None else tasks, dtype=object), return_inverse=True)
+    units = len(names)
     rows_at_once = max(1, BLOCK_CELLS // n)
     for done in range(0, draws, rows_at_once):
         rows = min(rows_at_once, draws - done)
-        picks = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
-        yield np.bincount(picks.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
+        picks = rng.integers(units, size=(rows, units)) + units * np.arange(rows)[:, None]
+        counts = np.bincount(picks.ravel(), minlength=rows * units).reshape(rows, units).astype(np.float64)
+        yield counts if units == n else counts[:, member]

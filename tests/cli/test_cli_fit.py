@@ -19,6 +19,8 @@ from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.recording.artifacts import load
 from grampus_uq.recording.runs import runs
+from tests.guarantees.worlds import World
+from tests.guarantees.worlds import record as written
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 
@@ -48,6 +50,37 @@ def cli(*arguments: str) -> Any:
     if finished.exception is not None and not isinstance(finished.exception, SystemExit):
         raise finished.exception
     return finished
+
+
+def test_the_runs_of_a_fit_are_known_again_in_files_that_have_changed_since(tmp_path: Path) -> None:
+    """A label is a line more, and a copy has another name; another run of the same session id is another run."""
+    record(tmp_path / "a", np.random.default_rng(3), 30)
+    profile = str(tmp_path / "profile.json")
+    cli("fit", str(tmp_path / "a"), "--budget", "0.2", "-o", profile)
+    (tmp_path / "copies").mkdir()
+    for number, file in enumerate(sorted((tmp_path / "a").glob("*.jsonl"))):
+        (tmp_path / "copies" / f"{number}.jsonl").write_bytes(file.read_bytes())
+        cli("runs", "label", str(tmp_path / "copies" / f"{number}.jsonl"), file.stem, "success", "--by", "ann")
+    record(tmp_path / "b", np.random.default_rng(4), 30)
+    for folder, used in (("a", 30), ("copies", 30), ("b", 0)):
+        tested = json.loads(cli("backtest", profile, str(tmp_path / folder), "--json").stdout)
+        assert (tested["files_used_in_the_fit"], tested["tasks"]) == (used, tested["rows"][0]["runs"])
+        judged = cli("evaluate", str(tmp_path / folder), "--profile", profile, "--json")
+        warnings = json.loads(judged.stdout)["warnings"]
+        told = f"{used} of these files were used to fit a profile; its figures are too optimistic."
+        assert (told in warnings) == (used > 0)
+        assert any("were used to fit" in warning for warning in warnings) == (used > 0)
+
+
+def test_a_backtest_on_trials_of_tasks_says_that_its_intervals_are_too_short(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, trials in (("single", 1), ("trials", 4)):
+        written(tmp_path / f"{name}.jsonl", World(trials=trials).draw(rng, 80), name=name)
+    profile = str(tmp_path / "profile.json")
+    cli("fit", str(tmp_path / "single.jsonl"), "--budget", "0.2", "-o", profile)
+    for name, told in (("single", False), ("trials", True)):
+        said = cli("backtest", profile, str(tmp_path / f"{name}.jsonl")).stderr
+        assert ("these 80 runs are trials of 20 tasks; the intervals take" in said) == told
 
 
 @pytest.mark.slow

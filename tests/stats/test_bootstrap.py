@@ -68,21 +68,35 @@ def test_percentiles_of_a_tiny_sample_equal_the_enumeration():
     assert (five.low, five.high) == (0.0, pytest.approx(0.6))
 
 
-def coverage(trials: int, simulations: int = 300) -> int:
-    """Intervals that contain the true mean 0, with so many identical trials of each of forty tasks."""
+def coverage(trials: int, *, named: bool = False, simulations: int = 300) -> int:
+    """Intervals that contain the true mean 0, with so many identical trials of each of forty tasks, named or not."""
     generator = rng(11)
     hit = 0
     for _ in range(simulations):
         values = np.repeat(generator.normal(size=40), trials)
-        got = bootstrap(mean_rows(values), len(values), rng=generator, draws=300)
+        tasks = [str(task) for task in np.repeat(np.arange(40), trials)] if named else None
+        got = bootstrap(mean_rows(values), len(values), rng=generator, draws=300, tasks=tasks)
         hit += got.low <= 0 <= got.high
     return hit
 
 
-def test_intervals_cover_and_sabotage_shows_that_those_of_repeated_trials_do_not():
-    """First-order coverage: .95 aimed at, .92 granted to forty tasks; five trials of each fall near .62."""
+def test_intervals_cover_also_trials_that_name_their_task_and_not_those_that_do_not():
+    """First-order coverage: .95 aimed at, .92 granted to forty tasks; five unnamed trials of each fall near .62."""
     assert 300 - coverage(1) <= binomial_ceiling(300, 1 - 0.92)
+    assert 300 - coverage(5, named=True) <= binomial_ceiling(300, 1 - 0.92)
     assert 300 - coverage(5) > binomial_ceiling(300, 1 - 0.92)
+
+
+@settings(max_examples=examples(50))
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20), st.integers(1, 30), st.integers(0, 99))
+def test_trials_of_a_task_are_drawn_together_as_their_tasks_would_be_alone(tasks, draws, seed):
+    names = sorted(set(tasks))
+    got = np.concatenate(list(count_blocks(len(tasks), draws, rng(seed), tasks)))
+    alone = np.concatenate(list(count_blocks(len(names), draws, rng(seed))))
+    if len(names) < len(tasks):
+        assert (got == alone[:, [names.index(task) for task in tasks]]).all()
+    else:  # every trial is a task of its own: the draws are those without names
+        assert (got == alone).all()
 
 
 def test_pairing_cancels_what_two_streams_share():
@@ -156,6 +170,7 @@ def test_memory_is_bounded_by_the_block_not_by_the_draws():
     [
         (lambda: bootstrap(mean_rows([1.0]), 1, rng=rng(), draws=1), "draws"),
         (lambda: bootstrap(mean_rows([]), 0, rng=rng()), "'n'"),
+        (lambda: bootstrap(mean_rows([1.0, 2.0]), 2, rng=rng(), tasks=["a"]), "'n'"),
         (lambda: mean_rows([1.0, math.nan]), "finite"),
         (lambda: mean_rows([[1.0]]), "one-dimensional"),
     ],

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from grampus_uq.core.state import Profile
 from grampus_uq.core.worst_case import UNAIDED
@@ -76,8 +77,9 @@ def read_recordings(
     scored = [run for run, (use, _) in zip(columns.runs, uses, strict=True) if use != "left out"]
     lengths = np.array([run.length for run in scored], dtype=np.int64)
     names = sorted(columns.streams.keys() - {*FEATURES, UNAIDED})
+    ids = distinct_ids([run.session_id for run in scored])
     return ForecastRuns(
-        ids=distinct_ids([run.session_id for run in scored]),
+        ids=ids,
         outcomes=np.array(
             [math.nan if run.eligibility.reason == StopReason.MAX_STEPS else float(run.success) for run in scored],
             dtype=np.float64,
@@ -86,7 +88,7 @@ def read_recordings(
         features=np.column_stack([columns.stream(name) for name in FEATURES]),
         asks=np.array([-1 if run.first_call is None else run.first_call for run in scored], dtype=np.int64),
         audit=stop_rows(_audited(run, use, why) for run, (use, why) in zip(columns.runs, uses, strict=True)),
-        tasks=len({run.task for run in scored if run.task is not None}) + sum(run.task is None for run in scored),
+        tasks=tuple(run.task or f"run {name}" for run, name in zip(scored, ids, strict=True)),
     )
 
 
@@ -155,26 +157,28 @@ class DifferenceRow:
 
 
 def difference_rows(
-    streams: list[ScoredStream], *, rng: np.random.Generator, draws: int = 2000
+    streams: list[ScoredStream], tasks: Sequence[str], *, rng: np.random.Generator, draws: int
 ) -> Iterator[DifferenceRow]:
     """Compare: each stream recalibrated with itself raw and with its base rate; the best one with every other.
 
-    `streams` come from `scored_streams`; each comparison takes `draws` resamples.
+    `streams` come from `scored_streams` of runs with these tasks; each comparison takes `draws` resamples of tasks.
     """
     best = _best(streams)
+    trials = np.array(tasks, dtype=object)
     compare = partial(_compare, rng=rng, draws=draws)
     for stream in streams:
         if stream.platt is None:
             continue
-        named, known = f"{stream.name}, recalibrated", (stream.target, stream.complete)
+        named, known = f"{stream.name}, recalibrated", (stream.target, stream.complete, trials[stream.kept])
         yield from compare(*known, (stream.name, stream.raw), (named, stream.platt))
         yield from compare(*known, (BASE_RATE, base_rate(stream)), (named, stream.platt))
         if best is not None and best is not stream and best.platt is not None:
             both = stream.kept & best.kept
             if both.any():
                 mine, its = both[stream.kept], both[best.kept]
-                known, other = (stream.target[mine], stream.complete[mine]), f"{best.name}, recalibrated"
-                yield from compare(*known, (named, stream.platt.select(mine)), (other, best.platt.select(its)))
+                known = (stream.target[mine], stream.complete[mine], trials[both])
+                other = (f"{best.name}, recalibrated", best.platt.select(its))
+                yield from compare(*known, (named, stream.platt.select(mine)), other)
 
 
 def _best(streams: list[ScoredStream]) -> ScoredStream | None:
@@ -193,19 +197,27 @@ _Named = tuple[str, ForecastTraces]
 
 
 def _compare(
-    target: FloatArray, complete: BoolArray, one: _Named, other: _Named, *, rng: np.random.Generator, draws: int
+    target: FloatArray,
+    complete: BoolArray,
+    tasks: npt.NDArray[np.object_],
+    one: _Named,
+    other: _Named,
+    *,
+    rng: np.random.Generator,
+    draws: int,
 ) -> Iterator[DifferenceRow]:
     first, both = one[0], (one[1], other[1])
     failed = 1.0 - target[complete]
     scored = [mean_rows(tps_exact(traces, target)) for traces in both]
-    metrics: dict[str, tuple[int, list[RowStatistic]]] = {"tps_log": (len(target), scored)}
+    metrics: dict[str, tuple[BoolArray, list[RowStatistic]]] = {"tps_log": (np.ones_like(complete), scored)}
     if first != BASE_RATE and len(failed):  # a constant has no rank
         ranked: list[RowStatistic] = [
             partial(auroc_rows, 1.0 - weighted_forecast(traces)[complete], failed) for traces in both
         ]
-        metrics["auroc"] = (len(failed), ranked)
-    for metric, (runs, (mine, its)) in metrics.items():
-        got = paired_bootstrap(mine, its, runs, rng=rng, draws=draws)
+        metrics["auroc"] = (complete, ranked)
+    for metric, (among, (mine, its)) in metrics.items():
+        runs = int(among.sum())
+        got = paired_bootstrap(mine, its, runs, rng=rng, draws=draws, tasks=tasks[among].tolist())
         yield DifferenceRow(
             first=first,
             second=other[0],
@@ -284,7 +296,9 @@ def evaluate(
         censored_runs=int(runs.censored.sum()),
         draws=draws,
         table=(*call_rows(runs), *table_rows(streams)),
-        differences=tuple(difference_rows([s for s in streams if len(s.raw)], rng=rng, draws=draws)),
+        differences=tuple(
+            difference_rows([s for s in streams if len(s.raw)], runs.tasks or runs.ids, rng=rng, draws=draws)
+        ),
         streams=tuple(streams),
         verdict=judge(runs, streams),
         watch=tuple(watch),
@@ -296,10 +310,10 @@ def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censor
     scored = int((~np.isnan(censoring.targets(runs))).sum())
     if scored < _FEW_RUNS:
         found.append(f"Only {scored} runs are scored: intervals are wide, and T-ECE is biased upwards on few runs.")
-    if runs.tasks is not None and runs.tasks < len(runs):
+    if runs.tasks is not None and (tasks := len(set(runs.tasks))) < len(runs):
         found.append(
-            f"The {len(runs)} runs are trials of {runs.tasks} tasks: intervals take each run to be independent and are "
-            "too short, and a signal is tried on tasks that it was chosen on. Evaluate one run of each task."
+            f"The {len(runs)} runs are trials of {tasks} tasks: the verdict is about one run of each, drawn at random, "
+            "and intervals of differences draw whole tasks."
         )
     known = runs.outcomes[~runs.censored]
     if len(known) and (known == known[0]).all():

@@ -62,8 +62,8 @@ class ForecastRuns:
     name, the forecasts of all n runs in the same order with the same lengths, NaN = missing. features: shape (steps,
     k), facts of each prefix that are not forecasts (for a model of how a stopped run would have gone on), or None.
     audit: every run that was found, these n and the others. asks: shape (n,), the step (from 0) that proposed the first
-    irreversible call, -1 where there was none; None: no run has one. tasks: of how many tasks they are trials; None: of
-    one each.
+    irreversible call, -1 where there was none; None: no run has one. tasks: one a run, trials of one task share a name;
+    None: each run is a task of its own.
     """
 
     ids: tuple[str, ...]
@@ -72,7 +72,7 @@ class ForecastRuns:
     audit: tuple[StopRow, ...]
     features: FloatArray | None = None
     asks: npt.NDArray[np.int64] | None = None
-    tasks: int | None = None
+    tasks: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -84,6 +84,8 @@ class ForecastRuns:
         for name, traces in self.streams.items():
             if first is None or len(traces) != n or not np.array_equal(traces.lengths, first.lengths):
                 raise ConfigurationError.of("streams", "ForecastRuns", "of the same runs and steps", name)
+        if self.tasks is not None and len(self.tasks) != n:
+            raise ConfigurationError.of("tasks", "ForecastRuns", "one a run", len(self.tasks))
         if self.features is not None and first is not None and len(self.features) != len(first.forecasts):
             raise ConfigurationError.of("features", "ForecastRuns", "one row a step", self.features.shape)
 

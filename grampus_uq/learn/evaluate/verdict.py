@@ -3,7 +3,7 @@
 Where enough runs propose an irreversible call, that first call is held if the forecast of the turn that proposes it is
 below a limit. Elsewhere a run is held once its forecast falls below a limit: each run counts with its least forecast.
 Signal and limit are chosen on one half of the runs and tried on the other, and the other way round: nothing is chosen
-on the runs that are reported.
+on the runs that are reported. Of the trials of a task one counts, drawn before anything is asked of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from grampus_uq.learn.alarm_figures import Figure, share
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
 from grampus_uq.learn.evaluate.transparency import ScoredStream
+from grampus_uq.learn.fit.task_draws import one_a_task
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.ranking import auroc
@@ -65,6 +66,7 @@ def judge(runs: ForecastRuns, streams: Sequence[ScoredStream]) -> EvaluationVerd
     least = _least(streams, len(runs))
     at_call = {name: runs.at_the_call(name) for name in runs.streams} if runs.asked.any() else {}
     mostly_calls = runs.asks is not None and 2 * runs.asked.sum() >= len(runs)
+    drawn = one_a_task(runs.tasks or runs.ids, np.random.default_rng(0))
     only_there = [name for name, found in at_call.items() if name not in least and not np.isnan(found).all()]
     nowhere_else = np.full(len(runs), np.nan)  # read of calls alone, such as the probability of a call's tokens
     every = [
@@ -73,7 +75,7 @@ def judge(runs: ForecastRuns, streams: Sequence[ScoredStream]) -> EvaluationVerd
     rows = tuple(sorted(every, key=_best_at_the_call if mostly_calls else _best_first))
     for values, about_calls in ((at_call, True), (least, False)):
         there = np.array([~np.isnan(found) for found in values.values()]).reshape(-1, len(runs)).any(axis=0)
-        known = there & ~runs.censored
+        known = there & ~runs.censored & drawn
         succeeded = runs.outcomes[known]
         if min((succeeded == 1.0).sum(), (succeeded == 0.0).sum()) >= _FEW_OF_A_KIND:
             names = [str(name) for name, there in zip(runs.ids, known, strict=True) if there]

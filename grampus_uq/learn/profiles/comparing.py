@@ -13,6 +13,7 @@ import numpy as np
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.learn.alarm_figures import alarm_shares
+from grampus_uq.learn.columns import task_of
 from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual
 from grampus_uq.recording.parts import over_parts
@@ -65,16 +66,18 @@ def compare_profiles(
     """Take recorded readings through both profiles, and compare what they would have done.
 
     Runs are paired: both are judged on the same ones, and resampled together. Only runs whose outcome is known and was
-    not selected enter, those that were let through at random by their weight. Honest only on runs that neither was
-    fitted on; trials of one task count as independent, so intervals are then too short.
+    not selected enter, those that were let through at random by their weight; the trials of a task (metadata `task_id`)
+    are resampled together. Honest only on runs that neither was fitted on.
 
     Raises `DataError` for no run that may be used, and a damaged recording, unless `on_refused` takes it.
     """
     replayed: list[tuple[Counterfactual, Counterfactual]] = []
+    tasks: list[str] = []
     left_out: Counter[str] = Counter()
     work = partial(_under_both, first, second)
-    for pairs, others in over_parts(work, paths, workers=workers, on_refused=on_refused):
+    for pairs, named, others in over_parts(work, paths, workers=workers, on_refused=on_refused):
         replayed += pairs
+        tasks += named
         left_out += others
         if on_runs is not None:
             on_runs(len(pairs) + others.total())
@@ -85,16 +88,19 @@ def compare_profiles(
     w = np.array([one.weight for one, _ in replayed])
     sides = ([one for one, _ in replayed], [other for _, other in replayed])
     measures = [*_shares(good, w), *_scores(sides, good, w)]
-    rows = [_compared(measure, sides, len(good), rng, draws) for measure in measures]
+    # A run that names no task is one of its own, also where another has its session id.
+    tasks = [task or f"run {place}" for place, task in enumerate(tasks)]
+    rows = [_compared(measure, sides, tasks, rng, draws) for measure in measures]
     used = {"success": int(good.sum()), "failure": int((~good).sum())}
     return Comparison(rows=tuple(rows), counts={**used, **dict(sorted(left_out.items()))})
 
 
 def _under_both(
     first: Profile, second: Profile, runs: Iterator[Run], refuse: Refused | None
-) -> tuple[list[tuple[Counterfactual, Counterfactual]], Counter[str]]:
-    """The runs of a part under both profiles, and how many are left out, by reason."""
+) -> tuple[list[tuple[Counterfactual, Counterfactual]], list[str], Counter[str]]:
+    """The runs of a part under both profiles, their tasks, and how many are left out, by reason."""
     found: list[tuple[Counterfactual, Counterfactual]] = []
+    tasks: list[str] = []
     left_out: Counter[str] = Counter()
     for run in runs:
         decided = eligibility(run)
@@ -103,7 +109,8 @@ def _under_both(
         else:
             one, other = (replace(counterfactual(run, of), weight=decided.weight) for of in (first, second))
             found.append((one, other))
-    return found, left_out
+            tasks.append(task_of(run) or "")
+    return found, tasks, left_out
 
 
 _Side = Sequence[Counterfactual]
@@ -187,10 +194,12 @@ def _scores(sides: tuple[_Side, _Side], good: BoolArray, w: FloatArray) -> list[
     return measures
 
 
-def _compared(measure: _Measure, sides: tuple[_Side, _Side], n: int, rng: np.random.Generator, draws: int) -> Compared:
+def _compared(
+    measure: _Measure, sides: tuple[_Side, _Side], tasks: Sequence[str], rng: np.random.Generator, draws: int
+) -> Compared:
     first, second = (measure.of(side) for side in sides)
-    difference = paired_bootstrap(first, second, n, rng=rng, draws=draws)
-    once = np.ones((1, n))
+    difference = paired_bootstrap(first, second, len(tasks), rng=rng, draws=draws, tasks=tasks)
+    once = np.ones((1, len(tasks)))
     return Compared(
         measure=measure.name,
         better=measure.better,

@@ -53,7 +53,7 @@ from grampus_uq.learn.profiles.risk_part import fit_risk
 from grampus_uq.learn.sensed import sensing_as_recorded
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
 from grampus_uq.recording.parts import over_parts
-from grampus_uq.recording.runs import Paths, Refused, Run, recording_files
+from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, run_digests
 from grampus_uq.records.values import sha256_of
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.stats.arrays import BoolArray, FloatArray
@@ -240,8 +240,7 @@ def _served(runs: LabelledRuns, base: Profile | ProfileArtifact | None) -> BoolA
 
 def _teachers(base: Profile | ProfileArtifact | None) -> frozenset[str]:
     """Digests of the runs that taught a profile's p_success: a file that has grown since is another file."""
-    listed = base.provenance.details.get(_TAUGHT) if isinstance(base, ProfileArtifact) else None
-    return frozenset(one for one in listed if isinstance(one, str)) if isinstance(listed, list) else frozenset()
+    return base.provenance.listed(_TAUGHT) if isinstance(base, ProfileArtifact) else frozenset()
 
 
 def _digest(name: str) -> str:
@@ -386,6 +385,7 @@ def _artifact(
     }
     if teachers and len(teachers) <= _MOST_TEACHERS:
         details[_TAUGHT] = list[JsonValue](sorted(teachers))
+    details["runs"] = list[JsonValue](run_digests(paths))
     return ProfileArtifact(
         profile=profile,
         fitted_for=FittedFor.shared(runs.made_with),

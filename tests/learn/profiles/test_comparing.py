@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from grampus_uq import DataError
+from grampus_uq import DataError, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.cli import _group
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.profiles import FitOptions, counterfactual, fit_profile
 from grampus_uq.learn.profiles.comparing import Comparison, compare_profiles
-from grampus_uq.recording import runs
+from grampus_uq.recording import RecordingProcessor, runs
 from grampus_uq.recording.artifacts import ProfileArtifact, save
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
-from tests.learn.profiles.recorded import POLICY, record
+from tests.learn.profiles.recorded import POLICY, one_run, record
 from tests.learn.profiles.test_refitting import live
 from tests.sampling import sampled
 
@@ -105,6 +105,24 @@ def test_the_command_compares_artifacts_and_says_when_files_served_a_fit(
     shown = CliRunner().invoke(_group, asked, catch_exceptions=False)
     assert "share paused" in shown.stdout
     assert "CAUTION" not in shown.stderr
+
+
+def test_equal_trials_of_a_task_leave_the_interval_as_wide_as_one_of_each(tmp_path: Path) -> None:
+    """Taken for independent, four equal trials would halve it."""
+    for trials in (1, 4):
+        with RecordingProcessor(tmp_path / str(trials)) as recorder:
+            watch = UncertaintyMonitor(processors=[recorder], advisory=True, policy=POLICY)
+            for task in range(10, 60):
+                for trial in range(trials):
+                    one_run(watch, f"{task}-{trial}", np.random.default_rng(task), steps=3, task=task)
+    lax, strict = (
+        Profile(policy=UncertaintyPolicy(low_threshold=high, medium_threshold=high, high_threshold=high))
+        for high in (0.4, 0.75)
+    )
+    one, four = (compared(tmp_path / trials, lax, strict).rows for trials in ("1", "4"))
+    assert one[0].low != one[0].high
+    for single, many in zip(one, four, strict=True):
+        assert (many.delta, many.low, many.high) == pytest.approx((single.delta, single.low, single.high))
 
 
 def test_runs_without_an_outcome_of_their_own_compare_nothing(tmp_path: Path) -> None:
