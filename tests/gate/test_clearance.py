@@ -281,6 +281,17 @@ def test_arguments_that_are_no_json_are_allowed_nowhere(odd: Any) -> None:
     assert not Gate().allows(cleared(CallRecord.new(PAY, "llm_1")), call, TERMS, None)
 
 
+def test_a_clearance_of_this_process_ends_where_the_call_waits_again_or_has_its_result() -> None:
+    """Whatever takes the record back to cleared: only a clearance of its own lets the call run."""
+    record = cleared(CallRecord.new(PAY, "llm_1"), effect=Effect.IRREVERSIBLE)
+    assert runs(record.change(text="x"))
+    for after in (asked(record, TERMS, SIGNED, DOUBT, NOW), settled(record, "done")):
+        assert not after.cleared_here
+        again = after.change(phase=CallPhase.CLEARED)
+        assert not runs(again)
+        assert runs(cleared(again))
+
+
 def test_a_record_that_is_built_or_changed_quickly_is_the_one_that_pydantic_builds() -> None:
     new, plain = CallRecord.new(PAY, "llm_1"), CallRecord(proposed=PAY, call=PAY, step_id="llm_1")
     for quick, slow in (

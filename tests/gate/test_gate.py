@@ -409,6 +409,8 @@ def test_an_edit_counts_once_its_arguments_fit_the_tools_own_schema_and_can_be_s
         ("reject", None, "Not executed: a human rejected this call. Do not propose it again.", True),
         ("reject", "Too dear.", "rejected this call. They said: Too dear. Do not propose it again.", True),
         ("reject", "too dear\n", "rejected this call. They said: too dear. Do not propose it again.", True),
+        ("reject", "Why?", "rejected this call. They said: Why? Do not propose it again.", True),
+        ("reject", "No!", "rejected this call. They said: No! Do not propose it again.", True),
         ("respond", "Paid by hand.", "Paid by hand.", False),
         ("respond", None, "", False),
     ],

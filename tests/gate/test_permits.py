@@ -254,6 +254,7 @@ def test_wrong_audits_take_the_permission_back_until_it_is_earned_anew() -> None
         number += 1
     assert state.threshold(PERMIT) is None
     assert "began anew once because" in sentence(PERMIT, state)
+    assert "began anew 2 times, last because" in sentence(PERMIT, state.model_copy(update={"withdrawn": 2}))
     shown = permit_facts(Standing(permit=PERMIT, state=state, version=1, now_s=0.0))
     assert shown["status"] == "asks about everything; began anew"
     assert shown["cleared"] == "0 calls since it began anew, unasked"
@@ -264,6 +265,27 @@ def test_wrong_audits_take_the_permission_back_until_it_is_earned_anew() -> None
         state = applied(PERMIT, state, answer(number))
         number += 1
     assert state.threshold(PERMIT) == 0.7
+
+
+def test_a_wrong_call_above_the_threshold_speaks_against_what_is_in_force_until_enough_right_answers_follow() -> None:
+    """Already while it waits behind an earlier question; one below it, which did not go ahead, never does."""
+    assert not EARNED.suspects(PERMIT)
+    first, second, n = EARNED, EARNED, EARNED.issued
+    for number, score in ((n, 0.95), (n + 1, 0.69)):
+        second = applied(PERMIT, second, propose(score, draw=0.0, same=str(number)))
+        first = applied(PERMIT, first, propose(0.95, draw=0.0, same=str(number)))
+    assert not applied(PERMIT, second, answer(n + 1, wrong=True)).suspects(PERMIT)
+    state = applied(PERMIT, first, answer(n + 1, wrong=True))
+    assert state.counted == EARNED.counted
+    assert state.suspects(PERMIT)
+    state = applied(PERMIT, state, answer(n))
+    assert state.counted == EARNED.counted + 2
+    assert not state.withdrawn
+    for number in range(n + 2, n + 200):
+        if not state.suspects(PERMIT):
+            break
+        state = applied(PERMIT, applied(PERMIT, state, propose(0.95, draw=0.0, same=str(number))), answer(number))
+    assert n + 2 < number < n + 199
 
 
 def test_the_sentence_names_share_scope_assurance_answers_and_who_judged() -> None:
@@ -410,6 +432,10 @@ def test_the_sentence_never_states_a_better_promise_than_the_permit_makes(
         ({"epsilon": 0.07}, "at most 7 %"),
         ({"epsilon": 0.02, "miss_rate": 0.05}, "at most 2.11 %"),
         ({"epsilon": 0.02, "delta": 1e-9}, "at 99.9999 %"),
+        (
+            {"epsilon": 0.02, "delta": 1e-9, "miss_rate": 0.05, "miss_delta": 1e-8},
+            "at 99.9999 % (99.9999 % for the answers, 99.9999 % for reviewers who miss at most 5 %)",
+        ),
     ],
 )
 def test_shares_are_rounded_up_and_the_assurance_down(given_: dict[str, Any], said: str) -> None:
