@@ -7,6 +7,7 @@ truth is kept beside the gate: who said what of which call, and what ran.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -357,9 +358,7 @@ def search(first: World, most: int) -> tuple[int, int]:
     return seen.total(), ran
 
 
-@sampled("most", [3], full=[4])
-@pytest.mark.parametrize("shared", [False, True], ids=["own starts", "shared starts"])
-@pytest.mark.parametrize("required", [1, 2])
+@sampled("required,shared,most", [(1, True, 3), (2, False, 3)], full=[*itertools.product([1, 2], [False, True], [4])])
 def test_in_no_order_of_events_does_anything_run_that_was_not_approved_so_or_twice(required, shared, most):
     seen, ran = search(waiting(required, shared=shared), most)
     assert seen > 1_000
@@ -421,7 +420,7 @@ SABOTAGE: dict[str, tuple[int, bool, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", SABOTAGE)
+@sampled("what", [*SABOTAGE][::4], full=[*SABOTAGE])
 def test_without_any_one_of_the_rules_an_order_is_found_in_which_it_runs(what, monkeypatch):
     required, shared, place, instead = SABOTAGE[what]
     monkeypatch.setattr(place, instead)

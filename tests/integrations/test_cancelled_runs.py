@@ -134,12 +134,12 @@ class Run:
 
 
 @sampled(
-    "kind,payments",
-    [("own node", 1), ("tools", 2), ("sub-graph", 1), ("langchain", 2)],
-    full=[*itertools.product(KINDS, [1, 2])],
+    "kind,payments,every",
+    [("own node", 1, 2), ("tools", 2, 2), ("sub-graph", 1, 2), ("langchain", 2, 2)],
+    full=[*itertools.product(KINDS, [1, 2], [1])],
 )
 def test_an_approved_call_that_is_cancelled_anywhere_runs_once_or_a_human_is_asked_what_became_of_it(
-    kind: str, payments: int
+    kind: str, payments: int, every: int
 ) -> None:
     cut, said = 0, "approve"
 
@@ -166,7 +166,7 @@ def test_an_approved_call_that_is_cancelled_anywhere_runs_once_or_a_human_is_ask
         return len(asked)
 
     first = 16 if kind == "langchain" else 0  # it begins a call later than a graph does
-    for steps in [None, None, *range(first, first + STEPS)]:
+    for steps in [None, None, *range(first, first + STEPS, every)]:
         said = "reject" if said == "approve" else "approve"
         cut += asyncio.run(one(steps, said))
     assert cut > 0

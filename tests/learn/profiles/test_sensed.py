@@ -27,6 +27,7 @@ from grampus_uq import (
 from grampus_uq.cli import _group
 from grampus_uq.recording import Label, RecordingProcessor, label_all, load, runs
 from grampus_uq.testing import ScriptedModel, answer, top_logprobs
+from tests.sampling import crossed
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 
@@ -106,7 +107,7 @@ MONITORS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MONITORS)
+@pytest.fixture(scope="module")
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Labelled recordings, and the monitor that made them."""
     folder, monitor = tmp_path_factory.mktemp("known"), MONITORS[request.param]
@@ -115,7 +116,12 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return folder, monitor
 
 
-@pytest.mark.parametrize("options", ["", "--stream fused --detector-at steps", "--budget .3 --detector-at steps"])
+@crossed(
+    "recorded,options",
+    [*MONITORS],
+    ["", "--stream fused --detector-at steps", "--budget .3 --detector-at steps"],
+    indirect=["recorded"],
+)
 def test_a_run_that_comes_again_is_read_as_it_was_recorded(
     recorded: tuple[Path, dict[str, Any]], options: str, tmp_path: Path
 ) -> None:
