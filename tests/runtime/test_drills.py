@@ -586,7 +586,7 @@ async def _appear_now(store: SessionStore, now_s: float) -> None:
     for document in await store.scan(DRILL, label="open"):
         drill = Drill.model_validate_json(document.body)
         card = drill.card.model_copy(update={"created_s": now_s})
-        body = drill.model_copy(update={"card": card}).model_dump_json()
+        body = drill.model_copy(update={"card": card, "late_s": 0.0}).model_dump_json()
         await store.put(DRILL, document.key, body, expected=document.version, label="open")
 
 
