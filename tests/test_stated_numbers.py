@@ -68,7 +68,7 @@ def option(command: click.Command, name: str) -> Any:
 
 POLICY, ESTIMATOR, BUDGET, WATCH = UncertaintyPolicy(), UncertaintyEstimator(), Budget(), calibration_watch
 LIMIT = round(len(WATCH.Variant) / default(WATCH.start_watching, "level"))
-NUMBERS = {60: "an hour", 15: "a quarter of an hour", 10: "ten", 6: "six", 5: "five", 3: "three", 2: "two"}
+NUMBERS = {60: "an hour", 15: "a quarter of an hour", 10: "ten", 7: "seven", 6: "six", 5: "five", 3: "three", 2: "two"}
 WEIGHTS = UncertaintyPropagator().weights
 PERMIT = Permit(tool="pay", principal="ann", expires_s=time.time())
 LEAST = {

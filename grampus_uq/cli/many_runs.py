@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import click
 
+from grampus_uq.errors import DataError
 from grampus_uq.recording.artifacts import ANY, InputFile, ProfileArtifact
 from grampus_uq.recording.parallel import cores
 from grampus_uq.recording.parts import total_bytes
@@ -38,10 +41,14 @@ def n_files_of_fits(paths: Sequence[str], artifacts: Sequence[ProfileArtifact]) 
     fitted_on = {file.sha256 for artifact in artifacts for file in artifact.provenance.inputs}
     served = {name for artifact in artifacts for name in artifact.provenance.listed("runs")}
 
-    return sum(
-        any(file.sha256 in fitted_on for file in InputFile.of_each([path])) or not served.isdisjoint(run_digests(path))
-        for path in recording_files(list(paths))
-    )
+    def is_known(path: Path) -> bool:
+        if any(file.sha256 in fitted_on for file in InputFile.of_each([path])):
+            return True
+        with suppress(DataError):  # of a file that is not there the reader of its runs said so
+            return not served.isdisjoint(run_digests(path))
+        return False
+
+    return sum(map(is_known, recording_files(list(paths)))) if artifacts else 0
 
 
 def of_fits(n_files: int) -> str:
