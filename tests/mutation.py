@@ -6,9 +6,10 @@
 accepted, with the reason. A change is named by its function and its lines, not by a number, so that the list outlives
 edits elsewhere. Wrong is: a survivor that is not listed, and a listed one that is killed or no longer exists.
 
-mutmut makes and runs the mutants, in a copy of the project. It changes functions and methods without decorators (but
-static and class methods), not constants of a module. Left out are changes of prose alone (text in which there is a
-space, unless it is compared or searched for, and what an exception says), and dropped arguments: each is tried as None.
+mutmut makes the mutants, in a copy of the project, and `forked_mutants.py` tries them. mutmut changes functions and
+methods without decorators (but static and class methods), not constants of a module. Left out are changes of prose
+alone (text in which there is a space, unless it is compared or searched for, and what an exception says), and dropped
+arguments: each is tried as None.
 
 `--sample` takes the first changes, of all files together, by a digest of change and file: the same ones for the same
 code, and an edit draws others of the edited file alone.
@@ -22,7 +23,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -35,21 +35,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SEARCHES = {"split", "removeprefix", "removesuffix", "startswith", "endswith", "partition", "replace", "get"}
-SPINNER = re.compile(r"[\u2800-\u28ff] ")
-# pytest's own tracebacks parse the file with all of its mutants, which takes longer than all the rest. A search of
-# every order would take minutes for each mutant.
-CONFIGURATION = """
+
+MUTMUT = """
 [tool.mutmut]
 source_paths = ["grampus_uq"]
-only_mutate = {files}
-pytest_add_cli_args = ["-n", "0", "-p", "no:cacheprovider", "--tb", "native", "--ignore-glob", "*/test_every_order.py"]
-pytest_add_cli_args_test_selection = {tests}
-timeout_constant = 10.0
-timeout_multiplier = 3.0
-track_dependencies = false
-use_git_change_detection = false
 """
-
 ADVICE = """
 What to do, line by line:
 survived: add a test that fails under this change, a sentence about behaviour, to the tests that `tests/mutants.toml`
@@ -125,19 +115,26 @@ def rank(change: str) -> bytes:
     return hashlib.sha256(change.encode() + (ROOT / change.partition(": ")[0]).read_bytes()).digest()
 
 
-def run(tried: dict[str, list[str]]) -> dict[str, set[str]]:
+def run(tried: dict[str, list[str]], files: list[str], tests: list[str], late_s: int = 10) -> dict[str, set[str]]:
     """Try these changes in the copy that is the working directory: the statuses of each."""
-    mutmut, given = [sys.executable, "-m", "mutmut"], {"capture_output": True, "text": True, "check": False}
-    environment = {**os.environ, "HYPOTHESIS_PROFILE": "mutation"}
-    chosen = [name for names in tried.values() for name in names]
-    ran = subprocess.run([*mutmut, "run", "--max-children", "1", *chosen], env=environment, **given)
-    listed = subprocess.run([*mutmut, "results", "--all", "true"], **given)
-    status = dict(line.strip().rpartition(": ")[::2] for line in listed.stdout.splitlines())
-    found = {change: {status.get(name, "not checked") for name in names} for change, names in tried.items()}
-    if ran.returncode or any("not checked" in statuses for statuses in found.values()):
-        said = "\n".join(line for line in ran.stdout.splitlines() if not SPINNER.match(line))  # splits at \r too
-        sys.exit(f"mutmut failed:\n{said[-8000:]}\n{ran.stderr[-4000:]}")
-    return found
+    from mutmut.mutation.file_mutation import mutate_file_contents
+
+    for file in files:
+        Path(file).write_text(mutate_file_contents(file, Path(file).read_text("utf-8")).code, "utf-8")
+    asked = {"tests": tests, "names": [name for names in tried.values() for name in names], "late_s": late_s}
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": "mutation", "PYTHONPATH": os.getcwd(), "MUTANT_UNDER_TEST": ""}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.forked_mutants"],
+        input=json.dumps(asked),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    status = json.loads(ran.stdout or "{}")
+    if ran.returncode or len(status) < len(asked["names"]):
+        sys.exit(f"the changes could not be tried:\n{ran.stderr[-8000:]}")
+    return {change: {status[name] for name in names} for change, names in tried.items()}
 
 
 def problems_of(found: dict[str, set[str]], accepted: set[str]) -> Iterator[str]:
@@ -151,12 +148,11 @@ def problems_of(found: dict[str, set[str]], accepted: set[str]) -> Iterator[str]
     yield from (f"accepted, but killed: {change}" for change in sorted(accepted & killed))
 
 
-def copy_of(folder: Path, group: dict[str, list[str]]) -> Path:
-    """A copy of the project in which mutmut mutates a group's files."""
+def copy_of(folder: Path) -> Path:
+    """A copy of the project in which a group's files are changed."""
     for part in ("grampus_uq", "tests"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    settings = CONFIGURATION.format(files=json.dumps(group["files"]), tests=json.dumps(group["tests"]))
-    (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text("utf-8") + settings, "utf-8")
+    (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text("utf-8") + MUTMUT, "utf-8")
     return folder
 
 
@@ -164,7 +160,7 @@ def problems(
     groups: dict[str, dict[str, list[str]]], accepted: set[str], folder: Path, sample: int | None, matching: list[str]
 ) -> list[str]:
     """What is wrong with the groups' changes, or with those that match, or with so many drawn by a digest."""
-    copies = {name: copy_of(folder / name, group) for name, group in groups.items()}
+    copies = {name: copy_of(folder / name) for name in groups}
     os.chdir(next(iter(copies.values())))
     changes = {
         name: {change: names for file in group["files"] for change, names in changes_of(file).items()}
@@ -178,7 +174,8 @@ def problems(
         os.chdir(copy)
         tried = {change: names for change, names in changes[name].items() if change in chosen}
         print(f"{name}: {len(changes[name])} changes", flush=True)
-        wrong += problems_of(run(tried) if tried else {}, accepted)
+        found = run(tried, groups[name]["files"], groups[name]["tests"]) if tried else {}
+        wrong += problems_of(found, accepted)
     files = {file for group in groups.values() for file in group["files"]}
     listed = {change for change in accepted if change.partition(": ")[0] in files}
     return [*wrong, *(f"accepted, but exists no more: {change}" for change in sorted(listed.difference(existing)))]

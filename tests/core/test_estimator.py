@@ -122,8 +122,9 @@ class Own(UncertaintyEstimator):
         return super().fuse_readings(values)
 
 
+@example(UncertaintyEstimator(p_true_weight=0.0), UncertaintyPropagator(), {"verbalized": 0.9, "p_true": 0.5}, None)
 @given(
-    st.sampled_from([UncertaintyEstimator(), Own()]),
+    st.sampled_from([UncertaintyEstimator(), UncertaintyEstimator(p_true_weight=0.0), Own()]),
     st.sampled_from([UncertaintyPropagator(), SaupPropagator()]),
     st.dictionaries(names, unit)
     | st.fixed_dictionaries({"verbalized": unit}, optional={"p_true": unit, "other": unit}),
@@ -135,7 +136,7 @@ def test_without_the_models_word_a_step_is_fused_as_if_nothing_were_stated_unles
     def fusion_of(known):
         return estimator.pessimistic(estimator.fuse_readings(known) if known else None, semantic)
 
-    fast, stated = UncertaintyEstimator().fuse_readings(values), 0.75 * values.get("verbalized", 1.0)
+    fast, stated = estimator.fuse_readings(values) if values else None, 0.75 * values.get("verbalized", 1.0)
     usual = type(estimator) is UncertaintyEstimator and type(propagator) is UncertaintyPropagator
     lowers = usual and "verbalized" in values and fast is not None and stated < fast
     others = {source: value for source, value in values.items() if source != "verbalized"}
