@@ -612,6 +612,7 @@ def test_where_four_eyes_are_asked_for_one_pair_runs_nothing(
     ann.get_by_text("Waiting for another approval.").wait_for()
     ann.goto(f"{house.origin}/requests/{request}")
     ann.get_by_text("1 of 2 approvals").wait_for()
+    read(ann)
     choose(ann, "Approve")
     choose(ann, "Sign: approve")
     ann.get_by_text("You decided this already. Somebody else has to agree.").wait_for()
