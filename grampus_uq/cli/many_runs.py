@@ -45,7 +45,7 @@ def n_files_of_fits(paths: Sequence[str], artifacts: Sequence[ProfileArtifact]) 
         if any(file.sha256 in fitted_on for file in InputFile.of_each([path])):
             return True
         with suppress(DataError):  # of a file that is not there the reader of its runs said so
-            return not served.isdisjoint(run_digests(path))
+            return bool(served) and not served.isdisjoint(run_digests(path))
         return False
 
     return sum(map(is_known, recording_files(list(paths)))) if artifacts else 0
