@@ -23,7 +23,7 @@ from pydantic import ConfigDict
 
 from grampus_uq.records.building import builder, drafter
 from grampus_uq.records.call_parts import NEW_WORD, UNREAD_CALL, WHOLE_CALL, CallDoubt, Unit, doubt_of
-from grampus_uq.records.tool_names import same_tool_keys
+from grampus_uq.records.tool_names import whole_name_keys
 from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json, sha256_of
 from grampus_uq.records.vocabulary import NOT_DUE, UncertaintySource
 
@@ -122,7 +122,7 @@ def _name_key(name: str) -> str:
 
 @functools.lru_cache(maxsize=1_000)
 def _known_name_key(name: str) -> str:
-    seen = same_tool_keys(name)[1]
+    seen = whole_name_keys(name)[1]
     return text_key(seen if len(seen) > 1 else name)
 
 

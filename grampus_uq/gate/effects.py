@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records.tool_names import glob_keys, reordered, same_tool_keys
+from grampus_uq.records.tool_names import glob_keys, reordered, same_tool_keys, whole_name_keys
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect, parse_effect
 
@@ -52,7 +52,7 @@ class ToolEffects:
     ) -> None:
         self._by_name = _read(by_name)
         self._patterns = _read(patterns)
-        self._grave = frozenset(key for name in _irreversible(self._by_name) for key in same_tool_keys(name)[:2])
+        self._grave = frozenset(key for name in _irreversible(self._by_name) for key in whole_name_keys(name))
         self._grave_globs = [key for glob in _irreversible(self._patterns) for key in glob_keys(glob)]
         self._predicates = _by_spelling(predicates)
         self._mcp = _by_spelling(mcp)
@@ -152,7 +152,7 @@ def _irreversible(effects: Mapping[str, Effect]) -> list[str]:
 def _by_spelling(values: Mapping[str, T] | None) -> dict[str, list[T]]:
     found: dict[str, list[T]] = {}
     for name, value in (values or {}).items():
-        for key in same_tool_keys(_named(name))[:2]:
+        for key in whole_name_keys(_named(name)):
             found.setdefault(key, []).append(value)
     return found
 

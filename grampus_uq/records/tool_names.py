@@ -219,10 +219,20 @@ def refusal_of(pattern: object) -> tuple[str, str] | None:
     return None
 
 
+def whole_name_keys(name: str) -> tuple[str, str]:
+    """The keys that a name shares with every other spelling of all of it: as read, and as mistaken.
+
+    >>> whole_name_keys("bank.payNow")
+    ('bankpaynow', '~bankpaynow')
+    """
+    return normal_form(name), f"~{_looks(name)}"
+
+
 def same_tool_keys(name: str) -> tuple[str, ...]:
-    """The keys that a name shares with every other spelling of the same tool: as read, and as mistaken.
+    """The keys that a name shares with every other spelling of the same tool.
 
     The first two are of the whole name, the others of its endings that start a word: a namespace or prefix is before.
+    These cost as much as the name's square: for a name alone `whole_name_keys` do.
 
     >>> same_tool_keys("bank.payNow")
     ('bankpaynow', '~bankpaynow', 'paynow', '~paynow', 'now', '~now')
@@ -235,7 +245,7 @@ def _same_tool_keys(name: str) -> tuple[str, ...]:
     words = _WORDS.split("".join(_written(c) for c in unicodedata.normalize("NFKC", name)))
     first = max(1, len(words) - _MAX_ENDINGS)
     tails = [name, *("_".join(words[start:]) for start in range(first, len(words)))]
-    return tuple(key for tail in tails for key in (normal_form(tail), f"~{_looks(tail)}"))
+    return tuple(key for tail in tails for key in whole_name_keys(tail))
 
 
 def _written(c: str) -> str:

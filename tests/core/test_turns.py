@@ -35,7 +35,7 @@ from grampus_uq.core.turn_evidence import (
 from grampus_uq.recording.replay import replay_file
 from grampus_uq.recording.writer import RecordingProcessor
 from grampus_uq.records.call_parts import WHOLE_CALL, CallDoubt, CallPart
-from grampus_uq.records.tool_names import same_tool_keys
+from grampus_uq.records.tool_names import whole_name_keys
 from grampus_uq.records.values import canonical_json
 from tests.sampling import examples
 
@@ -423,8 +423,8 @@ def test_an_id_stands_as_it_is_while_short_and_plain_and_else_as_a_digest():
     for long_or_odd in ("x" * 65, "é", "\ud83d"):
         assert text_key(long_or_odd) == digest(long_or_odd)
     for name in ("look", "Look", "L"):
-        assert keys_of(pay("x", name)) == (f"x {same_tool_keys(name)[1]}",)
-    assert keys_of(pay("x", "日")) == (f"x {digest(same_tool_keys('日')[1])}",)
+        assert keys_of(pay("x", name)) == (f"x {whole_name_keys(name)[1]}",)
+    assert keys_of(pay("x", "日")) == (f"x {digest(whole_name_keys('日')[1])}",)
     assert keys_of(pay("x", "-"), pay("x", "_")) == ("x -", "x _")  # no letter is left: no other spelling
 
 
@@ -646,7 +646,7 @@ def test_arguments_that_are_no_json_are_never_vouched_for():
 def test_a_digest_of_a_call_is_one_of_its_name_and_its_arguments_in_canonical_json():
     call = ToolCall(id="a", name="Pay", arguments={"b": "\ud83d", "a": 1})
     step = Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(call,) * (MAX_CALLS + 1))
-    key = same_tool_keys("pay")[1]
+    key = whole_name_keys("pay")[1]
     written = f"{key}({canonical_json(call.arguments)})".encode("utf-8", "surrogatepass")
     mark = f"@{hashlib.sha256(b'a').hexdigest()[:8]}"
     assert listed(step) == (hashlib.sha256(written).hexdigest()[:24] + mark,) * MAX_CALLS

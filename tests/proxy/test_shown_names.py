@@ -13,7 +13,8 @@ from grampus_uq import ToolEffects
 from grampus_uq.integrations.mcp.json_rpc import UnclearError, read_message
 from grampus_uq.integrations.mcp.listed_tools import ListedTools
 from grampus_uq.integrations.mcp.shown_names import MAX_TOOLS, SharedNames, with_prefix, without_prefix
-from grampus_uq.records.tool_names import same_tool_keys
+from grampus_uq.records import tool_names
+from grampus_uq.records.tool_names import normal_form, whole_name_keys
 
 
 def names(**listed: list[str]) -> SharedNames:
@@ -40,9 +41,20 @@ def test_whoever_listed_a_name_that_reads_alike_is_found(lists: list[tuple[str, 
     shared = SharedNames()
     for server, those in lists:
         shared.add(server, those)
-    keys = set(same_tool_keys(tool)[:2])
-    alike = {server for server, those in lists for name in those if keys & set(same_tool_keys(name)[:2])}
+    keys = set(whole_name_keys(tool))
+    alike = {server for server, those in lists for name in those if keys & set(whole_name_keys(name))}
     assert set(shared.servers(tool)) == alike
+
+
+def test_what_a_list_of_long_names_costs_grows_with_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [f"{'a.' * 120}{number}" for number in range(300)]
+    read = []
+    monkeypatch.setattr(tool_names, "normal_form", lambda name: read.append(len(name)) or normal_form(name))
+    shared = SharedNames()
+    tools = ListedTools(ToolEffects(), told=lambda those: shared.add("many", those))
+    tools.take({"tools": [{"name": name, "annotations": {"readOnlyHint": True}} for name in listed]})
+    tools.effects()
+    assert 0 < sum(read) <= 2 * sum(map(len, listed))  # once for its server, once for its annotations
 
 
 def test_a_list_beyond_ten_thousand_names_is_refused_so_that_no_name_is_unfound() -> None:

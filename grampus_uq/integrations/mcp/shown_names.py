@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from grampus_uq.integrations.mcp.json_rpc import Message
-from grampus_uq.records.tool_names import same_tool_keys
+from grampus_uq.records.tool_names import whole_name_keys
 
 MAX_TOOLS: Final = 10_000
 
@@ -26,12 +26,12 @@ class SharedNames:
             raise ValueError(f"its server listed more than {MAX_TOOLS} names of tools since the proxy started")
         known |= new
         for name in new:
-            for key in same_tool_keys(name)[:2]:
+            for key in whole_name_keys(name):
                 self._owners.setdefault(key, set()).add(server)
 
     def servers(self, tool: str) -> tuple[str, ...]:
         """The servers that list a tool, under this name or one that is mistaken for it."""
-        return tuple(sorted({server for key in same_tool_keys(tool)[:2] for server in self._owners.get(key, ())}))
+        return tuple(sorted({server for key in whole_name_keys(tool) for server in self._owners.get(key, ())}))
 
 
 def with_prefix(prefix: str, result: Any) -> Any:
