@@ -47,6 +47,8 @@ def command(
     if bool(server) == (address is not None) or (unguarded and address is not None):
         raise click.UsageError("Give the COMMAND of one server, or --http.")
     if unguarded:
+        if path is not None or any(one is not None for one in given.values()):
+            raise click.UsageError("--unguarded only forwards messages: give no other option with it.")
         raise SystemExit(anyio.run(lambda: serve_stdio(server, lambda client, to: Relay(client, to, say))))
     settings = read_settings(path, **given)
     store = settings.store or os.environ.get("GRAMPUS_UQ_STORE")

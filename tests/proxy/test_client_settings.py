@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -52,6 +53,12 @@ def test_an_option_that_is_left_out_leaves_the_settings_of_the_file_whatever_the
     given = {name: value for name, value in params.items() if name in ProxySettings.model_fields and name != "servers"}
     assert set(given) == {"store", "agent", "session", "recordings", "trusted", "advisory"}
     assert read_settings(str(path), **given) == read_settings(str(path))
+
+
+@pytest.mark.parametrize("given", [["--store", "sqlite:///guard.db"], ["--advisory"], ["--config", "proxy.toml"]])
+def test_an_option_that_unguarded_would_ignore_is_refused(given: list[str]) -> None:
+    told = CliRunner().invoke(command, ["--unguarded", *given, "--", *SERVER])
+    assert (told.exit_code, "give no other option with it" in told.output) == (2, True)
 
 
 @pytest.mark.parametrize(
