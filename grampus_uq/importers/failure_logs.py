@@ -66,8 +66,8 @@ def _log(element: Element) -> FailureLog:
     given = value.get("question_ID", value.get("question_id"))
     if given is not None and (isinstance(given, bool) or not isinstance(given, str | int)):
         raise element.error("question_ID", f"must be a name or a number. Got {type(given).__name__}.")
-    if value.get("is_correct") is True:
-        raise element.error("is_correct", "is true: this run did not fail.")
+    if value.get("is_correct") not in (None, False):
+        raise element.error("is_correct", f"is {value['is_correct']!r:.50}: not known as a run that failed.")
     run_id = str(element.index) if given is None else str(given)
     history = value.get("history")
     if not isinstance(history, list) or not history:

@@ -48,8 +48,9 @@ def read_langsmith(
     """Yield the traces of an export (JSON lines or an array, plain or gzip) that asked a model; `run_id` is the trace.
 
     The file is read twice, and holds the traces that are unfinished where it is (`grouped`). `outcome` names the
-    feedback whose average says how a trace ended: 1 is success, 0 failure, anything between is not known. Without it no
-    outcome is known. A trace whose root has an `error` stopped for `tool_error`.
+    feedback whose average says how a trace ended: 1 is success, 0 failure, anything between is not known. The root's
+    counts, or what all others agree on. Without it no outcome is known. A trace whose root has an `error` stopped for
+    `tool_error`.
 
     Raises DataError with path, line and field for a file that is not JSON. A run with a wrong field is given to
     `on_refused` and left out, as is a trace without a run of type `llm`; without `on_refused` both raise.
@@ -188,10 +189,14 @@ def _model(value: dict[str, Any]) -> str:
 
 
 def _success(spans: list[_Span], outcome: str | None) -> bool | None:
-    for span in sorted(spans, key=lambda span: not span.root):  # the root's feedback is the trace's
+    """What the root's feedback says of the trace; without one, what that of all others agrees on."""
+    said = list[bool | None]()
+    for span in sorted(spans, key=lambda span: not span.root):
         stats = object_or_none(span.element.value.get("feedback_stats"), "feedback_stats", span.element.error) or {}
         found = stats.get(outcome) if outcome is not None else None
         if isinstance(found, dict):
             average = number_or_none(found.get("avg"), f"feedback_stats.{outcome}.avg", span.element.error)
-            return {0.0: False, 1.0: True}.get(average) if average is not None else None
-    return None
+            said.append({0.0: False, 1.0: True}.get(average) if average is not None else None)
+            if span.root:
+                break
+    return said[0] if len({*said}) == 1 else None

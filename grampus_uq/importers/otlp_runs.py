@@ -35,7 +35,8 @@ def read_otlp(
     `run_id` is the session or conversation that all of a trace's spans name, else (or when it came before) the trace.
     The file is read twice, and holds the traces that are unfinished where it is (`grouped`). `outcome` names the
     evaluation (an event `gen_ai.evaluation.result`) whose label (pass or fail) or score (1 or 0) says how a trace
-    ended; the last one counts. Without it no outcome is known. A trace whose root failed stopped for `tool_error`.
+    ended; the last one counts, also one that says neither. Without it no outcome is known. A trace whose root failed
+    stopped for `tool_error`.
 
     Raises DataError as `read_otlp_spans`, with path, line and attribute; traces without a step are passed over.
     """
@@ -132,6 +133,6 @@ def _success(spans: list[OtlpSpan], outcome: str | None) -> bool | None:
             score = attributes.get("gen_ai.evaluation.score.value")
             if isinstance(label, str) and label.lower() in _LABELS:
                 known = _LABELS[label.lower()]
-            elif not isinstance(score, bool) and score in (0, 1):
-                known = bool(score)
+            else:
+                known = bool(score) if not isinstance(score, bool) and score in (0, 1) else None
     return known

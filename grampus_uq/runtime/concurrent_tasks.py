@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
 from grampus_uq.errors import SessionError
 from grampus_uq.runtime.store import Result
+from grampus_uq.signals.driver import cancelled_from_outside
+
+
+async def awaited(work: Callable[[], Awaitable[Result]]) -> Result:
+    """Await the work; a cancellation that only it raised is an error: a task group would take the work for done."""
+    try:
+        return await work()
+    except asyncio.CancelledError as error:
+        if cancelled_from_outside():
+            raise
+        raise RuntimeError("nobody cancelled it, but it raised CancelledError") from error
 
 
 async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish: bool = False) -> None:
@@ -16,7 +28,7 @@ async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish
 
     async def guarded(work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
         try:
-            await work()
+            await awaited(work)
         except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
             failures.append(error)
             if not finish:
@@ -44,7 +56,7 @@ async def run_with_watch(work: Callable[[], Awaitable[Result]], watch: Callable[
     async with anyio.create_task_group() as group:
         group.start_soon(keep_watch, group.cancel_scope)
         try:
-            outcome.append(await work())
+            outcome.append(await awaited(work))
         except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
             ended.append(error)
         group.cancel_scope.cancel()

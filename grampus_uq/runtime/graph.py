@@ -54,11 +54,20 @@ class GraphCheckpoint(BaseModel):
         return list(dict.fromkeys(self.waiting))
 
     async def save(self) -> None:
+        """Compare and set, again over a write of this very execution whose answer was lost."""
         async with self._lock:
-            began = time.monotonic()
-            self._version = await self._store.put(
-                "graph", self._key, self.model_dump_json(), expected=self._version, label=self.state.status.value
-            )
+            began, body, label = time.monotonic(), self.model_dump_json(), self.state.status.value
+            while True:
+                try:
+                    self._version = await self._store.put("graph", self._key, body, expected=self._version, label=label)
+                    break
+                except SessionConflictError:
+                    found = await self._store.get("graph", self._key)
+                    if found is None or found.version == self._version:
+                        raise
+                    if parsed(GraphCheckpoint, found.body, "A checkpoint").holder != self.holder:
+                        raise
+                    self._version = found.version
             self._saved_at = began
 
 
@@ -309,11 +318,11 @@ class Graph:
             elif checkpoint.state.status is AgentStatus.RUNNING:
                 checkpoint.state.status = AgentStatus.COMPLETED
         except (Exception, anyio.get_cancelled_exc_class()):
-            checkpoint.holder = None
+            checkpoint.lease_s = 0.0
             with anyio.move_on_after(2.0, shield=True), contextlib.suppress(StoreError, SessionConflictError):
                 await checkpoint.save()  # else the lease runs out by itself, or another execution has the checkpoint
             raise
-        checkpoint.holder = None
+        checkpoint.lease_s = 0.0
         await checkpoint.save()
         return checkpoint.state.model_copy(deep=True)
 
@@ -337,6 +346,8 @@ class Graph:
             while half_gone(checkpoint._saved_at, self._lease_s):
                 await checkpoint.save()  # the node beside it may have held this process up
             result = await self._nodes[name].handler(before.model_copy(deep=True))
+            if not isinstance(result, AgentState):  # no store could give it back
+                raise ConfigurationError.of("handler", f"Graph node {name!r}", "one that returns an AgentState", result)
             checkpoint.done[name] = result
             if len(names) > 1:
                 await checkpoint.save()
@@ -392,9 +403,11 @@ class Graph:
         """Run those of these nodes whose missing branches have ended or turned elsewhere."""
         for target in targets:
             arrived = {*checkpoint.arrived[target]}
-            if not arrived or target in checkpoint.ready:
+            if not arrived or target in checkpoint.done:
                 continue
-            if not self._live_sources(target, checkpoint, running) - arrived:
+            if target in checkpoint.ready:  # it has not begun: who leads to it now is among those that it follows
+                checkpoint.arrived[target] = []
+            elif not self._live_sources(target, checkpoint, running) - arrived:
                 checkpoint.ready.append(target)
                 checkpoint.arrived[target] = []
 

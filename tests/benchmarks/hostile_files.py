@@ -34,6 +34,7 @@ KINDS: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "empty spans, protobuf": ("otlp", lambda n: b"\x0a\x06\x12\x04\x12\x02\x0a\x00" * (n // 8)),
     "empty spans, JSON": ("otlp", lambda n: b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * (n // 3)),
     "empty requests": ("otlp", lambda n: b'{"resourceSpans":[]}\n' * (n // 21)),
+    "quotes, format unknown": ("auto", lambda n: b'{"history": "' + b'\\"' * (n // 2)),
     "quotes": ("failure-log", lambda n: b'{"history": "' + b'\\"' * (n // 2)),
 }
 

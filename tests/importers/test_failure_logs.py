@@ -106,7 +106,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"mistake_step": 1.0}, "mistake_step", "1.0"),
     ({"mistake_agent": 5}, "mistake_agent", "int"),
     ({"question_ID": []}, "question_ID", "list"),
-    ({"is_correct": True}, "is_correct", "did not fail"),
+    ({"is_correct": True}, "is_correct", "is True"),
+    ({"is_correct": "true"}, "is_correct", "is 'true'"),
+    ({"is_correct": 1}, "is_correct", "is 1"),
 ]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers import (
@@ -109,6 +112,50 @@ def test_langsmith_gives_a_trace_its_steps_in_time_order_and_nothing_twice(tmp_p
     ]
     (labelled,) = read_langsmith(path, outcome="correctness")
     assert labelled.outcome.success is True
+
+
+AVERAGES = st.sampled_from([None, 0.0, 0.5, 1.0])
+
+
+@given(root=AVERAGES, others=st.lists(AVERAGES, min_size=1, max_size=4))
+@example(root=None, others=[1.0, 0.0])
+def test_a_langsmith_trace_has_the_outcome_of_its_root_or_one_that_no_other_contradicts(
+    root: float | None, others: list[float | None]
+) -> None:
+    averages = [root, *others]
+    lines = [
+        {"id": str(i), "trace_id": "t", "run_type": "llm", "outputs": {"output": "4"}, "dotted_order": f"{9 - i}"}
+        | ({"parent_run_id": "0"} if i else {})
+        | ({} if average is None else {"feedback_stats": {"right": {"n": 1, "avg": average}}})
+        for i, average in enumerate(averages)
+    ]
+    said = {average for average in ([root] if root is not None else others) if average is not None}
+    with tempfile.TemporaryDirectory() as folder:
+        (run,) = read_langsmith(written(Path(folder), samples.json_lines(lines)), outcome="right")
+    assert run.outcome.success is ({1.0: True, 0.0: False}.get(said.pop()) if len(said) == 1 else None)
+
+
+EVALUATIONS: dict[str | float, bool | None] = {"pass": True, "Failed": False, "partial": None, 1.0: True, 0.0: False}
+
+
+@given(said=st.lists(st.sampled_from([*EVALUATIONS, 0.5]), min_size=1, max_size=4))
+def test_the_last_evaluation_of_a_trace_counts_also_where_it_says_neither(said: list[str | float]) -> None:
+    span = samples.span(1, "chat", None, 0.0, gen_ai__operation__name="chat")
+    span["events"] = [
+        {
+            "name": "gen_ai.evaluation.result",
+            "attributes": samples._attributes(
+                {
+                    "gen_ai.evaluation.name": "right",
+                    f"gen_ai.evaluation.score.{'label' if isinstance(one, str) else 'value'}": one,
+                }
+            ),
+        }
+        for one in said
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        (run,) = read_otlp(written(Path(folder), json.dumps(samples.request([span])).encode()), outcome="right")
+    assert run.outcome.success is EVALUATIONS.get(said[-1])
 
 
 def test_langsmith_takes_the_forms_of_a_wrapped_client_and_of_a_traced_function(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_every_field_of_every_format_may_hold_anything(
 DEEP = 200_000
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [*FORMATS, "auto"])
 @pytest.mark.parametrize(
     "content",
     [
@@ -246,6 +246,7 @@ DEEP = 200_000
         b'{"n": ' + b"9" * 100_000 + b"}\n",
         b'{"a": "' + b"\\u12" * 50_000,
         b'"' * DEEP,
+        b'{"a": "' + b'\\"' * DEEP,
         b"{" * DEEP,
         b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
         b"\x0a" + b"\xff" * 1000,

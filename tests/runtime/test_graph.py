@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 from collections import Counter
@@ -197,6 +198,36 @@ def test_in_any_acyclic_graph_every_reachable_node_runs_exactly_once_after_its_p
             assert visited.index(str(source)) < visited.index(str(target))
 
 
+LEVELS = ("0", "123", "456", "789")
+
+
+@given(
+    edges=st.sets(st.sampled_from([a + b for one, two in itertools.pairwise(LEVELS) for a in one for b in two])),
+    order=st.randoms(use_true_random=False),
+)
+@example(edges={"01", "02", "14", "24"}, order=random.Random(0))
+@settings(max_examples=examples(100), deadline=None)
+def test_a_node_that_several_lead_to_at_once_runs_once_whether_by_plain_edges_or_by_routes(
+    edges: set[str], order: random.Random
+) -> None:
+    visited: list[str] = []
+    graph, shuffled = Graph(graph_id="g"), order.sample(sorted(edges), len(edges))
+    for name in "".join(LEVELS):
+        graph.add_node(name, say(name, visited), entry=name == "0")
+    sources = Counter(source for source, _ in edges)
+    for source, target in shuffled:
+        if sources[source] == 1 and order.random() < 0.7:
+            graph.add_conditional_edge(source, lambda state: "on", {"on": target, "back": "0"})
+        else:
+            graph.add_edge(source, target)
+    state = anyio.run(graph.execute, fresh())
+    reachable = {"0"}
+    for source, target in sorted(edges):
+        reachable |= {target} if source in reachable else set()
+    assert sorted(visited) == sorted(reachable)
+    assert sorted(str(message.content) for message in state.messages) == sorted(reachable)
+
+
 @given(failures=st.lists(st.sampled_from(["raises", "is cancelled", "is unknown"]) | st.none(), max_size=6))
 @settings(max_examples=examples(60), deadline=None)
 def test_a_route_that_fails_loses_no_node_and_repeats_none(failures: list[str | None]) -> None:
@@ -348,6 +379,53 @@ async def test_wherever_it_dies_a_graph_loses_no_message_and_repeats_no_finished
     said = [message.content for message in state.messages]
     assert sorted(map(str, said)) == sorted(["start", "before", "May I?", "beside", "yes", "after", "end"])
     assert all(visited.count(name) <= 2 for name in visited)  # one that was running when it died, at most
+
+
+@pytest.mark.parametrize("lost", range(1, 13))
+async def test_whichever_answer_of_the_store_is_lost_no_finished_node_runs_again(lost: int) -> None:
+    class Forgets(MemoryStore):
+        left = lost
+
+        async def write(self, *changes: Change) -> float:
+            written = await super().write(*changes)
+            self.left -= 1
+            if self.left == 0:
+                raise StoreError("made, but its answer was lost")
+            return written
+
+    store, visited = Forgets(), list[str]()
+
+    def build() -> Graph:
+        graph = Graph(graph_id="g", store=store, lease_s=0.3)
+        for name in "abc":  # each is renewed for once, at least
+            graph.add_node(name, say(name, visited, 0.25))
+        return graph.add_edge("a", "b").add_edge("b", "c")
+
+    with contextlib.suppress(StoreError):
+        await build().execute(fresh())
+    await anyio.sleep(0.4)
+    state = await build().restore_and_execute()
+    assert state.status is AgentStatus.COMPLETED
+    assert visited == ["a", "b", "c"] == [message.content for message in state.messages]
+
+
+@pytest.mark.parametrize("wrong", [None, {"messages": []}, "done"])
+async def test_a_node_that_returns_no_state_is_refused_and_costs_no_checkpoint(wrong: Any) -> None:
+    store, visited = MemoryStore(), list[str]()
+
+    async def returns(state: AgentState) -> Any:
+        return wrong
+
+    def build(handler: NodeHandler) -> Graph:
+        graph = Graph(graph_id="g", store=store).add_node("start", say("start", visited), entry=True)
+        graph.add_node("next", handler).add_node("beside", say("beside", visited))
+        return graph.add_edge("start", "next").add_edge("start", "beside")
+
+    with pytest.raises(ConfigurationError, match=r"'next'. must be one that returns an AgentState"):
+        await build(returns).execute(fresh())
+    state = await build(say("next", visited)).restore_and_execute()
+    assert state.status is AgentStatus.COMPLETED
+    assert visited.count("start") == 1
 
 
 @pytest.mark.parametrize("parallel", [True, False])

@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from grampus_uq import (
+    UNWATCHED,
     AgentDefinition,
     AgentRunner,
     ApprovalDecision,
@@ -44,7 +45,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import ModelResponse, ToolCall, ToolResult
-from grampus_uq.records.vocabulary import AgentStatus, Effect, UncertaintyLevel
+from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, UncertaintyLevel
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
 from grampus_uq.runtime.run_state import AgentState
@@ -244,6 +245,80 @@ async def test_a_task_cancelled_by_asyncio_in_the_middle_of_a_write_still_gives_
         await task
     assert (await stored(store, "mailer", "s")).status is AgentStatus.IDLE
     await store.aclose()
+
+
+async def cancels_itself() -> None:
+    """As a client does whose connection pool was closed: nobody cancelled the task that awaits it."""
+    closed = asyncio.get_running_loop().create_future()
+    closed.cancel()
+    await closed
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("beside", [False, True])
+async def test_a_call_whose_tool_cancelled_itself_is_a_failed_one_and_not_one_that_never_ran(
+    anyio_backend: str, beside: bool
+) -> None:
+    sent: list[str] = []
+
+    @tool(effect="irreversible")
+    async def send(to: str) -> str:
+        sent.append(to)
+        await cancels_itself()
+        return "sent"
+
+    @tool(effect="irreversible")
+    async def ring(to: str) -> str:
+        return f"rang {to}"
+
+    calls = [call("send", "c1", to="bob"), *([call("ring", "c2", to="ann")] if beside else [])]
+    model = scripted([answer("I send.", tool_calls=calls), "Done."], 0.99)
+    one = AgentRunner(model, FunctionTools(send, ring), uncertainty_monitor=UNWATCHED)
+    result = await one.run(AGENT, "x", session_id="s")
+    said = {message.tool_call_id: str(message.content) for message in result.messages if message.tool_call_id}
+    assert sent == ["bob"]
+    assert result.status is AgentStatus.COMPLETED
+    assert said["c1"].startswith("The tool failed: ")
+    assert said.get("c2") == ("rang ann" if beside else None)
+    entries = await AuditLog(one.ledger.store, "mailer", "s").entries()
+    assert [e["data"]["is_error"] for e in entries if e["what"] == "execution_finished"] == [True, *([False] * beside)]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("below", [False, True])
+async def test_a_model_that_cancelled_its_own_call_failed_and_the_run_goes_on_where_it_was(
+    anyio_backend: str, below: bool
+) -> None:
+    world, failures = World(), [1]
+
+    class Leaky(ScriptedModel):
+        async def complete(self, *given: Any, **more: Any) -> ModelResponse:
+            if failures:
+                failures.pop()
+                await cancels_itself()
+            return await super().complete(*given, **more)
+
+    def turns(*said: ModelResponse | str) -> Any:
+        return lambda messages, options: said[sum(m.role is Role.ASSISTANT for m in messages)]
+
+    store, mailing = MemoryStore(), answer("I mail.", tool_calls=[mail("m", "bob")])
+    mailer = AgentRunner(Leaky(turns(mailing, "Mailed.")), world.tools(), uncertainty_monitor=UNWATCHED, store=store)
+    task = answer("You do it.", tool_calls=[call("mailer", "t", task="Mail Bob.")])
+    boss = AgentRunner(
+        ScriptedModel(turns(task, "All done.")),
+        FunctionTools(),
+        uncertainty_monitor=UNWATCHED,
+        store=store,
+        sub_agents=[SubAgent(mailer, AGENT)],
+    )
+    one, agent = (boss, BOSS) if below else (mailer, AGENT)
+    with pytest.raises(RuntimeError, match="nobody cancelled it"):
+        await one.run(agent, "x", session_id="s")
+    assert world.sent == []
+    result = await one.resume(agent.name, "s")
+    assert result.status is AgentStatus.COMPLETED
+    assert len(world.sent) == 1
+    assert not below or "Mailed." in [message.content for message in result.messages]
 
 
 async def test_an_error_while_an_answer_is_applied_gives_the_session_back() -> None:
