@@ -2,9 +2,10 @@
 
 Standard input is a JSON object: what pytest is given (`tests`), mutmut's names of the mutants (`names`), and after how
 many seconds of the processor's time one is late, beside three times what its tests took (`late_s`); what only waits,
-pytest stops. Standard output has the status of each: "killed", "survived", "timeout" or "no tests". A first fork runs
-the code as it is, which must pass, and tells which tests reach which function and what each costs. A mutant is judged
-by those that reach its function, the quickest first.
+pytest stops. Standard output has the status of each: "killed" where a test failed, "survived", "timeout", "no tests",
+or "lost" where the process ended without a failed test. A first fork runs the code as it is, which must pass, and tells
+which tests reach which function and what each costs. A mutant is judged by those that reach its function, the quickest
+first, and those earlier that killed others of the function.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from mutmut.mutation import trampoline
 # every order would take minutes for each mutant.
 ARGUMENTS = ["-n", "0", "-p", "no:cacheprovider", "--tb", "native", "-q", "--ignore-glob", "*/test_every_order.py"]
 TIMES = 3
+WAITED = "from pytest-timeout"
 
 
 def forked(work: Callable[[], str]) -> tuple[str, int]:
@@ -70,11 +72,15 @@ class Judge:
         if failed:
             pytest.exit(f"The code as it is fails: {failed}", returncode=1)
         gc.freeze()
+        orders: dict[str, list[int]] = {}
         for name in self.names:
-            costs = sorted(reached.get(name.partition("__mutmut_")[0], ()))
-            items = [session.items[place] for _, place in costs]
+            function = name.partition("__mutmut_")[0]
+            costs = sorted(reached.get(function, ()))
+            order = orders.setdefault(function, [place for _, place in costs])
             limit = self.late_s + int(TIMES * sum(cost for cost, _ in costs))
-            self.status[name] = self.judged(name, items, limit) if items else "no tests"
+            items = [session.items[place] for place in order]
+            self.status[name], by = self.judged(name, items, limit) if items else ("no tests", 0)
+            order.insert(by // 2, order.pop(by)) if items else None
         return True
 
     def as_it_is(self, items: Sequence[pytest.Item]) -> str:
@@ -90,8 +96,8 @@ class Judge:
                 reached[name].append((time.process_time() - began, place))
         return json.dumps([self.failed, reached])
 
-    def judged(self, name: str, items: Sequence[pytest.Item], limit_s: int) -> str:
-        """The status of one mutant under the tests that reach it."""
+    def judged(self, name: str, items: Sequence[pytest.Item], limit_s: int) -> tuple[str, int]:
+        """The status of one mutant under the tests that reach it, and the place of the one that failed."""
 
         def judge() -> str:
             trampoline.set_mutant_under_test(name)
@@ -100,17 +106,18 @@ class Judge:
             silence = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silence, 1)
             os.dup2(silence, 2)
-            for item, after in pairwise([*items, None]):
+            for place, (item, after) in enumerate(pairwise([*items, None])):
                 run(item, after)
                 if self.failed:
                     with contextlib.suppress(BaseException):
                         item.session._setupstate.teardown_exact(None)
-                    return "killed"
-            return "survived"
+                    return json.dumps(["timeout" if WAITED in self.failed else "killed", place])
+            return json.dumps(["survived", 0])
 
         said, status = forked(judge)
         late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
-        return "timeout" if late else said or "killed"
+        found, place = json.loads(said or '["lost", 0]')
+        return "timeout" if late else found, place
 
 
 def run(item: Any, after: Any) -> None:

@@ -32,9 +32,11 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SEARCHES = {"split", "removeprefix", "removesuffix", "startswith", "endswith", "partition", "replace", "get"}
+LATE_S = 10
 
 MUTMUT = """
 [tool.mutmut]
@@ -45,6 +47,8 @@ What to do, line by line:
 survived: add a test that fails under this change, a sentence about behaviour, to the tests that `tests/mutants.toml`
     names for the file. Where no caller can tell the two apart, copy the line from its quotation mark on into that
     file's [survivors], under the reason why it does no harm.
+timeout: no test failed before the time was up: the same; list it where the change never ends.
+lost: the process of the tests ended, and no test failed: the same.
 no tests: none of those tests runs the function: the same, or name the file that does under its group's `tests`.
 accepted, but ...: take the line out of [survivors].
 Then try again: python -m tests.mutation --only FILE --matching FUNCTION, and without --matching where the file changed.
@@ -115,7 +119,7 @@ def rank(change: str) -> bytes:
     return hashlib.sha256(change.encode() + (ROOT / change.partition(": ")[0]).read_bytes()).digest()
 
 
-def run(tried: dict[str, list[str]], files: list[str], tests: list[str], late_s: int = 10) -> dict[str, set[str]]:
+def run(tried: dict[str, list[str]], files: list[str], tests: list[str], late_s: int) -> dict[str, set[str]]:
     """Try these changes in the copy that is the working directory: the statuses of each."""
     from mutmut.mutation.file_mutation import mutate_file_contents
 
@@ -139,10 +143,10 @@ def run(tried: dict[str, list[str]], files: list[str], tests: list[str], late_s:
 
 def problems_of(found: dict[str, set[str]], accepted: set[str]) -> Iterator[str]:
     """What is wrong with the changes that were tried: new survivors, and accepted ones that are killed."""
-    alive = {change for change, statuses in found.items() if not statuses <= {"killed", "timeout"}}
     killed = {change for change, statuses in found.items() if statuses == {"killed"}}
+    alive = found.keys() - killed
     late = sum("timeout" in statuses for statuses in found.values())
-    print(f"{len(found)} changes tried, {len(alive)} survive, {late} took too long", flush=True)
+    print(f"{len(found)} changes tried, {len(alive)} not killed, {late} of these took too long", flush=True)
     for change in sorted(alive - accepted):
         yield f"{'/'.join(sorted(found[change]))}: {json.dumps(change, ensure_ascii=False)},"
     yield from (f"accepted, but killed: {change}" for change in sorted(accepted & killed))
@@ -157,7 +161,7 @@ def copy_of(folder: Path) -> Path:
 
 
 def problems(
-    groups: dict[str, dict[str, list[str]]], accepted: set[str], folder: Path, sample: int | None, matching: list[str]
+    groups: dict[str, dict[str, Any]], accepted: set[str], folder: Path, sample: int | None, matching: list[str]
 ) -> list[str]:
     """What is wrong with the groups' changes, or with those that match, or with so many drawn by a digest."""
     copies = {name: copy_of(folder / name) for name in groups}
@@ -174,7 +178,8 @@ def problems(
         os.chdir(copy)
         tried = {change: names for change, names in changes[name].items() if change in chosen}
         print(f"{name}: {len(changes[name])} changes", flush=True)
-        found = run(tried, groups[name]["files"], groups[name]["tests"]) if tried else {}
+        group = groups[name]
+        found = run(tried, group["files"], group["tests"], group.get("late_s", LATE_S)) if tried else {}
         wrong += problems_of(found, accepted)
     files = {file for group in groups.values() for file in group["files"]}
     listed = {change for change in accepted if change.partition(": ")[0] in files}

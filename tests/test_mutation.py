@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from tests import mutation
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text("utf-8"))
@@ -25,6 +24,9 @@ def _nothing_survives_unknown(*given: str) -> None:
 
 
 _CODE = """
+import os
+import time
+
 def doubled(number):
     return number * 2
 
@@ -35,43 +37,92 @@ def counted(number):
 
 def unseen(number):
     return number + 1
+
+def waited(number):
+    time.sleep(number and 8)
+
+def ended(number):
+    if number > 3:
+        os._exit(0)
 """
 _TESTS = """
-from grampus_uq.code import counted, doubled
+import pytest
+from grampus_uq.code import counted, doubled, ended, waited
 
 def test_it_doubles():
     assert doubled(0) == 0
 
 def test_it_ends():
     assert counted(3) == 0
+
+@pytest.mark.timeout(1)
+def test_it_does_not_wait_nor_leave():
+    waited(0)
+    ended(3)
 """
+_FOUND = {
+    "doubled: return number * 2 => return number / 2": "survived",
+    "doubled: return number * 2 => return number * 3": "survived",
+    "counted: while number > 0: => while number >= 0:": "killed",
+    "counted: while number > 0: => while number > 1:": "killed",
+    "counted: number -= 1 => number = 1": "timeout",
+    "counted: number -= 1 => number += 1": "timeout",
+    "counted: number -= 1 => number -= 2": "killed",
+    "unseen: return number + 1 => return number - 1": "no tests",
+    "unseen: return number + 1 => return number + 2": "no tests",
+    "waited: time.sleep(number and 8) => time.sleep(None)": "killed",
+    "waited: time.sleep(number and 8) => time.sleep(number or 8)": "timeout",
+    "waited: time.sleep(number and 8) => time.sleep(number and 9)": "survived",
+    "ended: if number > 3: => if number >= 3:": "lost",
+    "ended: if number > 3: => if number > 4:": "survived",
+    "ended: os._exit(0) => os._exit(None)": "survived",
+    "ended: os._exit(0) => os._exit(1)": "survived",
+}
 
 
-@pytest.mark.slow
-def test_a_change_is_killed_survives_is_late_or_is_reached_by_no_test(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of one file, one file of tests, and the two files that try its changes."""
     for folder, name, text in (("grampus_uq", "code.py", _CODE), ("tests", "test_code.py", _TESTS)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "__init__.py").touch()
         (tmp_path / folder / name).write_text(text)
-    shutil.copy(ROOT / "tests" / "forked_mutants.py", tmp_path / "tests")
-    (tmp_path / "pyproject.toml").write_text(mutation.MUTMUT)
-    monkeypatch.chdir(tmp_path)
-    changes = mutation.changes_of("grampus_uq/code.py")
-    found = mutation.run(changes, ["grampus_uq/code.py"], ["tests/test_code.py"], late_s=1)
-    assert {change.partition(": ")[2]: status for change, status in found.items()} == {
-        "doubled: return number * 2 => return number / 2": {"survived"},
-        "doubled: return number * 2 => return number * 3": {"survived"},
-        "counted: while number > 0: => while number >= 0:": {"killed"},
-        "counted: while number > 0: => while number > 1:": {"killed"},
-        "counted: number -= 1 => number = 1": {"timeout"},
-        "counted: number -= 1 => number += 1": {"timeout"},
-        "counted: number -= 1 => number -= 2": {"killed"},
-        "unseen: return number + 1 => return number - 1": {"no tests"},
-        "unseen: return number + 1 => return number + 2": {"no tests"},
-    }
-    (tmp_path / "tests" / "test_code.py").write_text(_TESTS.replace("doubled(0) == 0", "doubled(0) == 1"))
-    with pytest.raises(SystemExit, match=r"The code as it is fails: .*test_it_doubles"):
-        mutation.run(changes, [], ["tests/test_code.py"])
+    for name in ("mutation.py", "forked_mutants.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
+    (tmp_path / "pyproject.toml").touch()
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_change_that_no_failed_test_kills_fails_the_run_unless_it_is_listed(project: Path) -> None:
+    """A test that waits too long has not failed; nor has a process that ended."""
+    found = {f"grampus_uq/code.py: {change}": status for change, status in _FOUND.items()}
+    listed = {change for change, status in found.items() if status != "killed"}
+    group = '[groups.code]\nfiles = ["grampus_uq/code.py"]\ntests = ["tests/test_code.py"]\nlate_s = 1\n[survivors]\n'
+    killed, gone = "grampus_uq/code.py: counted: number -= 1 => number -= 2", "grampus_uq/code.py: gone: 1 => 2"
+
+    def tried(*known: str) -> subprocess.CompletedProcess[str]:
+        (project / "tests" / "mutants.toml").write_text(group + f"reason = {json.dumps(known)}\n")
+        ran = [sys.executable, "-m", "tests.mutation"]
+        environment = {**os.environ, "PYTHONPATH": str(project)}
+        return subprocess.run(ran, cwd=project, env=environment, capture_output=True, text=True, check=False)
+
+    unlisted = tried()
+    said = {f"{found[change]}: {json.dumps(change)}," for change in listed}
+    assert (unlisted.returncode, said - {*unlisted.stdout.splitlines()}) == (1, set()), unlisted
+    assert f"16 changes tried, {len(listed)} not killed, 3 of these took too long" in unlisted.stdout
+    assert tried(*listed).returncode == 0
+    stale = tried(*listed, killed, gone)
+    assert stale.returncode == 1
+    assert stale.stdout.splitlines()[2:4] == [
+        f"accepted, but killed: {killed}",
+        f"accepted, but exists no more: {gone}",
+    ]
+    for right, wrong in (("doubled(0) == 0", "doubled(0) == 1"), ("import pytest", "import absent")):
+        text = _TESTS.replace(right, wrong)
+        (project / "tests" / "test_code.py").write_text(text)
+        broken = tried(*listed)
+        assert (broken.returncode, "the changes could not be tried" in broken.stderr) == (1, True), broken
 
 
 @pytest.mark.slow

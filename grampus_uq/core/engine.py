@@ -16,7 +16,7 @@ from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of
 from grampus_uq.core.estimator import Fusion, UncertaintyEstimator, fuse_step
 from grampus_uq.core.policy import UncertaintyPolicy
-from grampus_uq.core.propagator import Propagator, UncertaintyPropagator, propagated_by
+from grampus_uq.core.propagator import Propagator, propagated_by
 from grampus_uq.core.risk import confidence_of_risk, risk_step
 from grampus_uq.core.state import Profile, SessionState, Unaided, WorstCase, has_alarmed
 from grampus_uq.core.tally import Tally, missing_text, tally_of
@@ -37,7 +37,7 @@ from grampus_uq.core.turn_evidence import (
     were_read,
     with_turn,
 )
-from grampus_uq.core.worst_case import Streams, alarm_at_call, lacks, streams_of, unaided_step, worst_case_step
+from grampus_uq.core.worst_case import alarm_at_call, lacks, streams_of, unaided_step, worst_case_step
 from grampus_uq.records.building import builder, drafter
 from grampus_uq.records.events import TrajectoryReading
 from grampus_uq.records.values import NO_READING, Reading, Step, StepUncertainty, ToolCall, Verdict, utc
@@ -84,35 +84,32 @@ def advance(
     fused, seen.unaided = fusion
     propagated, cumulative, memory = propagated_by(propagator, fused, kind, state.cumulative, state.memory)
     seen.fused, seen.propagated = fused, propagated
-    unaided = state.unaided
-    usual = seen.unaided is None and cumulative <= state.cumulative and type(propagator) is UncertaintyPropagator
-    if unaided is not None or (fused != seen.unaided and not usual):  # the word alone lowered it: it comes to the same
-        unaided = unaided_step(propagator, state, kind, fusion, cumulative)
+    unaided = unaided_step(propagator, state, kind, fusion, cumulative)
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
     high = level in STOPPING_LEVELS
     is_call = kind == "tool_call"
-    tool_name = step.tool_name if is_call else None
+    tool_name = step.tool_name
     alarm, risk_state, risk_due = state.alarm, state.risk, False
     if parts["trajectory_risk"] is not None:
         risk_state, seen.risk, seen.no_risk = risk_step(parts["trajectory_risk"], risk_state, trajectory)
         risk_due = seen.no_risk in _UNREADABLE
-    streams: Streams = {}
-    if calibration is not None or detector is not None:
-        streams = streams_of(seen.values, seen.semantic, fusion, propagated, confidence_of_risk(seen.risk))
-        if calibration is not None:
-            seen.p_success = calibration(streams)
-        if detector is not None and not is_call:
-            streams["p_success"] = seen.p_success
-            if detector.at_calls:
-                seen.scores = tuple([streams.get(name) for name in detector.streams])
-            else:
-                alarm, seen.log_m = alarm_step(detector, alarm, state.session_id, streams)
-            seen.due = seen.due or bool(lacks(detector, streams))
+    fitted = calibration is not None or detector is not None
+    risk = confidence_of_risk(seen.risk)
+    streams = streams_of(seen.values, seen.semantic, fusion, propagated, risk) if fitted else {}
+    if calibration is not None:
+        seen.p_success = calibration(streams)
+    if detector is not None and not is_call:
+        streams["p_success"] = seen.p_success
+        if detector.at_calls:
+            seen.scores = tuple([streams.get(name) for name in detector.streams])
+        else:
+            alarm, seen.log_m = alarm_step(detector, alarm, state.session_id, streams)
+        seen.due = seen.due or bool(lacks(detector, streams))
     worst_case = state.worst_case
     if worst_case is not None or seen.due or risk_due or calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fusion, streams, risk_due=risk_due)
-    measured = seen.unaided is None and not (calibration is None and detector is None) and _measured(profile, seen)
+    measured = seen.unaided is None and fitted and _measured(profile, seen)
     turns, turn = _turns_after(state, step, readings, seen, unaided, worst_case, measured=measured)
     if is_call:
         turns, doubt = doubt_after(state.turns, turns, turn, step, readings)
@@ -124,8 +121,8 @@ def advance(
     draft.has_reading = has_reading
     if not is_call:
         draft.turn_read, draft.p_success = fused is not None, seen.p_success
-    if fused is not None and (state.worst is None or fused < state.worst):
-        draft.worst = fused
+    if fused is not None:
+        draft.worst = fused if state.worst is None else min(state.worst, fused)
     if not high:
         draft.acknowledged = None  # the belief recovered: the next pause is asked for again
     draft.last_step_id = step.step_id
@@ -148,7 +145,7 @@ def advance(
     draft.__class__ = SessionState
     new_state: SessionState = draft
     irreversible = is_call and is_irreversible(policy, tool_name, step.effect)
-    if is_call and len(step.tool_calls) > 1:
+    if is_call and step.tool_calls[1:]:
         names = [call.name for call in step.tool_calls]
         irreversible = irreversible or any(policy.is_irreversible(name) for name in names)
         tool_name = next((name for name in names if policy.asks_always(name)), tool_name)
@@ -351,11 +348,9 @@ def _assess(
         fields["reflection_injected"] = parts["policy"].inject_reflection_on_high
     if parts["detector"] is not None:
         _describe_alarm(fields, parts["detector"], seen.log_m)
-    if verdict.rule != "tier":
-        if verdict.rule in _RULE_SOURCES:
-            sources.append(_RULE_SOURCES[verdict.rule])
-        fields["rule"] = verdict.rule
-        fields["guarantee"] = verdict.guarantee
+    if verdict.rule in _RULE_SOURCES:
+        sources.append(_RULE_SOURCES[verdict.rule])
+    fields["rule"], fields["guarantee"] = verdict.rule, verdict.guarantee
     if parts["trajectory_risk"] is not None:
         missing = _describe_risk(fields, seen, trajectory)
     if missing:

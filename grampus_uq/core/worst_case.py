@@ -28,8 +28,7 @@ _SHOWN = 200
 
 def unaided_of(fusion: Fusion) -> float | None:
     """The value of `UNAIDED`."""
-    fused, unaided = fusion
-    return unaided if fused is None or unaided is None or unaided < fused else fused
+    return None if fusion[1] is None else least_of(*fusion)
 
 
 def streams_of(

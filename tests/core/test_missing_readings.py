@@ -235,9 +235,15 @@ def test_a_call_waits_for_a_reading_of_the_fit_that_nobody_gave_nor_said_was_mis
     assert "(p_true: not read)" in verdict.reason
 
 
-def test_no_worst_case_begins_where_what_failed_has_no_weight():
-    step, found = Step(step_id="1", kind="llm_call", time_s=0.0), {"p_true": 0.9, "recorded": "timeout"}
-    assert advance(Profile(), SessionState(session_id="s"), step, as_readings(found))[0].worst_case is None
+@given(
+    st.sampled_from(sorted(propagators)).flatmap(propagators.get),
+    st.dictionaries(st.sampled_from(FEW[:3]), unit),
+    st.sampled_from(DUE),
+)
+def test_no_worst_case_begins_where_what_failed_has_no_weight(propagator, values, why):
+    step, profile = Step(step_id="1", kind="llm_call", time_s=0.0), Profile(propagator=propagator)
+    found = as_readings({**values, "recorded": why})
+    assert advance(profile, SessionState(session_id="s"), step, found)[0].worst_case is None
 
 
 @st.composite

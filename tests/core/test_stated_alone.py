@@ -402,6 +402,50 @@ def test_a_run_says_that_all_was_stated_exactly_where_nothing_else_was_read_howe
     assert alone is None or min(heard, alone) <= confidence
 
 
+BESIDE = st.lists(
+    st.tuples(st.sampled_from(["llm_call", "tool_call", "plan"]), CHANCE | st.just("timeout"), st.none() | CHANCE),
+    min_size=1,
+    max_size=4,
+)
+WEIGHED = st.builds(UncertaintyPropagator, default_weight=st.sampled_from([0.0, 0.5, 1.0]))
+
+
+def states(profile, run):
+    """The states of a run of which each step has P(True), or lacks it for a reason, and may have a statement."""
+    state = START
+    for number, (kind, other, stated) in enumerate(run):
+        lost = {"reason": other} if isinstance(other, str) else {}
+        found = [Reading(source="p_true", value=None if lost else other, **lost), *read({"verbalized": stated})]
+        state, _ = advance(profile, state, Step(step_id=str(number), kind=kind, time_s=0.0), found)
+        yield state
+
+
+def parts_of(state):
+    """What an irreversible call is judged by: the belief and its worst case."""
+    return [state] if state.worst_case is None else [state, state.worst_case]
+
+
+@given(estimator=st.sampled_from([UncertaintyEstimator(), UNBIASED]), propagator=WEIGHED, run=BESIDE, data=st.data())
+def test_beside_other_readings_no_statement_lifts_what_others_lowered(estimator, propagator, run, data):
+    """Nor does it undo what the model states elsewhere: whoever has it write "100%" once lifts no later doubt."""
+    silent = data.draw(st.integers(0, len(run) - 1))
+    fewer = [(kind, other, None if number == silent else said) for number, (kind, other, said) in enumerate(run)]
+    profile, least = Profile(estimator=estimator, propagator=propagator), []
+    for known in (run, fewer):
+        *_, state = states(profile, known)
+        beliefs = [part.cumulative for part in parts_of(state)]
+        least.append(min(beliefs + [part.unaided.cumulative for part in parts_of(state) if part.unaided]))
+    assert least[0] <= least[1] + 1e-9
+
+
+@given(estimator=st.sampled_from([UncertaintyEstimator(), UNBIASED, Greatest()]), propagator=WEIGHED, run=BESIDE)
+def test_a_belief_without_the_word_is_kept_only_while_it_or_its_lowest_step_is_lower(estimator, propagator, run):
+    for state in states(Profile(estimator=estimator, propagator=propagator), run):
+        for known in parts_of(state):
+            kept = known.unaided
+            assert kept is None or kept.cumulative < known.cumulative or kept.worst < known.worst
+
+
 @pytest.mark.parametrize("rule", [SaupPropagator(), AuqPropagator(aggregate="mean")])
 def test_what_was_only_stated_is_no_step_of_a_propagator_that_the_run_is_handed_to(rule):
     other, step = Profile(estimator=UNBIASED, propagator=rule), Step(step_id="0", kind="llm_call", time_s=0.0)

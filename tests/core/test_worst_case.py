@@ -86,9 +86,9 @@ def test_it_is_bit_for_bit_the_belief_of_a_run_in_which_what_was_due_and_missing
     for kind, found in run:
         always = () if kind == "tool_call" else profile.always_there
         gone = {s for s, v in found.items() if isinstance(v, str) and (v not in NOT_DUE or s in always)}
-        read.append((kind, {source: 0.0 if source in gone else value for source, value in found.items()}))
-        nothing = all(isinstance(value, str) for value in read[-1][1].values())  # so there is no fused confidence
-        due = due or bool(gone) or (nothing and bool({"fused", "propagated"} & {*always}))
+        there = {source: value for source, value in found.items() if source in gone or not isinstance(value, str)}
+        read.append((kind, {source: 0.0 if source in gone else value for source, value in there.items()}))
+        due = due or bool(gone) or (not there and bool({"fused", "propagated"} & {*always}))  # nothing to fuse
     state, lower = told(profile, run), told(profile, read)
     worst, lower = state.worst_case or state, lower.worst_case or lower
     assert state.worst_case is None or due
@@ -150,6 +150,15 @@ def test_a_detectors_stream_without_gaps_reads_0_in_the_belief_too_whatever_the_
     assert low.cumulative == told(Profile(estimator=PLAIN), [("llm_call", {"verbalized": 0.9, "mine": 0.0})]).cumulative
     never_there = detector_of("mine", without_gaps=())
     assert step_of(Profile(estimator=PLAIN, detector=never_there), found, fused=0.9) is None
+
+
+@pytest.mark.parametrize("reason", sorted(NOT_DUE))
+@pytest.mark.parametrize("before", [[], [("llm_call", {"mine": MissingReason.TIMEOUT})]], ids=["first", "at its worst"])
+def test_a_tools_step_owes_no_reading_that_the_models_steps_always_had(reason, before):
+    detector = detector_of("mine", without_gaps=("mine",))
+    profile = Profile(estimator=PLAIN, detector=detector, calibration=fusion_of("mine"))
+    without, missing = ([*before, ("tool_call", {"p_true": 0.9, **more})] for more in ({}, {"mine": reason}))
+    assert told(profile, missing) == told(profile, without)
 
 
 @pytest.mark.parametrize(("stream", "at_worst"), [("propagated", 0.0), ("mine", 0.0), ("count_turns", 1.0)])
