@@ -100,7 +100,9 @@ def import_(paths: tuple[str, ...], output: str, workers: int | None, as_json: b
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     plan = _Plan(folder=folder, key=folder_key(folder) if kept["content"] != "none" else b"", **kept)
-    chosen = workers or (min(cores(), len(files)) if sum(path.stat().st_size for path in files) > 2**25 else 1)
+    chosen = workers or (
+        min(cores(), len(files)) if sum(path.stat().st_size for path in files if path.is_file()) > 2**25 else 1
+    )
     found: list[_Imported] = []
     with progress("Importing runs") as advance:
         for one in in_order(partial(_import_file, plan), files, workers=max(1, chosen)):

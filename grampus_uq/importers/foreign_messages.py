@@ -11,13 +11,20 @@ from typing import Any
 
 from grampus_uq.importers.record_fields import Refuse, listed, object_of, role_of, text_or_none, tool_call
 from grampus_uq.records.values import Message
+from grampus_uq.records.vocabulary import Role
+from grampus_uq.wire.messages import answers_in, proposed_in
 
 
 def messages_of(value: Any, field: str, refuse: Refuse) -> tuple[Message, ...]:
     """Turn a list of messages into records. Raises what `refuse` makes, naming the first field that is wrong."""
     if not isinstance(value, list):
         raise refuse(field, f"must be a list of messages. Got {type(value).__name__}.")
-    return tuple(message_of(item, f"{field}[{index}]", refuse) for index, item in enumerate(value))
+    found: list[Message] = []
+    for index, item in enumerate(value):
+        message = message_of(item, f"{field}[{index}]", refuse)
+        answers = answers_in(item) if message.role is Role.USER else []
+        found += [*answers, message] if message.content or not answers else answers
+    return tuple(found)
 
 
 def message_of(value: Any, field: str, refuse: Refuse) -> Message:
@@ -31,7 +38,8 @@ def message_of(value: Any, field: str, refuse: Refuse) -> Message:
             role = names[-1] if isinstance(names, list) and names else data.get("type")
         elif isinstance(value.get("data"), dict):  # {"type": "ai", "data": {}}
             data, place = value["data"], f"{field}.data"
-    calls = listed(data.get("tool_calls"), f"{place}.tool_calls", refuse)
+    listed(data.get("tool_calls"), f"{place}.tool_calls", refuse)
+    calls = proposed_in(data)
     return Message(
         role=role_of(role, named, refuse),
         content=_content(data.get("content"), f"{place}.content", refuse),

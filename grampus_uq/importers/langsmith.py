@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from grampus_uq.importers.foreign_messages import message_of, shown
+from grampus_uq.importers.foreign_messages import message_of, messages_of, shown
 from grampus_uq.importers.grouped import Grouped, grouped
 from grampus_uq.importers.imported_records import Refused, each, records, refuse_to
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
@@ -31,6 +31,7 @@ from grampus_uq.importers.record_fields import (
 )
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
+from grampus_uq.wire.messages import proposed_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +122,7 @@ def _ask(transcript: ImportedTranscript, span: _Span) -> None:
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], list):
         given = given[0]  # LangChain asks for several answers at once, by lists of lists
     if isinstance(given, list):
-        place = partial("inputs.messages[{}]".format)
-        transcript.add_given([message_of(item, place(i), refuse) for i, item in enumerate(given)], span.time_s)
+        transcript.add_given(messages_of(given, "inputs.messages", refuse), span.time_s)
     outputs = object_or_none(value.get("outputs"), "outputs", refuse) or {}
     answer, field = _answer(outputs)
     message = Message(role=Role.ASSISTANT)
@@ -159,10 +159,10 @@ def _answer(outputs: Any) -> tuple[Any, str]:
         if isinstance(found, dict):
             inner = found.get("message", found.get("text") if name == "generations" else None)
             return (found, field) if name == "messages" else (inner, f"{field}.message")
-    for name in ("message", "output", "content"):
-        if isinstance(outputs.get(name), dict | str):
-            return outputs[name], name
-    return (outputs, "") if "role" in outputs else (None, "")
+    if "role" in outputs or proposed_in(outputs):
+        return {"role": Role.ASSISTANT.value, **outputs}, ""
+    named = next((name for name in ("message", "output", "content") if isinstance(outputs.get(name), dict | str)), "")
+    return outputs.get(named), named
 
 
 def _tool(transcript: ImportedTranscript, span: _Span) -> None:

@@ -147,16 +147,20 @@ def _recording_files(paths: Paths) -> Iterator[Path]:
 
 
 def files_below(folder: Path, wanted: Callable[[Path], bool] | None = None) -> Iterator[Path]:
-    """The wanted files of a folder at any depth, sorted, none that is hidden; then each folder that cannot be read."""
+    """The wanted files of a folder at any depth, sorted, none that is hidden; then each folder that cannot be read.
+
+    What is there and is no file is left out: a pipe would never end.
+    """
     closed: list[OSError] = []
     for place, inner, names in os.walk(folder, onerror=closed.append):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
-        yield from filter(wanted, (Path(place, name) for name in sorted(names) if not name.startswith(".")))
+        found = (Path(place, name) for name in sorted(names) if not name.startswith("."))
+        yield from filter(wanted, (path for path in found if os.path.isfile(path) or not os.path.exists(path)))
     yield from (Path(error.filename) for error in closed)  # its reader says what is wrong with it
 
 
 def _is_recording(path: Path) -> bool:
-    if follows(path) or (os.path.exists(path) and not os.path.isfile(path)):  # a pipe would never end
+    if follows(path):
         return False
     return path.name.endswith(SUFFIX) or (path.name.endswith(PACKED_SUFFIX) and _may_be_packed(path))
 

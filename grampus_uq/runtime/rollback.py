@@ -38,9 +38,10 @@ from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
 from grampus_uq.runtime.worker_jobs import PARENT, Job
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
-"""Makes up for calls; returns for each what was done about it, or None. Called once for each call."""
+"""Makes up for calls; returns for each a text, what was done about it, or None. Called once for each call."""
 
 _BRANCH = "branch"
 _MAX_NOTE = 4_000
@@ -80,8 +81,8 @@ async def rollback(
         to_step: first step of the model to discard, from 0 (0 restarts).
         note: for the model: what went wrong; cut to 4000 characters.
         compensate: makes up for the executed calls of the discarded part (all that do more than read), those of its
-            sub-agents among them. Called once, after the request to the human was stored; calls that it leaves open, or
-            does not live to report, are asked.
+            sub-agents among them, and returns a text for each: what was done. Called once, after the request to the
+            human was stored; calls that it leaves open, or does not live to report, are asked.
         agent_def: as in `AgentRunner.resume`.
 
     Returns:
@@ -360,11 +361,12 @@ async def _compensated(
     except (SessionError, StoreError):
         raise
     except Exception as error:  # noqa: BLE001 (a failing hook is a question to a human, with its error)
-        return f"Making up for them failed: {type(error).__name__}: {error}"[:500]
+        return replace_lone_surrogates(f"Making up for them failed: {type(error).__name__}: {error}"[:500])
     if results is None:
         return None
-    if isinstance(results, str) or len(results) != len(calls):
-        return f"Making up for them reported on {len(results)} calls instead of {len(calls)}: none is taken as done."
-    for call, result in zip(calls, results, strict=True):
-        call.compensation = None if result is None else str(result)[:2_000]
+    if isinstance(results, str) or not isinstance(results, Sequence) or len(results) != len(calls):
+        return f"Making up for them did not report on each of {len(calls)} calls: none is taken as done."
+    for call, result in zip(calls, results, strict=True):  # what is no text does not say what was done
+        said = replace_lone_surrogates(result[:2_000]) if isinstance(result, str) else ""
+        call.compensation = said if said.strip() else None
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -104,16 +104,27 @@ def _part_text(part: Any) -> str:
 
 
 def calls_of(message: Any) -> tuple[ReadCall, ...]:
-    """The calls that a message proposes, in order: `tool_calls`, the older `function_call`, and blocks of a content."""
-    listed = field(message, "tool_calls")
-    found = [read_call(call) for call in listed] if isinstance(listed, list | tuple) else []
-    single = field(message, "function_call") if not found else None
-    if single is not None:
-        found.append(read_call(single))
+    """The calls that a message proposes, in order."""
+    return tuple(map(read_call, proposed_in(message)))
+
+
+def proposed_in(message: Any) -> list[Any]:
+    """A message's calls as they stand there: in `tool_calls`, the older `function_call`, or blocks of its content."""
+    listed, single = field(message, "tool_calls"), field(message, "function_call")
+    found = [*listed] if isinstance(listed, list | tuple) else []
+    if found or single is not None:
+        return found or [single]
+    return _blocks(message, ("tool_use", "tool_call", "function_call"))
+
+
+def answers_in(message: Any) -> list[Message]:
+    """The answers of tools among a message's blocks: Anthropic's are the user's."""
+    return list(map(_answer, _blocks(message, _ANSWERS)))
+
+
+def _blocks(message: Any, kinds: Container[str]) -> list[Any]:
     content = field(message, "content")
-    if isinstance(content, list | tuple) and not found:
-        found += [read_call(part) for part in content if _kind(part) in ("tool_use", "tool_call", "function_call")]
-    return tuple(found)
+    return [part for part in content if _kind(part) in kinds] if isinstance(content, list | tuple) else []
 
 
 def read_messages(value: Any) -> ReadMessages:
@@ -185,8 +196,8 @@ def _messages(item: Any, role: Role) -> list[Message]:
         return [_answer(item)]
     content = field(item, "content")
     found: list[Message] = []
-    if role is Role.USER and isinstance(content, list | tuple):  # Anthropic's tool results are the user's
-        found = [_answer(part) for part in content if _kind(part) in _ANSWERS]
+    if role is Role.USER:
+        found = answers_in(item)
         if found and not text_of(content):
             return found
     calls: tuple[ToolCall, ...] = ()

@@ -181,6 +181,18 @@ def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     assert [run["session_id"] for run in json.loads(done.stdout)] == ["a"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_an_import_waits_for_no_pipe_of_a_folder_and_names_a_link_to_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "log").write_text('{"messages": [{"role": "assistant", "content": "4"}]}')
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "in" / "pipe")
+    done = called("runs", "import", str(tmp_path / "in"), "-o", str(tmp_path / "out"))
+    assert done.exit_code == 1
+    assert "1 run, 1 step imported from 2 files; 1 record left out." in done.stdout
+    assert f"left out: {tmp_path / 'in' / 'link'}: cannot be read: No such file" in done.stderr
+
+
 HOSTILE = "x\x07\x9b2J\u202e\u200b"
 
 

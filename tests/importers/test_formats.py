@@ -114,6 +114,48 @@ def test_langsmith_gives_a_trace_its_steps_in_time_order_and_nothing_twice(tmp_p
     assert labelled.outcome.success is True
 
 
+LISTED = {"content": "I pay.", "tool_calls": [{"id": "t", "function": {"name": "pay", "arguments": '{"x":1}'}}]}
+OLDER = {"content": "I pay.", "function_call": {"name": "pay", "arguments": '{"x": 1}'}}
+BLOCKS = {
+    "content": [{"type": "text", "text": "I pay."}, {"type": "tool_use", "id": "t", "name": "pay", "input": {"x": 1}}]
+}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "paid"}]}
+
+
+@pytest.mark.parametrize(
+    ("proposed", "answered"),
+    [
+        (LISTED, {"role": "tool", "tool_call_id": "t", "content": "paid"}),
+        (OLDER, {"role": "function", "name": "pay", "content": "paid"}),
+        (BLOCKS, {"role": "user", "content": [RESULT]}),
+        (BLOCKS, {"role": "user", "content": [RESULT, {"type": "text", "text": "Thanks."}]}),
+    ],
+    ids=["listed", "older", "blocks", "blocks with a text"],
+)
+def test_no_call_and_no_answer_of_a_tool_is_lost_in_any_form_of_a_chat(
+    tmp_path: Path, proposed: dict[str, Any], answered: dict[str, Any]
+) -> None:
+    asked = [{"role": "user", "content": "Pay."}]
+    later = [*asked, {"role": "assistant", **proposed}, answered]
+    chat = {"messages": [*later, {"role": "assistant", "content": "Done."}]}
+    traced = [
+        {"id": str(i), "trace_id": "t", "run_type": "llm", "start_time": f"2026-03-01T10:00:0{i}Z"}
+        | {"inputs": {"messages": given}, "outputs": {"role": "assistant", **said}}
+        for i, (given, said) in enumerate([(asked, proposed), (later, {"content": "Done."})])
+    ]
+    thanks = ["Thanks."] if answered["role"] == "user" and len(answered["content"]) > 1 else []
+    unnamed = [one | {"outputs": {k: v for k, v in one["outputs"].items() if k != "role"}} for one in traced[:1]]
+    for read, records in (
+        (read_chat_logs, [chat]),
+        (read_langsmith, traced),
+        (read_langsmith, [*unnamed, traced[1]]),
+    ):
+        (run,) = read(written(tmp_path, samples.json_lines(records)))
+        assert [message.content for message in run.messages] == ["Pay.", "I pay.", "paid", *thanks, "Done."]
+        assert [call.canonical() for message in run.messages for call in message.tool_calls] == ['pay({"x":1})']
+        assert [message.content for message in run.messages if message.role is Role.TOOL] == ["paid"]
+
+
 AVERAGES = st.sampled_from([None, 0.0, 0.5, 1.0])
 
 

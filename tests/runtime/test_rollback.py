@@ -428,7 +428,27 @@ async def broken(calls: Sequence[ExecutedCall]) -> list[str]:
     raise RuntimeError("the bank is closed")
 
 
-@pytest.mark.parametrize(("hook", "said"), [(nothing, "pay"), (too_few, "0 calls"), (broken, "the bank is closed")])
+def reports(result: Any) -> Any:
+    async def hook(calls: Sequence[ExecutedCall]) -> Any:
+        return result(calls)
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (nothing, "pay"),
+        (too_few, "each of 1 calls"),
+        (broken, "the bank is closed"),
+        (reports(lambda calls: [False for _ in calls]), "pay"),
+        (reports(lambda calls: [True for _ in calls]), "pay"),
+        (reports(lambda calls: ["\t " for _ in calls]), "pay"),
+        (reports(lambda calls: {call.idempotency_key: None for call in calls}), "each of 1 calls"),
+        (reports(lambda calls: True), "each of 1 calls"),
+        (reports(lambda calls: int("\ud800")), "invalid literal"),
+    ],
+)
 async def test_what_a_hook_leaves_open_a_human_is_asked(hook: Any, said: str) -> None:
     one = await paid(Shop(), MemoryStore(), clerk({2: PAY}))
     result = await rollback(one, "clerk", "s", 2, compensate=hook)
