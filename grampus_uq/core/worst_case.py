@@ -54,14 +54,16 @@ def unaided_step(
 
     Under the default propagator also while it is no less: it is not from then on, whatever comes.
     """
-    fused, unaided = fusion
-    if known.unaided is None and fused == unaided:
+    (fused, unaided), plain = fusion, type(propagator) is UncertaintyPropagator
+    # Lowered by the statement alone, as on most steps: the arithmetic below comes to the same.
+    lowered = plain and unaided is None and believed <= known.cumulative
+    if known.unaided is None and (lowered or fused == unaided):
         return None
     before = known.unaided or known
     _, cumulative, memory = propagated_by(propagator, unaided, kind, before.cumulative, before.memory)
     worst = least_of(before.worst, unaided)
     spoken = least_of(known.worst, fused)
-    if type(propagator) is UncertaintyPropagator and cumulative >= believed and least_of(spoken, worst) == spoken:
+    if plain and cumulative >= believed and least_of(spoken, worst) == spoken:
         return None
     return Unaided(cumulative=cumulative, memory=memory, worst=worst)
 
