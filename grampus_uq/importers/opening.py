@@ -7,6 +7,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -47,15 +48,11 @@ def text_blocks(path: str | os.PathLike[str], *, size: int = BLOCK_BYTES) -> Ite
     decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="strict")
     lines = 1
     cut = b""  # the bytes of a character that a block cut in two
-    for block in blocks(path, size=size):
+    for block in chain(blocks(path, size=size), (b"",)):
         try:
-            yield decoder.decode(block)
+            yield decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             line = lines + (cut + block)[: error.start].count(b"\n")
             raise DataError(f"is not UTF-8: {error.reason}.", path=os.fspath(path), line=line) from error
         cut = decoder.getstate()[0]
         lines += block.count(b"\n")
-    try:
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise DataError(f"is not UTF-8: {error.reason}.", path=os.fspath(path), line=lines) from error

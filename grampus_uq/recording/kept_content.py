@@ -20,17 +20,19 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from grampus_uq.core.decision import CHAIN
 from grampus_uq.errors import DataError
 from grampus_uq.recording.codec import MAX_LINE_BYTES, Content, encode
 from grampus_uq.recording.whole_file import place_new
 from grampus_uq.records.call_parts import without_values
-from grampus_uq.records.events import DecisionEvent, Event, LookEvent, ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.records.events import PERMIT, DecisionEvent, Event, LookEvent, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Reading, ToolCall, canonical_json
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 HASHED_ARGUMENTS: Final = "_hashed"
 """The one argument that stands for all arguments of a call whose content was hashed."""
 
+_PROMISING: Final = (PERMIT, CHAIN)  # their message is the promise, in words of this package
 _KEY_FILE: Final = ".hash-key"
 _KEY_BYTES: Final = 32
 
@@ -60,9 +62,9 @@ def redact(event: Event, content: Content, key: bytes) -> Event:
 
     Changed: text and call arguments of a step, arguments of a look's call, token log-probabilities (their tokens spell
     the text, so they are None unless `full`), the detail of a reading, the likely values in its parts (left out), the
-    text of an observation, the message of a decision, the note of an outcome. Equal texts give equal hashes under the
-    same key, so that repetitions still show. Everything else, including the metadata that the user attached to the
-    session, stays.
+    text of an observation, the message of a decision (but the promise of a permit or chain is never hashed), the note
+    of an outcome. Equal texts give equal hashes under the same key, so that repetitions still show. Everything else,
+    including the metadata that the user attached to the session, stays.
     """
     if content == "full":
         return event
@@ -78,7 +80,7 @@ def redact(event: Event, content: Content, key: bytes) -> Event:
         return replace(event, text=_text(event.text, content, key))
     if isinstance(event, LookEvent) and event.call is not None:
         return replace(event, call=_call(event.call, content, key))
-    if isinstance(event, DecisionEvent):
+    if isinstance(event, DecisionEvent) and (content == "none" or event.decision not in _PROMISING):
         return replace(event, message=_optional(event.message, content, key))
     if isinstance(event, OutcomeEvent):
         return replace(event, outcome=replace(event.outcome, note=_optional(event.outcome.note, content, key)))

@@ -12,6 +12,10 @@ from grampus_uq.runtime.store import Result
 from grampus_uq.signals.driver import cancelled_from_outside
 
 
+class CancelledItselfError(RuntimeError):
+    """Work raised CancelledError although nobody had cancelled it."""
+
+
 async def awaited(work: Callable[[], Awaitable[Result]]) -> Result:
     """Await the work; a cancellation that only it raised is an error: a task group would take the work for done."""
     try:
@@ -19,7 +23,7 @@ async def awaited(work: Callable[[], Awaitable[Result]]) -> Result:
     except asyncio.CancelledError as error:
         if cancelled_from_outside():
             raise
-        raise RuntimeError("nobody cancelled it, but it raised CancelledError") from error
+        raise CancelledItselfError("nobody cancelled it, but it raised CancelledError") from error
 
 
 async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish: bool = False) -> None:

@@ -12,7 +12,6 @@ irreversible call, and what it would have called is recorded, for a chain to be 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -31,11 +30,11 @@ from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, ToolCall, canonical_json
 from grampus_uq.records.visible_text import arguments_in_short, in_short
 from grampus_uq.records.vocabulary import Effect, Role
+from grampus_uq.runtime.concurrent_tasks import awaited
 from grampus_uq.runtime.let_ahead import LOOKED, LetGo, may_be_lifted
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import PARENT
 from grampus_uq.signals.call_tokens import probability_of_call
-from grampus_uq.signals.driver import cancelled_from_outside
 from grampus_uq.wire.calls import is_unparsed, read_arguments
 from grampus_uq.wire.model_call import ask_model
 from grampus_uq.wire.usage import read_usage
@@ -264,15 +263,11 @@ class LookingAgain:
         reply, call, missing, probability, tokens = None, None, "it was late", None, 0
         try:
             with anyio.move_on_after(look.timeout_s):
-                reply = await ask_model(client, [*prompt, *behind], model, options)
+                reply = await awaited(lambda: ask_model(client, [*prompt, *behind], model, options))
                 usage = read_usage(reply.token_usage)
                 tokens = usage.input_tokens + usage.output_tokens
                 call, missing = _one_call(reply), "it did not answer with one call"
                 probability = None if call is None else probability_of_call(reply)
-        except asyncio.CancelledError:
-            if cancelled_from_outside():
-                raise
-            call, missing = None, "it cancelled its own call"
         except Exception as error:  # noqa: BLE001 (another's model and its answer: what fails is a missing look)
             call, missing = None, f"it failed ({type(error).__name__})"
             log.warning("the look of %s failed: %s", look.name, type(error).__name__)

@@ -147,6 +147,15 @@ def test_no_text_reaches_the_disk_unless_it_is_asked_for(tmp_path: Path, content
     assert {line["content"] for line in lines(tmp_path / "s1.jsonl")} == {content or "hashed"}
 
 
+@pytest.mark.parametrize("decision", ["permit", "chain"])
+def test_what_let_a_call_go_ahead_is_said_in_a_recording_that_keeps_no_human_message(decision: str) -> None:
+    let = DecisionEvent(session_id="s1", agent_id="agent", decision=decision, principal="ana", message="at most 2 %")
+    assert redact(let, "hashed", KEY) == let
+    assert redact(let, "none", KEY) == dataclasses.replace(let, message=None)
+    denied = redact(dataclasses.replace(let, decision="reject"), "hashed", KEY)
+    assert str(denied.message).startswith("hmac:")  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("content", ["hashed", "none"])
 def test_likely_values_are_content_and_whether_there_were_any_decides_nothing(content: Any) -> None:
     likely = Candidate(text="SECRET", whole=True, probability=0.3, match="SECRET 2", occurs_as=("SECRET 3",))

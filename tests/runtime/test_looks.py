@@ -233,7 +233,7 @@ def test_no_look_lifts_the_pause_of_a_call_for_which_nothing_speaks_but_what_the
             "no call: its call can be undone",
         ),
         (RuntimeError("down"), "fails", "no call: it failed (RuntimeError)"),
-        (Leaking(), "cancels itself", "no call: it cancelled its own call"),
+        (Leaking(), "cancels itself", "no call: it failed (CancelledItselfError)"),
         *((broken(**fields), f"is broken: {fields}", None) for fields in BROKEN),
         (HANG, "is late", "no call: it was late"),
     ],

@@ -47,6 +47,7 @@ from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import ModelResponse, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, UncertaintyLevel
 from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.concurrent_tasks import CancelledItselfError
 from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Change
@@ -312,7 +313,7 @@ async def test_a_model_that_cancelled_its_own_call_failed_and_the_run_goes_on_wh
         sub_agents=[SubAgent(mailer, AGENT)],
     )
     one, agent = (boss, BOSS) if below else (mailer, AGENT)
-    with pytest.raises(RuntimeError, match="nobody cancelled it"):
+    with pytest.raises(CancelledItselfError, match="nobody cancelled it"):
         await one.run(agent, "x", session_id="s")
     assert world.sent == []
     result = await one.resume(agent.name, "s")
