@@ -12,9 +12,10 @@ one only under the host's seal (`gate.recovery`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
@@ -86,8 +87,13 @@ REPEATED = Doubt(
 REJECTED_IN_THREAD = Doubt(
     level=UncertaintyLevel.HIGH,
     rule="rejected_in_thread",
-    reason="A human rejected exactly this call in this thread before: in another visit of an agent, in another run of "
-    "the session, or in a state that was left behind.",
+    reason="A human rejected exactly this call in this thread before, or changed it: in this run or another one of the "
+    "session, in another visit of an agent, or in a state that was left behind.",
+)
+FORGOTTEN = replace(
+    REJECTED_IN_THREAD,
+    reason="As many calls were rejected or changed in this session as are remembered: whether one of them was exactly "
+    "this call is not known.",
 )
 UNKNOWN_OUTCOME = Doubt(
     level=UncertaintyLevel.HIGH,
@@ -215,6 +221,7 @@ _NEW = {name: field.default for name, field in CallRecord.model_fields.items()}
 _OF_NEW = frozenset({"proposed", "call", "step_id"})
 _AGAIN, _BEFORE = "asked again, because ", ". Before: "
 _MAX_EDITED = 2_000
+_CHANGED = "changed "
 _CLEARED = CallPhase.CLEARED
 _VOUCHED = frozenset({CallPhase.CLEARED, CallPhase.STARTED})
 
@@ -352,6 +359,26 @@ def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRe
         call = call.model_copy(update={"arguments": first.arguments})
     new = record.change(phase=CallPhase.CLEARED, call=call, decisions=tuple(decisions), grant=None)
     return new.change(cleared_by=authority(new))
+
+
+def against(record: CallRecord) -> str | None:
+    """A human's answer against a call as the model proposed it, as hosts keep it; None for any other answer.
+
+    Its likeness where it was rejected: the run is refused it from now on. Marked where it was changed: it waits.
+    """
+    if record.decisions and record.decisions[0].kind is ApprovalKind.REJECT:
+        return record.proposed.likeness()
+    return _CHANGED + record.proposed.likeness() if record.edited else None
+
+
+def is_against(known: Collection[str], call: ToolCall) -> bool:
+    """True if one of these answers is against such a call."""
+    return call.is_among(known) or (bool(known) and _CHANGED + call.likeness() in known)
+
+
+def remembered(*known: Iterable[str]) -> list[str]:
+    """Answers against calls, each once; the latest, where there are too many: `Gate.held_back` holds all calls then."""
+    return list(dict.fromkeys(chain(*known)))[-MAX_REJECTED:]
 
 
 def authority(record: CallRecord) -> str | None:

@@ -20,7 +20,9 @@ from typing import Any, Protocol
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ApprovalError, StoreError
 from grampus_uq.gate.call import (
+    FORGOTTEN,
     FRAMEWORK,
+    MAX_REJECTED,
     REJECTED_BEFORE,
     REJECTED_IN_THREAD,
     REPEATED,
@@ -30,6 +32,7 @@ from grampus_uq.gate.call import (
     CallRecord,
     Doubt,
     Terms,
+    against,
     asked,
     asked_again,
     authority,
@@ -37,6 +40,7 @@ from grampus_uq.gate.call import (
     cleared,
     decided,
     doubt_of,
+    is_against,
     may_be_granted,
     of_the_tool,
     review,
@@ -48,7 +52,6 @@ from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import (
     ApprovalDecision,
-    ApprovalKind,
     ApprovalPolicy,
     ApprovalRequest,
     Arrived,
@@ -267,6 +270,7 @@ class Gate:
         *,
         unwatched: UncertaintyPolicy | None = None,
         rejected: Collection[str] = (),
+        before: Collection[str] = (),
         repeated: bool = False,
         doubt: Doubt | None = None,
         framework_asks: bool = False,
@@ -283,7 +287,8 @@ class Gate:
             terms: whose call it is, and the rules.
             declared: the tool's own word on its effect.
             unwatched: the policy of a host without a monitor: the tools that it always asks for wait.
-            rejected: the likeness of calls that a human rejected in this run.
+            rejected: what humans answered against calls in this run (`call.against`).
+            before: the same of earlier runs.
             repeated: a rolled-back attempt executed exactly this call, and it cannot be undone.
             doubt: why the step that proposes it pauses by itself, if it does.
             framework_asks: the framework's own rule wants a human's approval.
@@ -306,9 +311,10 @@ class Gate:
         if why is None and acts and not terms.vouched and not delegates and effect not in HARMLESS:
             why = UNVOUCHED
         if doubt is not None or framework_asks:
-            why = _both(_both(why, doubt), FRAMEWORK_ASKS if framework_asks else None)
+            why = both(both(why, doubt), FRAMEWORK_ASKS if framework_asks else None)
         if acts:
-            why = await self.held_back(record.proposed, terms, effect, repeated=repeated) or why
+            held = await self.held_back(record.proposed, terms, effect, repeated=repeated, known={*before, *rejected})
+            why = both(held, why)
         if why is None:
             by = "unmonitored" if session is None else "monitor"
             return cleared(record, by, effect=effect), UncertaintyAction.PROCEED
@@ -328,10 +334,16 @@ class Gate:
             session.record_asked(record.proposed, record.step_id, tool_alone=tool_alone, in_force=in_force)
         return record, UncertaintyAction.PAUSE_FOR_HUMAN
 
-    async def held_back(self, call: ToolCall, terms: Terms, effect: Effect, *, repeated: bool) -> Doubt | None:
-        """The reason to hold a call back that is not in its session's state: what became of an equal one."""
+    async def held_back(
+        self, call: ToolCall, terms: Terms, effect: Effect, *, repeated: bool, known: Collection[str] = ()
+    ) -> Doubt | None:
+        """The reason to hold a call back that is not in its session's belief: what became of an equal one."""
         if repeated:
             return REPEATED
+        if is_against(known, call):
+            return REJECTED_IN_THREAD
+        if len(known) >= MAX_REJECTED and effect not in HARMLESS:
+            return FORGOTTEN
         try:
             rejected = await self.starts.rejected(call, terms, stored=effect not in HARMLESS)
         except StoreError as error:
@@ -367,9 +379,9 @@ class Gate:
     async def answered(self, record: CallRecord, terms: Terms) -> None:
         """Let its thread, and permits, learn from the answer on a call, before it is forgotten; it may be told again.
 
-        Raises StoreError where a rejection cannot be stored: this process knows of it.
+        Raises StoreError where one against it cannot be stored: this process knows of it.
         """
-        if record.decisions and record.decisions[0].kind is ApprovalKind.REJECT:
+        if against(record) is not None:
             await self.starts.reject(record.proposed, terms)
         if self.permits is not None:
             await self.permits.answered(record, terms)
@@ -601,7 +613,7 @@ def _untold(record: CallRecord, decision: ApprovalDecision, why: str) -> str:
     )
 
 
-def _both(why: Doubt | None, other: Doubt | None) -> Doubt | None:
+def both(why: Doubt | None, other: Doubt | None) -> Doubt | None:
     """Two reasons to wait as one: as grave as either, and no grant lifts it where it may not lift one of them."""
     if why is None or other is None:
         return why or other

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from grampus_uq import ConfigurationError, DataError
-from grampus_uq.gate.call import MAX_REJECTED
+from grampus_uq.gate.call import remembered
 from grampus_uq.gate.carried import read_arrived, write_arrived, write_record
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import session_place
@@ -83,7 +83,7 @@ def _restore(held: HeldCalls, snapshot: Mapping[str, Any], *, believed: bool) ->
     """Take up the calls of a snapshot (the session was started with its belief already); raises DataError."""
     records = calls_in(snapshot)
     try:
-        held.rejected = [str(digest) for digest in snapshot["rejected"]][-MAX_REJECTED:]
+        held.rejected = remembered(map(str, snapshot["rejected"]))
         held.turns = max(held.turns, int(snapshot.get("turns", snapshot.get("steps", 0))))
         arrived = read_arrived(snapshot.get("arrived", ()), believed=believed)
         unseen = [(str(i), str(digest), str(step)) for i, digest, step in snapshot.get("unseen", ())]

@@ -35,12 +35,14 @@ from grampus_uq import (
     UncertaintyError,
 )
 from grampus_uq.gate.call import (
-    MAX_REJECTED,
     RAN_BEFORE,
+    REJECTED_IN_THREAD,
     STANDING_APPROVAL,
     UNREAD,
     CallPhase,
     CallRecord,
+    against,
+    remembered,
     settled,
 )
 from grampus_uq.gate.clearance import HARMLESS
@@ -269,8 +271,8 @@ class HeldCalls:
         self._untold.append(after)
         for one in after.decisions:
             record_answer(self.session, one, step_id=after.step_id, call=after.proposed)
-        if after.decisions[0].kind is ApprovalKind.REJECT:
-            self.rejected = [*self.rejected, after.proposed.likeness()][-MAX_REJECTED:]
+        if (said := against(after)) is not None:
+            self.rejected = remembered(self.rejected, [said])
         return after
 
     def accept_foreign(
@@ -278,10 +280,14 @@ class HeldCalls:
     ) -> bool:
         """Take the framework's own approval of a waiting call, if this policy takes decisions unsigned from anybody.
 
-        `arguments` are those of an edit. One that is `standing`, of a whole tool, teaches permits nothing.
+        `arguments` are those of an edit. One that is `standing`, of a whole tool or a program's, teaches permits
+        nothing, and lets no call run that a human answered against before, unless it waited when the run began.
         """
-        record = self.records.find(call)
+        slot = self.records.slot_of(call)
+        record = None if slot is None else self.records[slot]
         if record is None or not record.waiting or not record.requests:
+            return False
+        if standing and slot not in self.from_outside and record.requests[0].rule == REJECTED_IN_THREAD.rule:
             return False
         kind = ApprovalKind.APPROVE if arguments is None else ApprovalKind.EDIT
         message = STANDING_APPROVAL if standing else None

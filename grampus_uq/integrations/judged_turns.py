@@ -26,7 +26,6 @@ from grampus_uq import (
     UncertaintyMonitor,
 )
 from grampus_uq.gate.call import (
-    MAX_REJECTED,
     RAN_BEFORE,
     REJECTED_BEFORE,
     UNKNOWN_OUTCOME,
@@ -36,14 +35,16 @@ from grampus_uq.gate.call import (
     CallRecord,
     Doubt,
     Terms,
+    against,
     cleared,
     doubt_of,
+    remembered,
     settled,
     under,
 )
 from grampus_uq.gate.carried import read_arrived, write_arrived
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import record_answer
+from grampus_uq.gate.gate import both, record_answer
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.starts import by_itself, permitted
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
@@ -169,14 +170,12 @@ class TurnJudge:
             doubt = _ANOTHER_ANSWER
         elif not self.gate.believes(False) and record.effect not in HARMLESS:
             doubt = UNVOUCHED  # that another hook changed it, and not the checkpoint's owner, nobody can tell
-        repeated = call.is_among(belief["repeats"])
-        doubt = await self.gate.held_back(call, carried.terms, record.effect, repeated=repeated) or doubt
-        if call.is_among(belief["rejected"]):
-            record = settled(record, REJECTED_BEFORE, is_error=True)
-        elif doubt is None:
-            record = cleared(record)
-        else:
-            record = self.gate.asked(record, carried.terms, doubt)
+        repeated, known = call.is_among(belief["repeats"]), belief["rejected"]
+        if call.is_among(known):
+            return self.states.write_part(replace(carried, records=(settled(record, REJECTED_BEFORE, is_error=True),)))
+        held = await self.gate.held_back(call, carried.terms, record.effect, repeated=repeated, known=known)
+        doubt = both(held, doubt)
+        record = cleared(record) if doubt is None else self.gate.asked(record, carried.terms, doubt)
         return self.states.write_part(replace(carried, records=(record,)))
 
     # -- deciding -------------------------------------------------------------------------------------------------
@@ -241,16 +240,15 @@ class TurnJudge:
 
     def record_decisions(self, carried: Carried, decided: Iterable[CallRecord]) -> Carried:
         """Take what humans decided on these calls, and on the turn's answer, into the belief and the recording."""
+        decided = list(decided)
         of_calls = [(decision, record.proposed) for record in decided for decision in record.decisions]
-        turn, rejected = dict(carried.turn or {}), list(carried.belief["rejected"])
+        turn, said = dict(carried.turn or {}), [one for record in decided if (one := against(record)) is not None]
         if not of_calls and "reviewed" not in turn:
             return carried
         reviewed = [ApprovalDecision.model_validate(one) for one in turn.pop("reviewed", None) or ()]
         for decision, call in [*of_calls, *((one, None) for one in reviewed)]:
             record_answer(carried.session, decision, step_id=turn.get("step_id"), call=call)
-            if call is not None and decision.kind is ApprovalKind.REJECT:
-                rejected.append(call.likeness())
-        belief = {**carried.belief, "rejected": rejected[-MAX_REJECTED:]}
+        belief = {**carried.belief, "rejected": remembered(carried.belief["rejected"], said)}
         return replace(carried, belief=belief, turn=turn if reviewed else carried.turn)
 
     # -- running --------------------------------------------------------------------------------------------------

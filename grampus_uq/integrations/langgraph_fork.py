@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
-from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.call import CallPhase, CallRecord, against
 from grampus_uq.gate.carried import read_decided, read_record
-from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.gate.starts import by_itself
 from grampus_uq.integrations.carried_states import FORKED, REJECTED
 from grampus_uq.integrations.langgraph_steps import AWAITING, BLOCKING, Way, to_its_end
@@ -133,7 +132,7 @@ class _Walk:
         self._alarmed = self._alarmed or ALARMED in held.get(FORKED, ()) or alarmed_in(belief.get("session"))
         self._made = max(self._made, turns)
         decided = [read_decided(item) for item in held.get("decided", ())]
-        noes = [r.proposed.likeness() for r in decided if r.decisions and r.decisions[0].kind is ApprovalKind.REJECT]
+        noes = filter(None, map(against, decided))
         self._rejected |= {*noes, *belief.get("rejected", ()), *held.get(FORKED, {}).get(REJECTED, ())}
         self._repeats |= {*belief.get("repeats", ()), *held.get("repeats", ())}
         if turns > step and held.get("turn") is not None:

@@ -8,15 +8,18 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agents import Agent, AgentBase, ApplyPatchTool, CustomTool, Handoff, Model, RunConfig, ShellTool
+from agents import Agent, AgentBase, ApplyPatchTool, CustomTool, Handoff, Model, RunConfig, RunState, ShellTool
 from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
 
 from grampus_uq import ConfigurationError, SessionError
 from grampus_uq.integrations.openai_agents_model import WatchedModel, WatchedProvider
 from grampus_uq.integrations.openai_agents_tools import GATE, Gate, gate_tools, gated_by, without_gate
 from grampus_uq.integrations.settings import note_schema
+
+if TYPE_CHECKING:
+    from grampus_uq.integrations.openai_agents_run import WatchedRun
 
 AnyAgent = TypeVar("AnyAgent", bound=AgentBase[Any])
 
@@ -239,14 +242,19 @@ class _WatchedRunner(AgentRunner):
     def __init__(self, inner: AgentRunner) -> None:
         self._inner = inner
 
-    def _given(self, agent: Agent[Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments of a run; raises SessionError for a run outside of the sessions that its agent may run in."""
+    def _given(
+        self, agent: Agent[Any], input: Any, given: Mapping[str, Any]
+    ) -> tuple[WatchedRun | None, Mapping[str, Any]]:
+        """The watched run that a run belongs to, which hears of rejections in its `input`, and the run's arguments.
+
+        Raises SessionError for a run outside of the sessions that its agent may run in.
+        """
         with _lock:
             watches = [watch for watch in _watches if watch.has(agent)]
-        outside = None
+        run = outside = None
         for watch in watches:
             try:
-                if watch.current() is not None:
+                if (run := watch.current()) is not None:
                     given = watch.configured(given)
                     break
             except SessionError as error:
@@ -254,18 +262,23 @@ class _WatchedRunner(AgentRunner):
         else:
             if outside is not None:
                 raise outside
+        if run is not None and isinstance(input, RunState):
+            run.hear_state(input)
         if type(self._inner) is not AgentRunner and isinstance(config := given.get("run_config"), _Lent):
-            return {**given, "run_config": RunConfig(**config)}  # another runner may take no dictionary
-        return given
+            return run, {**given, "run_config": RunConfig(**config)}  # another runner may take no dictionary
+        return run, given
 
     async def run(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
-        return await self._inner.run(starting_agent, input, **self._given(starting_agent, given))
+        run, more = self._given(starting_agent, input, given)
+        if run is not None:
+            await run.calls.tell()
+        return await self._inner.run(starting_agent, input, **more)
 
     def run_sync(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
-        return self._inner.run_sync(starting_agent, input, **self._given(starting_agent, given))
+        return self._inner.run_sync(starting_agent, input, **self._given(starting_agent, input, given)[1])
 
     def run_streamed(self, starting_agent: Agent[Any], input: Any, **given: Any) -> Any:
-        return self._inner.run_streamed(starting_agent, input, **self._given(starting_agent, given))
+        return self._inner.run_streamed(starting_agent, input, **self._given(starting_agent, input, given)[1])
 
 
 def _server(tool: Any) -> str | None:

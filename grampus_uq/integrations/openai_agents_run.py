@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from agents import AgentsException
+from agents import AgentsException, RunState
 
 from grampus_uq import AgentBeliefState, ApprovalRequest, DataError, ToolCall, UncertaintyError
 from grampus_uq.gate.call import CallPhase, CallRecord
@@ -69,6 +69,13 @@ class WatchedRun:
                 for call in waiting:
                     if call.id == call_id and written in (None, call):
                         self.calls.reject_foreign(call, principal=PRINCIPAL)
+
+    def hear_state(self, state: RunState[Any, Any]) -> None:
+        """Take the SDK's own rejections in a state that is resumed: its run may end without asking its model."""
+        context = state._context
+        for call in map(interrupted_call, state.get_interruptions()):
+            if context is not None and context.is_tool_approved(call.name, call.id) is False:
+                self.calls.reject_foreign(call, principal=PRINCIPAL)
 
     async def ready(self, waiting: Collection[tuple[Any, ToolCall]], current: Any) -> list[CallRecord]:
         """The approved calls that may run now, among those that the SDK holds.

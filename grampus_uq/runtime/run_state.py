@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, TypeAdapter, ValidationError
 
-from grampus_uq.gate.call import MAX_REJECTED, CallPhase, CallRecord, settled
+from grampus_uq.gate.call import CallPhase, CallRecord, remembered, settled
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import Message, TokenUsage, ToolCall, sha256_of
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
@@ -26,7 +26,7 @@ STARTED_BY = "started_by"
 REPLACED = "looks_replaced"
 """In the metadata of a session: held calls that looks replaced, until decisions about them were heard."""
 REJECTED_BEFORE = "rejected_before"
-"""In the metadata of a session: the likeness of calls that humans rejected in its earlier runs."""
+"""In the metadata of a session: what humans answered against calls in its earlier runs (`call.against`)."""
 _LONGEST_CHILD = 1_500
 _RECORDS = TypeAdapter(list[CallRecord])
 _MAY_HAVE_RUN = "The run ended while this call was under way: it may have taken effect. Find out before you repeat it."
@@ -160,14 +160,14 @@ class AgentState(BaseModel):
         return self
 
     def rejected_before(self) -> list[str]:
-        """The likeness of calls that humans rejected in earlier runs of the session, or of its parent's."""
+        """The answers of humans against calls in earlier runs of the session, or of its parent's."""
         found = self.metadata.get(REJECTED_BEFORE)
         return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
     def know_rejected(self, before: Sequence[str]) -> None:
-        """Take over what humans rejected before this run."""
+        """Take over what humans answered against calls before this run."""
         if before:
-            self.metadata[REJECTED_BEFORE] = list(dict.fromkeys(before))[-MAX_REJECTED:]
+            self.metadata[REJECTED_BEFORE] = remembered(before)
 
     def pending(self) -> list[ApprovalRequest]:
         """The pending approval requests."""

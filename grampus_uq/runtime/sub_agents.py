@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from grampus_uq.errors import DataError, StoreError, UncertaintyError
-from grampus_uq.gate.call import MAX_REJECTED, CallRecord
+from grampus_uq.errors import DataError, UncertaintyError
+from grampus_uq.gate.call import CallRecord, remembered
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.monitor.history import unaided_part
 from grampus_uq.monitor.session import Session
@@ -108,11 +108,10 @@ class SubAgent:
 
     async def _hear_rejections(self, state: AgentState, child_id: str) -> None:
         """A human's "no" to a call of the child counts for the parent, and for sub-agents that it begins later."""
-        with contextlib.suppress(StoreError):
-            ledger = self.runner.ledger
-            found = await ledger.store.get("session", session_key(self.agent.name, child_id))
-            rejected = [] if found is None else ledger.state_in(found).rejected
-            state.rejected = list(dict.fromkeys([*state.rejected, *rejected]))[-MAX_REJECTED:]
+        ledger = self.runner.ledger
+        found = await ledger.store.get("session", session_key(self.agent.name, child_id))
+        rejected = [] if found is None else ledger.state_in(found).rejected
+        state.rejected = remembered(state.rejected, rejected)
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         belief = result.metadata.get("uncertainty", {})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import SessionConflictError, StoreError
-from grampus_uq.gate.call import REJECTED_IN_THREAD, UNVOUCHED, CallPhase, CallRecord, Doubt, Terms, edit_note, granted
+from grampus_uq.gate.call import UNVOUCHED, CallPhase, CallRecord, Doubt, Terms, edit_note, granted
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.starts import by_itself
@@ -127,7 +127,6 @@ class Turn:
 
     async def judge(self, doubt: Doubt | None = None) -> UncertaintyAction:
         """Clear every new call or, also with a `doubt`, make it wait; returns ABORT as soon as one aborts the run."""
-        before = [] if self._advises else self._state.rejected_before()
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             new, action = await self.gate.judge(
                 record,
@@ -135,9 +134,10 @@ class Turn:
                 self.terms(),
                 self._declared(record.proposed.name),
                 rejected=self._state.rejected,
+                before=self._state.rejected_before(),
                 repeated=self._state.already_executed(record.proposed),
                 unwatched=self._unwatched,
-                doubt=doubt or (REJECTED_IN_THREAD if record.proposed.is_among(before) else None),
+                doubt=doubt,
                 delegates=record.proposed.name in self.delegates,
                 grants=self._granted,
                 waiting=self._state.turn,

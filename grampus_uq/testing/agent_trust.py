@@ -19,6 +19,7 @@ from grampus_uq.testing.agent_scene import (
     SURE,
     UNSURE,
     Scene,
+    Script,
     delegating,
     ended,
     paused,
@@ -179,17 +180,26 @@ def nested_same_call(scene: Scene) -> None:
 
 @sentence("A rejected call does not run when the model proposes it again.")
 def proposed_again(scene: Scene) -> None:
-    again = PAY.model_copy(update={"id": "pay-2"})
-    scene.script = {
-        PROMPT: [
-            ScriptedTurn(text="I pay.", calls=(PAY,), confidence=UNSURE),
-            ScriptedTurn(text="I pay all the same.", calls=(again,), confidence=UNSURE),
-            ScriptedTurn(text=DONE),
-        ]
-    }
+    scene.script = _twice(UNSURE)
     pending = waiting(scene.run(kill=True))
     ended(scene.resume(say("reject", pending)), DONE)
     scene.ran(problem="the model proposed again what was rejected")
+
+
+@sentence("A call that a human edited does not run unasked when the model proposes it again as it was.", "edit")
+def edited_again(scene: Scene) -> None:
+    scene.script, edited = _twice(SURE), {"to": "bob", "amount": 7}
+    pending = waiting(scene.run(kill=True))
+    again = scene.resume(say("edit", pending, arguments=edited), kill=True)
+    scene.ran(canonical_json(edited), problem="the call that a human changed ran as the model proposed it again")
+    scene.settled(say("reject", waiting(again)), ran=[canonical_json(edited)])
+
+
+def _twice(sure: float) -> Script:
+    """A payment that is proposed a second time with this confidence."""
+    again = PAY.model_copy(update={"id": "pay-2"})
+    first = ScriptedTurn(text="I pay.", calls=(PAY,), confidence=UNSURE)
+    return {PROMPT: [first, ScriptedTurn(text="Again.", calls=(again,), confidence=sure), ScriptedTurn(text=DONE)]}
 
 
 @sentence("A call rejected in a sub-agent does not run unasked when the sub-agent is called again.", "sub_agent")

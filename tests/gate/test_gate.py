@@ -23,6 +23,7 @@ from grampus_uq.gate.call import (
     FRAMEWORK,
     NOT_EXECUTED,
     REJECTED_BEFORE,
+    REJECTED_IN_THREAD,
     REPEATED,
     UNKNOWN_OUTCOME,
     UNVOUCHED,
@@ -31,6 +32,7 @@ from grampus_uq.gate.call import (
     CallRecord,
     Doubt,
     Terms,
+    against,
     answer_text,
     asked,
     asked_again,
@@ -42,6 +44,7 @@ from grampus_uq.gate.call import (
     expired,
     granted,
     guided,
+    remembered,
     request_for,
     review,
     settled,
@@ -186,6 +189,48 @@ def test_a_call_that_was_rejected_in_this_run_is_settled_and_not_asked_again() -
     assert judged(other, rejected={PAY.likeness()})[0].phase is CallPhase.CLEARED
     advised, _ = judged(rejected={PAY.likeness()}, watched=True, advisory=True)
     assert advised.phase is CallPhase.CLEARED  # the thread was one of a guard that acts; this one changes nothing
+
+
+@pytest.mark.parametrize("kind", ["approve", "edit", "same", "reject", "respond"])
+def test_what_a_human_rejected_is_refused_in_the_run_what_one_changed_waits_and_either_waits_in_later_runs(
+    kind: str,
+) -> None:
+    arguments = {"edit": {"to": "B", "amount": 5}, "same": {"to": "A", "amount": 5}}.get(kind)
+    given = {"arguments": arguments} if arguments else {"message": "So."}
+    record = waiting()
+    said = against(decided(record, [says(record, "edit" if kind == "same" else kind, **given)]))
+    known = remembered([] if said is None else [said])
+    for written in (PAY, PAY.model_copy(update={"arguments": {"amount": 5.0, "to": "A"}})):
+        again, _ = judged(written, rejected=known)
+        assert (again.phase is CallPhase.SETTLED) is (kind == "reject")
+        assert rule_of(again) == ("rejected_in_thread" if kind == "edit" else None)
+        later, _ = judged(written, before=known)
+        assert rule_of(later) == ("rejected_in_thread" if kind in ("edit", "reject") else None)
+        assert judged(written, rejected=known, before=known, advisory=True)[0].phase is CallPhase.CLEARED
+    other = PAY.model_copy(update={"arguments": {"to": "B", "amount": 5}})
+    assert judged(other, rejected=known, before=known)[0].phase is CallPhase.CLEARED
+
+
+def test_where_too_many_calls_were_answered_against_to_remember_all_of_them_whatever_may_do_harm_waits() -> None:
+    answers = [str(number) for number in range(300)]
+    known = remembered(answers[:200], answers[100:])
+    assert known == answers[-256:]
+    assert remembered(known, answers[299:]) == known
+    for effect in Effect:
+        holds = effect not in (Effect.READ, Effect.REVERSIBLE)
+        for kept in (known, known[:255]):
+            full = holds and len(kept) == 256
+            record, _ = judged(declared=effect, watched=False, rejected=kept[:100], before=kept)
+            assert rule_of(record) == ("rejected_in_thread" if full else None)
+            assert not full or "whether one of them was exactly this call is not known" in record.requests[0].reason
+
+
+def test_who_approves_what_was_rejected_before_reads_why_it_waits_besides() -> None:
+    record, _ = judged(before=[PAY.likeness()], doubt=STEP_PAUSES, repeated=False)
+    assert (rule_of(record), record.requests[0].reason) == (
+        "rejected_in_thread",
+        f"the step itself pauses; {REJECTED_IN_THREAD.reason}",
+    )
 
 
 STEP_PAUSES = Doubt(level=UncertaintyLevel.HIGH, rule="tier", reason="the step itself pauses")

@@ -404,12 +404,13 @@ async def test_a_call_that_a_human_rejected_waits_in_a_later_session_of_its_thre
         assert action == ("pause_for_human" if holds else "proceed")
 
 
-@pytest.mark.parametrize("kind", ["approve", "reject", "respond"])
-async def test_of_the_answers_that_a_host_carries_out_a_rejection_alone_counts_in_the_thread(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["approve", "edit", "reject", "respond"])
+async def test_of_the_answers_that_a_host_carries_out_a_rejection_or_a_change_counts_in_the_thread(kind: str) -> None:
     gate, waits = process(None), asked(NEW, VISIT, OPEN, DOUBT, NOW)
-    told = {"message": "done"} if kind == "respond" else {}
+    more: dict[str, Any] = {"respond": {"message": "done"}, "edit": {"arguments": {"to": "B"}}}
+    told = more.get(kind, {})
     decision = waits.requests[0].decide(kind, principal="ann", **told)
     after, refused = gate.decide(waits, VISIT, [(decision, NOW)])
     assert not refused
     await gate.answered(after, VISIT)
-    assert await gate.starts.rejected(PAY, LATER, stored=True) is (kind == "reject")
+    assert await gate.starts.rejected(PAY, LATER, stored=True) is (kind in ("edit", "reject"))

@@ -38,6 +38,7 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.errors import GrampusError
+from grampus_uq.gate.call import REJECTED_BEFORE
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
 from grampus_uq.integrations.langgraph import KEY, resume, uncertainty_guard, waiting
@@ -348,6 +349,22 @@ def test_a_late_call_that_was_rejected_in_another_session_of_the_thread_is_asked
     part = run_blocking(functools.partial(judge.judge_late, late, read=True))
     (record,) = judge.states.read_part(late, part).records
     assert record.requests[0].rule == "rejected_in_thread"
+
+
+def test_no_store_is_asked_about_a_late_call_that_the_thread_itself_refuses() -> None:
+    class Silent:
+        async def take(self, by: str, owner: str) -> bool:
+            raise AssertionError
+
+        free = take
+
+    judge = UncertaintyMiddleware(UncertaintyMonitor(), advisory=False, starts=Silent()).judge
+    pay = ToolCall(id="1", name="pay", arguments=BOB)
+    known = {"belief": {"v": 2, "session": None, "rejected": [pay.likeness()]}}
+    carried = judge.states.read("t", "/t", known, thread="t")
+    part = run_blocking(functools.partial(judge.judge_late, judge.unjudged(carried, pay), read=True))
+    (record,) = judge.states.read_part(judge.unjudged(carried, pay), part).records
+    assert (record.text, record.requests) == (REJECTED_BEFORE, ())
 
 
 @pytest.mark.filterwarnings("ignore:Setting attribute")

@@ -58,6 +58,7 @@ def test_the_framework_alone_keeps_what_the_page_says_of_it(tmp_path: Path) -> N
     assert {name for name, holds in found.items() if holds} == {
         "approved_elsewhere",
         "decision_given_twice",
+        "edited_again",
         "edited_elsewhere",
         "five_at_once",
         "nested_again",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from agents import Runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_ai import Agent
+from pydantic_ai.capabilities import HandleDeferredToolCalls
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
-from pydantic_ai.tools import DeferredToolRequests
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 
 from grampus_uq import StoreError, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations import AdapterSettings, ModelTurn, take_up
@@ -68,13 +70,13 @@ class Process:
 BOB = {"to": "b\u00e9", "n": 1}
 PEOPLE = [BOB, {"n": 1.0, "to": "be\u0301"}, {"to": "eve", "n": 1}]
 RUN = st.tuples(
-    st.integers(0, 1), st.sampled_from(PEOPLE), st.booleans(), st.sampled_from(["approve", "reject", "respond"])
+    st.integers(0, 1), st.sampled_from(PEOPLE), st.booleans(), st.sampled_from(["approve", "edit", "reject", "respond"])
 )
 
 
 @given(st.lists(RUN, min_size=2, max_size=5), st.booleans())
 @settings(max_examples=60, deadline=None)
-async def test_what_was_rejected_in_a_run_is_asked_about_in_every_later_one_and_nothing_else_is(
+async def test_what_was_rejected_or_changed_in_a_run_is_asked_about_in_every_later_one_and_nothing_else_is(
     runs: list[tuple[int, Any, bool, str]], shared: bool
 ) -> None:
     """Law."""
@@ -86,10 +88,11 @@ async def test_what_was_rejected_in_a_run_is_asked_about_in_every_later_one_and_
         rules = [one.rule for one in held.requests()]
         assert (rules == [RULE], bool(rules)) == (known in rejected, known in rejected or not sure)
         for one in held.requests():
-            held.decide(one.decide(said, principal="ann", message="So."))  # type: ignore[arg-type]
+            more = {"arguments": {"to": "ann", "n": 2}} if said == "edit" else {"message": "So."}
+            held.decide(one.decide(said, principal="ann", **more))  # type: ignore[arg-type]
             await held.tell()
-        assert (await held.release(call)).run is (not rules or said == "approve")
-        rejected |= {known} if rules and said == "reject" else set()
+        assert (await held.release(call)).run is (not rules or said in ("approve", "edit"))
+        rejected |= {known} if rules and said in ("reject", "edit") else set()
         other, _ = await processes[number].begins(to, session="another")
         assert other.requests() == ()
 
@@ -126,7 +129,42 @@ async def test_the_agents_sdk_asks_in_the_next_run_of_a_session_about_what_was_r
     assert (other.interruptions, len(bank.paid)) == ([], 1)
 
 
-async def test_pydantic_ai_asks_about_what_was_rejected_in_a_session_whose_history_was_cut() -> None:
+@pytest.mark.parametrize("shown", [False, True])
+async def test_a_standing_approval_of_the_agents_sdk_lets_nothing_run_that_was_rejected_unless_a_human_saw_it(
+    shown: bool,
+) -> None:
+    other = pay(*(("bob", 5) if shown else ("eve", 1)), call_id="c2")
+    turns = [(0.7, [pay()]), (0.9, []), (0.7, [other]), (0.7, [pay(call_id="c3")]), (0.9, [])]
+    bank = Bank(*turns, signed=False, model_client=ScriptedModel('{"p_true": 0.7}'))
+    paused = await bank.go()
+    result = await bank.resume(paused.text, [paused.requests[0].decide("reject", principal="ann")])
+    again = [*result.to_input_list(), {"role": "user", "content": "Pay."}]
+    result = await bank.guard.run(bank.agent, again, session_id="s")
+    state = result.to_state()
+    state.approve(state.get_interruptions()[0], always_approve=True)
+    with bank.guard.session("s", "clerk", snapshot=bank.guard.watched(result).snapshot()):
+        result = await Runner.run(bank.agent, state)
+    assert (result.interruptions, bank.paid) == ([], [["bob", 5] if shown else ["eve", 1]])
+    assert "rejected exactly this call" in str(result.to_input_list()[-2])
+
+
+async def test_the_agents_sdks_own_rejection_counts_where_the_run_ends_without_asking_its_model() -> None:
+    sure = [0.7]
+    judge = ScriptedModel(lambda messages, options: f'{{"p_true": {sure[0]}}}')
+    bank = Bank((0.7, [pay()]), signed=False, model_client=judge)
+    bank.agent.tool_use_behavior = "stop_on_first_tool"
+    result = await bank.guard.run(bank.agent, "Pay.", session_id="s")
+    state = result.to_state()
+    state.reject(state.get_interruptions()[0])
+    with bank.guard.session("s", "clerk", snapshot=bank.guard.watched(result).snapshot()):
+        assert not (await Runner.run(bank.agent, state)).interruptions
+    sure[0] = 0.99
+    assert ([one.rule for one in (await bank.go()).requests], bank.paid) == ([RULE], [])
+
+
+@pytest.mark.parametrize("handled", [False, True])
+async def test_pydantic_ai_asks_about_what_was_rejected_in_a_session_whose_history_was_cut(handled: bool) -> None:
+    """Also where a program approves what waits (`handled`)."""
     sure, paid = [0.7], list[str]()
 
     def scripted(messages: Any, _: Any) -> ModelResponse:
@@ -136,16 +174,21 @@ async def test_pydantic_ai_asks_about_what_was_rejected_in_a_session_whose_histo
 
     judge = ScriptedModel(lambda messages, options: f'{{"p_true": {sure[0]}}}')
     guard = UncertaintyCapability(UncertaintyMonitor(policy=POLICY), session_id=lambda ctx: "s", model_client=judge)
-    agent = Agent(FunctionModel(scripted), output_type=[str, DeferredToolRequests], capabilities=[guard])
 
-    @agent.tool_plain
     def pay(to: str) -> str:
         paid.append(to)
         return "paid"
 
+    def yes(_: Any, requests: Any) -> DeferredToolResults:
+        return DeferredToolResults(approvals={call.tool_call_id: True for call in requests.approvals})
+
+    given: Any = {"output_type": [str, DeferredToolRequests], "tools": [pay]}
+    agent = Agent(FunctionModel(scripted), capabilities=[guard], **given)
     result: Any = await agent.run("Pay.")
     (request,) = waiting(result)
     await agent.run(**resume(result.all_messages_json(), [request.decide("reject", principal="ann")]))
     sure[0] = 0.99
+    if handled:
+        agent = Agent(FunctionModel(scripted), capabilities=[HandleDeferredToolCalls(yes), guard], **given)
     (request,) = waiting(await agent.run("Pay, as I said before."))
     assert (request.rule, paid) == (RULE, [])

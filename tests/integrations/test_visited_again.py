@@ -29,7 +29,7 @@ CONFIG: Any = {"configurable": {"thread_id": "t"}}
 GO: Any = {"messages": [("user", "Pay what is due.")]}
 KINDS = ["graph", "agent", "called"]
 RULE = "rejected_in_thread"
-SAID = ["approve", "reject", "respond"]
+SAID = ["approve", "edit", "reject", "respond"]
 Visit = tuple[str, bool]
 """Whom the model pays in a visit, and whether it is sure."""
 
@@ -127,7 +127,8 @@ class Desk:
         return waiting(self.app.get_state(CONFIG))
 
     def decide(self, kind: Any) -> list[Any]:
-        word = {"message": "In cash."} if kind == "respond" else {}
+        more: dict[str, Any] = {"respond": {"message": "In cash."}, "edit": {"arguments": {"to": "ann"}}}
+        word = more.get(kind, {})
         decisions = [one.decide(kind, principal="ann", **word) for one in self.asked()]
         return self.run(resume(self.app.get_state(CONFIG), decisions))
 
@@ -138,7 +139,7 @@ class Desk:
     st.booleans(),
 )
 @settings(max_examples=10, deadline=None)
-def test_a_call_that_was_rejected_in_any_visit_is_asked_about_in_every_later_one_and_no_other_is(
+def test_a_call_that_was_rejected_or_changed_in_any_visit_is_asked_about_in_every_later_one_and_no_other_is(
     kind: str, visits: list[tuple[str, bool, str]], awaited: bool
 ) -> None:
     """Law."""
@@ -150,8 +151,8 @@ def test_a_call_that_was_rejected_in_any_visit_is_asked_about_in_every_later_one
             (request,) = asked
             assert (request.call.id, request.rule == RULE) == (f"c{number}", to in refused)
             asked = desk.decide(said)
-            ran += [to] if said == "approve" else []
-            refused |= {to} if said == "reject" else set()
+            ran += {"approve": [to], "edit": ["ann"]}.get(said, [])
+            refused |= {to} if said in ("reject", "edit") else set()
         else:
             ran += [to]
     assert (desk.paid, asked) == (ran, [])

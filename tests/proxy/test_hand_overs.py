@@ -18,6 +18,7 @@ from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.seal import Seal
 from grampus_uq.integrations.mcp.call_notes import CallNotes
+from grampus_uq.integrations.mcp.call_outcomes import REPEATED
 from grampus_uq.integrations.mcp.hand_overs import DeliveredResults, HandOvers
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
@@ -390,7 +391,9 @@ async def test_a_call_whose_outcome_a_human_settled_does_not_go_ahead_again(kind
             await one.call(identity, "pay", n=1)
             if identity == 3 and kind != "edit":
                 await one.answered(3)
-        assert (await one.waiting()).rule == "repeated_call"
+        request = await one.waiting()
+        assert request.rule == ("rejected_in_thread" if kind == "edit" else "repeated_call")
+        assert REPEATED.reason in request.reason
         await anyio.sleep(0.5)
         assert [call["params"]["arguments"]["n"] for call in one.ran()] == ([1, 2] if kind == "edit" else [1])
 

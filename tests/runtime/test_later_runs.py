@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, SubAgent, ToolCall, UncertaintyMonitor, tool
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    AgentStatus,
+    FunctionTools,
+    StoreError,
+    SubAgent,
+    ToolCall,
+    UncertaintyMonitor,
+    tool,
+)
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.run_state import REJECTED_BEFORE, AgentState
 from grampus_uq.testing import ScriptedModel, answer
@@ -18,9 +28,9 @@ CLERK, PAYER = AgentDefinition(name="clerk", model="m"), AgentDefinition(name="p
 class Clerk:
     """An agent that pays, or has its sub-agent pay: in each run the model proposes what it is asked for."""
 
-    def __init__(self, *, delegates: bool = False, advisory: bool = False) -> None:
+    def __init__(self, *, delegates: bool = False, advisory: bool = False, delegations: int = 1) -> None:
         self.store, self.paid, self.sure = MemoryStore(), list[float](), False
-        self.delegates, self.advisory = delegates, advisory
+        self.delegates, self.advisory, self.delegations = delegates, advisory, delegations
 
     def process(self, name: str = "clerk") -> AgentRunner:
         @tool(effect="irreversible")
@@ -32,11 +42,12 @@ class Clerk:
         def reply(messages: Any, options: Any) -> Any:
             if "Reply with" in messages[-1].content:
                 return f'{{"p_true": {0.99 if self.sure else 0.65}}}'
-            if any(message.role == "tool" for message in messages):
+            done = sum(message.role == "tool" for message in messages)
+            if done >= (self.delegations if name == "clerk" else 1):
                 return "Done."
             task = next(message.content for message in messages if message.role == "user")
             if self.delegates and name == "clerk":
-                return answer("Do it.", tool_calls=[ToolCall(id="d", name="payer", arguments={"task": task})])
+                return answer("Do it.", tool_calls=[ToolCall(id=f"d{done}", name="payer", arguments={"task": task})])
             arguments = {"amount": float(task) if "." in task else int(task), "to": "bob"}
             return answer("I pay.", tool_calls=[ToolCall(id="1", name="pay", arguments=arguments)])
 
@@ -50,26 +61,55 @@ class Clerk:
         return list((await self.process().run(CLERK, task, session_id=session)).pending)
 
     async def decide(self, request: Any, kind: Any) -> list[Any]:
-        decision = request.decide(kind, principal="ann", message="So it is.")
+        more = {"arguments": {"to": "bob", "amount": 7.0}} if kind == "edit" else {"message": "So it is."}
+        decision = request.decide(kind, principal="ann", **more)
         return list((await self.process().resume("clerk", "s", decision)).pending)
 
 
 @pytest.mark.parametrize("delegates", [False, True])
-async def test_a_call_that_was_rejected_waits_in_every_later_run_of_the_session_and_no_other_does(
-    delegates: bool,
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_a_call_that_was_rejected_or_changed_waits_in_every_later_run_of_the_session_and_no_other_does(
+    delegates: bool, kind: str
 ) -> None:
     clerk = Clerk(delegates=delegates)
     (request,) = await clerk.run("5", sure=False)
-    assert await clerk.decide(request, "reject") == []
+    assert await clerk.decide(request, kind) == []
+    ran = [7.0] if kind == "edit" else []
     assert await clerk.run("6") == []
     for task in ("5", "5.0"):
         (request,) = await clerk.run(task)
-        assert (request.rule, clerk.paid) == ("rejected_in_thread", [6])
+        assert (request.rule, clerk.paid) == ("rejected_in_thread", [*ran, 6])
         assert await clerk.decide(request, "respond") == []
     (request,) = await clerk.run("5")
     assert await clerk.decide(request, "approve") == []
-    assert clerk.paid == [6, 5]
+    assert clerk.paid == [*ran, 6, 5]
     assert await clerk.run("5", session="another") == []
+
+
+async def test_a_sub_agents_rejection_is_heard_also_where_the_store_fails_as_its_parent_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clerk = Clerk(delegates=True, delegations=2)
+    (request,) = await clerk.run("5", sure=False)
+    hears, failed = SubAgent._hear_rejections, list[str]()
+
+    async def fails_once(one: SubAgent, state: AgentState, child_id: str) -> None:
+        with monkeypatch.context() as patch:
+            if not failed:
+                failed.append(child_id)
+                patch.setattr(clerk.store, "get", _down)
+            await hears(one, state, child_id)
+
+    monkeypatch.setattr(SubAgent, "_hear_rejections", fails_once)
+    clerk.sure = True
+    with pytest.raises(StoreError):
+        await clerk.decide(request, "reject")
+    assert (await clerk.process().resume("clerk", "s")).status is AgentStatus.COMPLETED
+    assert (len(failed), clerk.paid) == (1, [])
+
+
+async def _down(kind: str, key: str) -> Any:
+    raise StoreError("down")
 
 
 async def test_where_the_monitor_only_advises_an_earlier_rejection_holds_nothing() -> None:

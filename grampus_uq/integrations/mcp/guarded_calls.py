@@ -19,6 +19,7 @@ import anyio
 
 from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord, Doubt, settled
+from grampus_uq.gate.gate import both
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.integrations.mcp.call_notes import CallNotes, likeness, noted
 from grampus_uq.integrations.mcp.call_outcomes import REPEATED, Answer, OpenCall, Run, Wait, matters
@@ -141,7 +142,7 @@ class GuardedCalls:
         doubt = await self._redefined(shown)
         if not self._repeats(call):
             return doubt
-        return REPEATED if doubt is None else replace(doubt, reason=f"{REPEATED.reason}; {doubt.reason}")
+        return both(doubt, REPEATED)
 
     async def _redefined(self, shown: tuple[Pin, ...]) -> Doubt | None:
         """Why a call waits for its tool's definition: it changed, or no list that this session still knows has it."""
