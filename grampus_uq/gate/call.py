@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from itertools import chain
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
@@ -376,9 +375,9 @@ def is_against(known: Collection[str], call: ToolCall) -> bool:
     return call.is_among(known) or (bool(known) and _CHANGED + call.likeness() in known)
 
 
-def remembered(*known: Iterable[str]) -> list[str]:
-    """Answers against calls, each once; the latest, where there are too many: `Gate.held_back` holds all calls then."""
-    return list(dict.fromkeys(chain(*known)))[-MAX_REJECTED:]
+def remembered(known: Iterable[str], *decided: CallRecord) -> list[str]:
+    """These answers against calls and those on the records, each once; of too many the latest (`Gate.held_back`)."""
+    return list(dict.fromkeys([*known, *filter(None, map(against, decided))]))[-MAX_REJECTED:]
 
 
 def authority(record: CallRecord) -> str | None:

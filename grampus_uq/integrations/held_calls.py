@@ -41,7 +41,6 @@ from grampus_uq.gate.call import (
     UNREAD,
     CallPhase,
     CallRecord,
-    against,
     remembered,
     settled,
 )
@@ -271,8 +270,7 @@ class HeldCalls:
         self._untold.append(after)
         for one in after.decisions:
             record_answer(self.session, one, step_id=after.step_id, call=after.proposed)
-        if (said := against(after)) is not None:
-            self.rejected = remembered(self.rejected, [said])
+        self.rejected = remembered(self.rejected, after)
         return after
 
     def accept_foreign(

@@ -35,7 +35,6 @@ from grampus_uq.gate.call import (
     CallRecord,
     Doubt,
     Terms,
-    against,
     cleared,
     doubt_of,
     remembered,
@@ -183,6 +182,7 @@ class TurnJudge:
     async def decide(self, carried: Carried, answer: Any) -> tuple[Carried, list[str]]:
         """Take what a human answered to the turn's requests: the state after it, and why decisions were refused.
 
+        The reasons are in the order of the requests, behind those of what is no decision on one.
         What waits on is asked anew where its request expired or its precondition failed; too few approvals are kept.
         """
         now_s = self.gate.now_s()
@@ -193,7 +193,7 @@ class TurnJudge:
         new = [decision for decision in decisions if decision.request_id not in failed]
         known = {request["id"] for request in requests_of(carried)}
         stale = [one.request_id for one in new if one.request_id not in known]
-        refusals += [*failed.values(), *(f"No pending request {one:.40}: stale or already decided." for one in stale)]
+        refusals += [f"No pending request {one:.40}: stale or already decided." for one in stale]
         turn: Turn = dict(carried.turn or {})
         arrived = read_arrived(turn.get("arrived") or ())
         before = [decision for decision, _ in arrived]
@@ -218,6 +218,9 @@ class TurnJudge:
         after_all = replace(carried, turn=turn, records=tuple(records))
         ids, gone = {request["id"] for request in requests_of(after_all)}, [one for one, _ in refused]
         turn["arrived"] = write_arrived(one for one in arrived if one[0].request_id in ids and one[0] not in gone)
+        refused += [(one, failed[one.request_id]) for one in decisions if one.request_id in failed]
+        order = {request["id"]: n for n, request in enumerate(requests_of(carried))}  # so a host tells whose each is
+        refused.sort(key=lambda said: order.get(said[0].request_id, 0))
         return after_all, [*refusals, *(why for _, why in refused)]
 
     async def _decided(
@@ -242,13 +245,13 @@ class TurnJudge:
         """Take what humans decided on these calls, and on the turn's answer, into the belief and the recording."""
         decided = list(decided)
         of_calls = [(decision, record.proposed) for record in decided for decision in record.decisions]
-        turn, said = dict(carried.turn or {}), [one for record in decided if (one := against(record)) is not None]
+        turn = dict(carried.turn or {})
         if not of_calls and "reviewed" not in turn:
             return carried
         reviewed = [ApprovalDecision.model_validate(one) for one in turn.pop("reviewed", None) or ()]
         for decision, call in [*of_calls, *((one, None) for one in reviewed)]:
             record_answer(carried.session, decision, step_id=turn.get("step_id"), call=call)
-        belief = {**carried.belief, "rejected": remembered(carried.belief["rejected"], said)}
+        belief = {**carried.belief, "rejected": remembered(carried.belief["rejected"], *decided)}
         return replace(carried, belief=belief, turn=turn if reviewed else carried.turn)
 
     # -- running --------------------------------------------------------------------------------------------------

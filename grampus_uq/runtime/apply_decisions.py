@@ -11,17 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, ChangedToolsError
-from grampus_uq.gate.call import (
-    CallPhase,
-    CallRecord,
-    against,
-    cleared,
-    decided,
-    doubt_of,
-    expired,
-    guided,
-    remembered,
-)
+from grampus_uq.gate.call import CallPhase, CallRecord, cleared, decided, doubt_of, expired, guided, remembered
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import record_answer
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
@@ -242,7 +232,7 @@ async def hear_replaced(turn: Turn) -> None:
             if deciding[0].kind is ApprovalKind.REJECT:
                 await turn.gate.answered(new.change(requests=held.requests), turn.terms())
                 _tell(turn, request, held.proposed, deciding)
-            _remember(state, new)
+            state.rejected = remembered(state.rejected, new)
         state.keep_replaced(left)
 
 
@@ -274,16 +264,11 @@ def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecisio
     if record.began_before and deciding[0].kind is not ApprovalKind.APPROVE:
         turn.lease.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
     new = decided(record, deciding)
-    _remember(state, new)
+    state.rejected = remembered(state.rejected, new)
     if new.phase is CallPhase.CLEARED:
         state.keep(new)
         return
     state.settle(new, new.text or "", is_error=new.is_error)
-
-
-def _remember(state: AgentState, record: CallRecord) -> None:
-    said = against(record)
-    state.rejected = state.rejected if said is None else remembered(state.rejected, [said])
 
 
 def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:

@@ -107,7 +107,7 @@ async def rollback(
     done = [call for call in await _took_effect(runner, old, to_step, rejected) if call.idempotency_key not in known]
     text = (note or "")[:_MAX_NOTE]
     new = _branched(old, restored, to_step, done).replaces(old)
-    new.rejected = remembered(restored.rejected, rejected)
+    new.rejected = remembered([*restored.rejected, *rejected])
     new.stops_seen = await stops_now(runner.ledger, new)  # orders given before are for the branch that is gone
     new.vouched = old.vouched and restored.vouched and all(map(runner.gate.believes, (old.sealed, restored.sealed)))
     terms = runner.gate.terms(agent_id, session_id, policy, run_id=new.run_id, started_by=new.started_by)

@@ -111,7 +111,7 @@ class SubAgent:
         ledger = self.runner.ledger
         found = await ledger.store.get("session", session_key(self.agent.name, child_id))
         rejected = [] if found is None else ledger.state_in(found).rejected
-        state.rejected = remembered(state.rejected, rejected)
+        state.rejected = remembered([*state.rejected, *rejected])
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         belief = result.metadata.get("uncertainty", {})

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from grampus_uq import ApprovalPolicy, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.gate.call import UNVOUCHED, CallRecord, review
+from grampus_uq.gate.gate import Held
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.carried_states import Carried, CarriedStates
@@ -162,6 +163,42 @@ def test_two_approvers_are_two_people_and_the_first_is_remembered(langchain: boo
     assert bank.paid == []
     assert bank.resume(BEN.sign(request.decide("approve", principal="ben"))) == []
     assert bank.paid == ["5 to bob"]
+
+
+class _Untold:
+    """Permits that cannot be told of any answer."""
+
+    async def release(self, record: CallRecord, session: Any, terms: Any, *, alike: bool) -> Held:
+        return Held()
+
+    async def standing(self, released: Any) -> dict[str, str]:
+        return {}
+
+    async def answered(self, record: CallRecord, terms: Any) -> None:
+        pass
+
+    async def tell_first(self, said: Any, terms: Any) -> list[str]:
+        return ["down" for _ in said]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("given", [["other", "never"], ["never", "other"], ["never", "never"], ["other", "other"]])
+async def test_why_decisions_were_refused_is_told_in_the_order_of_their_requests(given: list[str]) -> None:
+    policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
+    judge = TurnJudge(UncertaintyMonitor(policy=policy), advisory=False, permits=_Untold())
+    calls = [ToolCall(id=str(number), name="pay", arguments={"to": number}) for number in range(2)]
+    carried = judge.states.read("t", "/t", None, begun=False)
+    carried = await judge.judge(carried, ModelTurn(content="I pay.", calls=calls))
+    decisions = []
+    for how, record in zip(given, carried.records, strict=True):
+        (asked,) = record.requests
+        if how == "other":
+            decisions.append(asked.model_copy(update={"run_id": "another"}).decide("approve", principal="eve"))
+        else:
+            decisions.append(asked.decide("reject", principal="ann", never=True))
+    for answer in (decisions, decisions[::-1]):
+        _, why = await judge.decide(carried, answer)
+        assert ["never" if "says never" in one else "other" for one in why] == given
 
 
 def test_an_edit_that_does_not_fit_the_tool_is_refused_and_burns_nothing(langchain: bool) -> None:
