@@ -370,13 +370,15 @@ def against(record: CallRecord) -> str | None:
     return _CHANGED + record.proposed.likeness() if record.edited else None
 
 
-def is_against(known: Collection[str], call: ToolCall) -> bool:
-    """True if one of these answers is against such a call."""
-    return call.is_among(known) or (bool(known) and _CHANGED + call.likeness() in known)
+def held_by(known: Collection[str], call: ToolCall, *, harmless: bool) -> Doubt | None:
+    """The reason to wait for a call that one of these answers is against or, unless it is harmless, may have been."""
+    if call.is_among(known) or (known and _CHANGED + call.likeness() in known):
+        return REJECTED_IN_THREAD
+    return FORGOTTEN if len(known) >= MAX_REJECTED and not harmless else None
 
 
 def remembered(known: Iterable[str], *decided: CallRecord) -> list[str]:
-    """These answers against calls and those on the records, each once; of too many the latest (`Gate.held_back`)."""
+    """These answers against calls and those on the records, each once; of too many the latest (`held_by`)."""
     return list(dict.fromkeys([*known, *filter(None, map(against, decided))]))[-MAX_REJECTED:]
 
 

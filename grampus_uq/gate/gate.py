@@ -20,9 +20,7 @@ from typing import Any, Protocol
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ApprovalError, StoreError
 from grampus_uq.gate.call import (
-    FORGOTTEN,
     FRAMEWORK,
-    MAX_REJECTED,
     REJECTED_BEFORE,
     REJECTED_IN_THREAD,
     REPEATED,
@@ -40,7 +38,7 @@ from grampus_uq.gate.call import (
     cleared,
     decided,
     doubt_of,
-    is_against,
+    held_by,
     may_be_granted,
     of_the_tool,
     review,
@@ -340,10 +338,8 @@ class Gate:
         """The reason to hold a call back that is not in its session's belief: what became of an equal one."""
         if repeated:
             return REPEATED
-        if is_against(known, call):
-            return REJECTED_IN_THREAD
-        if len(known) >= MAX_REJECTED and effect not in HARMLESS:
-            return FORGOTTEN
+        if (held := held_by(known, call, harmless=effect in HARMLESS)) is not None:
+            return held
         try:
             rejected = await self.starts.rejected(call, terms, stored=effect not in HARMLESS)
         except StoreError as error:

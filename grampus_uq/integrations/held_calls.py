@@ -281,8 +281,7 @@ class HeldCalls:
         `arguments` are those of an edit. One that is `standing`, of a whole tool or a program's, teaches permits
         nothing, and lets no call run that a human answered against before, unless it waited when the run began.
         """
-        slot = self.records.slot_of(call)
-        record = None if slot is None else self.records[slot]
+        record, slot = self.records.find(call), self.records.slot_of(call)
         if record is None or not record.waiting or not record.requests:
             return False
         if standing and slot not in self.from_outside and record.requests[0].rule == REJECTED_IN_THREAD.rule:

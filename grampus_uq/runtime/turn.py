@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import SessionConflictError, StoreError
-from grampus_uq.gate.call import UNVOUCHED, CallPhase, CallRecord, Doubt, Terms, edit_note, granted
+from grampus_uq.gate.call import UNVOUCHED, CallPhase, CallRecord, Doubt, Terms, edit_note, granted, held_by
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.gate import Gate, both
 from grampus_uq.gate.starts import by_itself
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
@@ -173,12 +173,13 @@ class Turn:
 
     def wait_for_all(self, doubt: Doubt) -> None:
         """Make every new call wait because of the step that proposes it, except calls that were rejected before."""
-        terms = self.terms()
+        terms, known = self.terms(), {*self._state.rejected_before(), *self._state.rejected}
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             if record.proposed.is_among(self._state.rejected):
                 continue  # `judge` answers for it
             record = record.change(effect=self.effect(record.proposed))
-            self._state.keep(self.gate.asked(record, terms, doubt))
+            before = held_by(known, record.proposed, harmless=record.effect in HARMLESS)
+            self._state.keep(self.gate.asked(record, terms, both(before, doubt) or doubt))
 
     # -- executing ------------------------------------------------------------------------------------------------
 

@@ -222,7 +222,7 @@ def test_middleware_outside_is_handed_what_the_tool_gave_and_the_decision_counts
     ran = said in ("approve", "edit")
     assert [type(one) for one in outside.given] == [Command if command and ran else ToolMessage]
     values = app.get_state(CONFIG).values
-    assert len(values["uncertainty"]["belief"]["rejected"]) == (said == "reject")
+    assert len(values["uncertainty"]["belief"]["rejected"]) == (said in ("edit", "reject"))
     assert values["messages"][1].tool_calls[0]["args"] == {"to": "ann" if said == "edit" else "bob"}
 
 

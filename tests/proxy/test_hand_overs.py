@@ -413,6 +413,24 @@ async def test_a_call_that_was_edited_into_the_same_one_counts() -> None:
         assert len(one.ran()) == 2
 
 
+@pytest.mark.parametrize("beside", [{"n": 1.0}, {"n": 1, "inputResponses": {"x": 1}}])
+async def test_a_call_that_a_human_changed_is_held_when_it_comes_again_as_it_was(beside: Any) -> None:
+    async with bench(MemoryStore(), hold_s=0.3) as one:
+        await one.lists(pay={"annotations": {"destructiveHint": True}})
+        await one.call(1, "pay", n=1)
+        await text(one, 1)
+        await one.decide("edit", arguments={"n": 2})
+        await one.call(2, "pay", n=1)
+        await one.asked()
+        await one.returns(2)
+        await one.answered(2)
+        given = dict(beside)
+        await one.say(id=3, method="tools/call", params={"name": "pay", "arguments": {"n": given.pop("n")}, **given})
+        request = await one.waiting()
+        assert REPEATED.reason in request.reason
+        assert [call["params"]["arguments"] for call in one.ran()] == [{"n": 2}]
+
+
 @pytest.mark.parametrize("beside", [{}, {"inputResponses": {"x": 1}}])
 async def test_an_equal_call_that_waits_or_was_rejected_holds_back_one_that_is_written_otherwise(beside: Any) -> None:
     """Else an agent has as many tries at a grant's, a permit's or a reader's word as a number has spellings."""

@@ -17,6 +17,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     tool,
 )
+from grampus_uq.gate.call import REJECTED_IN_THREAD
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.run_state import REJECTED_BEFORE, AgentState
 from grampus_uq.testing import ScriptedModel, answer
@@ -29,7 +30,7 @@ class Clerk:
     """An agent that pays, or has its sub-agent pay: in each run the model proposes what it is asked for."""
 
     def __init__(self, *, delegates: bool = False, advisory: bool = False, delegations: int = 1) -> None:
-        self.store, self.paid, self.sure = MemoryStore(), list[float](), False
+        self.store, self.paid, self.sure, self.unsure = MemoryStore(), list[float](), False, 0.65
         self.delegates, self.advisory, self.delegations = delegates, advisory, delegations
 
     def process(self, name: str = "clerk") -> AgentRunner:
@@ -41,7 +42,7 @@ class Clerk:
 
         def reply(messages: Any, options: Any) -> Any:
             if "Reply with" in messages[-1].content:
-                return f'{{"p_true": {0.99 if self.sure else 0.65}}}'
+                return f'{{"p_true": {0.99 if self.sure else self.unsure}}}'
             done = sum(message.role == "tool" for message in messages)
             if done >= (self.delegations if name == "clerk" else 1):
                 return "Done."
@@ -110,6 +111,17 @@ async def test_a_sub_agents_rejection_is_heard_also_where_the_store_fails_as_its
 
 async def _down(kind: str, key: str) -> Any:
     raise StoreError("down")
+
+
+async def test_who_decides_on_a_rejected_call_of_a_step_that_pauses_by_itself_reads_both_reasons() -> None:
+    clerk = Clerk()
+    (request,) = await clerk.run("5", sure=False)
+    await clerk.decide(request, "reject")
+    clerk.unsure = 0.3
+    (other,) = await clerk.run("6", sure=False, session="another")
+    (request,) = await clerk.run("5", sure=False)
+    assert (request.rule, request.level) == ("rejected_in_thread", other.level)
+    assert request.reason == f"{other.reason}; {REJECTED_IN_THREAD.reason}"
 
 
 async def test_where_the_monitor_only_advises_an_earlier_rejection_holds_nothing() -> None:

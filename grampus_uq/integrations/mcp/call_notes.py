@@ -6,8 +6,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from grampus_uq.gate.call import CallPhase, CallRecord
-from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.gate.call import CallPhase, CallRecord, against
 from grampus_uq.integrations.mcp.json_rpc import BESIDE
 from grampus_uq.integrations.mcp.pins import Pin
 from grampus_uq.records.values import ToolCall
@@ -15,7 +14,7 @@ from grampus_uq.runtime.run_state import AgentState
 
 _MAX_RESULTS: Final = 4_000_000
 _MOST_SENT: Final = 1_000
-_FAILED: Final = "e"
+_FAILED, _CHANGED = "e", "c"
 _NAMES: Final = ("sent", "going", "lost", "rejected")
 _DIGEST: Final = 24  # characters that tell calls of one session apart
 
@@ -107,9 +106,9 @@ class CallNotes:
 
     def keep_rejection(self, record: CallRecord) -> None:
         """The record of a call is kept no longer: what a human said against it is, beside what went."""
-        against = [one.decided_s for one in record.decisions if one.kind is ApprovalKind.REJECT]
-        if against and record.phase is CallPhase.SETTLED:
-            self._note(likeness(record.proposed), f"{against[0]:.0f}", "rejected")
+        if against(record) is not None and record.phase is CallPhase.SETTLED:
+            said = f"{record.decisions[0].decided_s:.0f}{_CHANGED if record.edited else ''}"
+            self._note(likeness(record.proposed), said, "rejected")
 
     def renew_rejection(self, same: str) -> None:
         """A call of this likeness is proposed: that a human rejected one is forgotten last."""
@@ -142,13 +141,13 @@ class CallNotes:
             when = _when(going[-1] if going else str(lost))
             found.append(f"was started {when}, and whether its server ran it is not known")
         if (rejected := self._believed("rejected").get(same)) is not None:
-            found.append(f"was rejected by a human {_when(rejected)}")
+            found.append(f"was {'changed' if rejected.endswith(_CHANGED) else 'rejected'} by a human {_when(rejected)}")
         return ", and ".join(found) or None
 
 
 def _when(said: str) -> str:
     with suppress(ValueError, OverflowError, OSError):  # whoever writes the store writes what he likes
-        time = datetime.fromtimestamp(float(said.rstrip(_FAILED)), UTC)
+        time = datetime.fromtimestamp(float(said.rstrip(_FAILED + _CHANGED)), UTC)
         return f"in this session at {time:%Y-%m-%d %H:%M:%S} UTC"
     return "before"
 

@@ -157,13 +157,14 @@ class GuardedCalls:
         return self._notes.known_of(same) is not None or any(self._equal_to(same))
 
     def _equal_to(self, same: str) -> Iterator[CallRecord]:
-        """The calls of this likeness that are open. Each is read once: they may be large."""
+        """The open calls of this likeness, as proposed or as changed. Each is read once: it may be large."""
         turn, known = self.session.current().lease.state.turn, self._likenesses
         self._likenesses = {}
         for one in turn:
             call, found = known.get(one.proposed.id) or (None, "")
             self._likenesses[one.proposed.id] = one.call, found if call is one.call else likeness(one.call)
-        return (one for one in turn if self._likenesses[one.proposed.id][1] == same)
+        changed = {one.proposed.id for one in turn if one.edited and likeness(one.proposed) == same}
+        return (one for one in turn if self._likenesses[one.proposed.id][1] == same or one.proposed.id in changed)
 
     @property
     def _acts(self) -> bool:
