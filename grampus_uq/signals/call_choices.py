@@ -106,10 +106,17 @@ class Choices:
         if len(written) > _LONGEST or written != [call.name, *call.arguments.values()][number]:
             return None
         within: Any = self._tools.get(call.name)
-        for key in ("properties", list(call.arguments)[number - 1], "enum") if number else ():
+        for key in ("properties", list(call.arguments)[number - 1]) if number else ():
             within = within.get(key) if isinstance(within, Mapping) else None
-        among = self._names if number == 0 else _sorted(within) if isinstance(within, list) else ()
-        return Choice.of(written, among)
+        return Choice.of(written, _allowed(within) if number else self._names)
+
+
+def _allowed(schema: object) -> Sequence[str]:
+    """The texts that a schema lists, where it allows nothing else: null may stand beside them without being listed."""
+    known = schema if isinstance(schema, Mapping) else {}
+    listed, kinds = known.get("enum"), known.get("type")
+    null = known.get("nullable") or (isinstance(kinds, list) and "null" in kinds)
+    return _sorted(listed) if isinstance(listed, list) and not null else ()
 
 
 def _sorted(values: Collection[Any]) -> Sequence[str]:

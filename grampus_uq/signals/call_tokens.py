@@ -37,7 +37,7 @@ from grampus_uq.signals.call_slots import Written
 from grampus_uq.signals.call_support import names_of, support_of
 from grampus_uq.signals.prose import Span
 from grampus_uq.signals.token_signals import says_something
-from grampus_uq.signals.value_odds import LOWEST, value_odds
+from grampus_uq.signals.value_odds import LOWEST, odds_before, value_odds
 from grampus_uq.stats.matching import matching
 from grampus_uq.wire.responses import stream_of
 
@@ -170,7 +170,10 @@ def _least(
     if _is_left_open(rest, call, number, places, found, written):
         own.append(_LOST)
     elif (not behind and found.named and found.every) or (half and written.own[number]):
-        tokens = list(chain.from_iterable(read.logprobs(*span) for span in rest.spans(found.begin)))
+        tokens = [
+            read.before(found.begin, call.name),
+            *chain.from_iterable(map(read.logprobs, rest.spans(found.begin))),
+        ]
         own.append([_Part(_WHOLE, tokens, (), tokens)])
     elif half:
         own.append(_LOST)
@@ -287,10 +290,15 @@ class _Read:
         beside = self.text[:begin], self.text[begin + len(shown) :]
         return begin >= 0 and not says_something([TokenLogprob(token=one, logprob=0.0) for one in beside])
 
-    def logprobs(self, begin: int, end: int) -> list[float]:
+    def logprobs(self, span: Span) -> list[float]:
         """The log-probabilities of the tokens that write some of a span."""
-        found = self._overlapping(begin, end)
+        found = self._overlapping(*span)
         return self.logs[found.start : found.stop]
+
+    def before(self, begin: int, name: str) -> float:
+        """The log-probability of the name with which a call's writing begins, at the marks before it."""
+        end, first = begin + len(name), self._overlapping(begin, begin + 1).start
+        return odds_before(self.text, begin, end, self.written, first)
 
     def _end(self, place: int) -> int:
         """The end of a token; one without text belongs to the next that has one."""

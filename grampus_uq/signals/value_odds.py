@@ -4,21 +4,22 @@
     p(further) = p(what goes on) / (p(what goes on) + p(what ends the arguments)), behind the value
 
 Keys and marks are left out: a grammar, or a form that a model is not used to, makes them unlikely in right calls too.
-But what the blanks and quotes before a value might have begun in its place (` -`, ` null`) counts against it.
+But what the blanks, quotes and mark before a value might have begun in its place (` -`, ` null`, `.get` for the `.` of
+`functions.pay`) counts against it, were it only its beginning; so does the wish to give no argument against the first.
 What ends a value is compared with what would have ended it elsewhere: behind 85, `}` and `,` end it alike, and `0`
 does not. `further` is the choice to give one more argument, and belongs to that one; blanks before the comma hide
 nothing, and an alternative behind which the comma may yet come or not counts against it. Alternatives that were not
 reported take no part, so that without any what ends a value counts whole. Of a value that is one of several that are
-known, only these are alternatives (`call_choices`). Linear in the tokens of the value.
+known, only these are alternatives (`call_choices`). Linear in the tokens of the value and of the blanks before it.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from heapq import nlargest
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -32,12 +33,15 @@ _CLOSES: Final = ("}", ")", "]")
 _BLANKS: Final = re.compile(r"(?:\s|\\{1,8}[nrt])*")
 _COMMA: Final = re.compile(_BLANKS.pattern + ",")
 _STOPS: Final = re.compile(_BLANKS.pattern + r"(?:[})\]]|\Z)")
-_LED: Final = re.compile(r"[:=][\s\"'\\]*\Z")
-_GAP: Final = re.compile(r"[\s\"'\\:=]*")
-_NEAR: Final = 64
-_MOST_BEFORE: Final = 8  # tokens before a value that may have begun another one
+_NONE: Final = re.compile(r"[{(]?" + _BLANKS.pattern + "[})]")
+_FIRST: Final = re.compile(r"[{(](?P<blanks>\s*)\\*[\"']?[\w .$-]{1,64}\\*[\"']?\s*\Z")
+_NEAR: Final = 100
+_BEGUN: Final = re.compile(rf".{_BLANKS.pattern}\\{{0,8}}[\"']?(.*)", re.DOTALL)
 _MOST_ALTERNATIVES: Final = 32
+_LEADS: Final = tuple(":=.[](<>")
+"""Marks behind which a value stands, or the name of a tool."""
 _ENDING: Final = re.compile(r"\\{0,8}[\"']")
+_OPENED: Final = re.compile(r"\s*" + _ENDING.pattern)
 
 
 Written = Sequence[tuple[int, TokenLogprob]]
@@ -58,21 +62,19 @@ def value_odds(text: str, begin: int, end: int, written: Written, at: int, choic
     """
     quoted = begin > 0 and text[begin - 1] in "\"'"
     ending = _ENDING.match(text, end) if quoted else None
-    mark, last = ending.end() if ending else end, end
+    quote, mark, last = (ending[0], ending.end(), end) if ending else ("", end, end)
     blanks = _BLANKS.match(text, mark)
     behind = blanks.end() if blanks else mark
-    value = further = 0.0
-    if _LED.search(text, max(begin - _NEAR, 0), begin):
-        value += _odds_before(text, begin, end, written[max(at - _MOST_BEFORE, 0) : at], choice)
+    value, further = odds_before(text, begin, end, written, at, choice), 0.0
     for start, token in written[at : bisect_right(written, behind, at, key=itemgetter(0))]:
         stop, own = start + len(token.token), max(min(token.logprob, 0.0), LOWEST)
         if choice is not None and start <= end:
             head = text[start:begin]
             others = ((p[len(head) :], one) if p.startswith(head) else ("", one) for p, one in _others(token))
-            value += choice.odds(max(start - begin, 0), own, others, ending[0] if ending else "")
+            value += choice.odds(max(start - begin, 0), own, others, quote)
         elif stop <= end:
             value += own
-        elif start <= end and (start < end or not text.startswith(_CLOSES, end - 1)):
+        elif start <= end and (quoted or start < end or not text.startswith(_CLOSES, end - 1)):
             alike = [one for piece, one in _others(token) if _ends_alike(text, start, end, piece, quoted)]
             value += _sum(own, alike)
         if stop > end and not (quoted or text[end:stop].strip(" \t")):
@@ -86,42 +88,63 @@ def value_odds(text: str, begin: int, end: int, written: Written, at: int, choic
 
 
 def _others(token: TokenLogprob) -> Iterator[tuple[str, float]]:
-    """The alternatives of a token that have a probability."""
-    return ((p, one) for p, one in token.top[:_MOST_ALTERNATIVES] if p != token.token and -math.inf < one <= 0.0)
+    """The alternatives of a token that have a probability, the likeliest of many."""
+    top: Sequence[tuple[str, float]] = token.top
+    if len(top) > _MOST_ALTERNATIVES:
+        top = nlargest(_MOST_ALTERNATIVES, (one for one in top if one[1] <= 0.0), key=itemgetter(1))
+    return ((p, one) for p, one in top if p != token.token and -math.inf < one <= 0.0)
 
 
-def _odds_before(text: str, begin: int, end: int, before: Written, choice: Choice | None) -> float:
-    """The logarithm of p(value) at the blanks and quotes before it, whose alternatives may begin another value."""
-    odds = 0.0
-    for start, token in itertools.takewhile(lambda one: _GAP.fullmatch(text, one[0], begin), reversed(before)):
-        begun = ((_begun(piece, text[start:begin]), one) for piece, one in _others(token))
-        same = [(_is_same(text, begin, end, piece, choice), one) for piece, one in begun if piece]
-        own = _sum(max(min(token.logprob, 0.0), LOWEST), [one for kind, one in same if kind])
-        odds += own - _sum(own, [one for kind, one in same if kind is False])
+def odds_before(text: str, begin: int, end: int, written: Written, at: int, choice: Choice | None = None) -> float:
+    """The logarithm of p(value) at the marks before it, where another value may have begun, or none of any argument.
+
+    A token that writes more than these marks is compared with the alternatives that begin as it does.
+    """
+    gap, odds, quoted = _gap(text, begin), 0.0, text[begin - 1] in "\"'"
+    if not quoted and (opened := _ENDING.match(text, begin)):
+        begin = opened.end()
+    for start, own, others in _between(written, gap, written[at][0], text):
+        led = [(_BEGUN.match(text[gap:start] + piece), one) for piece, one in others]
+        begun = [(found[1], one) for found, one in led if found and found[0][0] == text[gap]]
+        values = [one for one in begun if one[0][:1].isalnum() or (one[0] and text[gap] in ":=")]
+        kinds = [(_is_same(text, begin, end, piece, choice, quoted), one) for piece, one in values]
+        same = _sum(own, [one for kind, one in kinds if kind])
+        odds += same - _sum(same, [one for kind, one in kinds if kind is False])
+    if first := _FIRST.search(text, max(gap - _NEAR, 0), gap):
+        for _, own, others in _between(written, first.start(), first.end("blanks") + 1, text):
+            odds += own - _sum(own, [one for piece, one in others if _NONE.match(piece)])
     return odds
 
 
-def _begun(piece: str, gap: str) -> str:
-    """What an alternative to the tokens of a gap writes of a value; "" where that is nothing yet."""
-    core = "".join(gap.split())
-    for place, mark in enumerate(core):
-        piece = piece.lstrip()
-        if not piece.startswith(mark):
-            return "" if core[place:].strip("\\\"'") else piece
-        piece = piece[1:]
-    return piece.lstrip() if core[-1:] in "\"'" and core else piece.lstrip().lstrip("\\\"'")
+def _between(written: Written, begin: int, end: int, text: str) -> Iterator[tuple[int, float, list[tuple[str, float]]]]:
+    """The tokens that write some of a span: place, log-probability, and alternatives that differ in the span alone."""
+    for number in range(max(bisect_right(written, begin, key=itemgetter(0)) - 1, 0), len(written)):
+        start, token = written[number]
+        if start >= end:
+            return
+        head = text[start:begin]
+        others = [(piece[len(head) :], one) for piece, one in _others(token) if piece.startswith(head)]
+        yield start, max(min(token.logprob, 0.0), LOWEST), others
 
 
-def _is_same(text: str, begin: int, end: int, piece: str, choice: Choice | None) -> bool | None:
-    """True where a piece begins the value, False where it begins another one, None where that one is not allowed."""
+def _gap(text: str, begin: int) -> int:
+    """Where the mark stands that leads to a value, before blanks and quotes; the value's own place where none does."""
+    at = begin
+    while at and (text[at - 1] in " \n\r\t\"'\\" or (text[at - 1] in "nrt" and text[at - 2 : at - 1] == "\\")):
+        at -= 1
+    return at - 1 if at and text.startswith(_LEADS, at - 1) else begin
+
+
+def _is_same(text: str, begin: int, end: int, piece: str, choice: Choice | None, quoted: bool) -> bool | None:
+    """True where a piece writes the value, False where it may begin another one, None where that one is not allowed."""
     if choice is not None:
-        return choice.is_same(piece, text[end] if text[begin - 1] in "\"'" else "")
-    return text.startswith(piece, begin) or (piece.startswith(text[begin:end]) and not goes_on(piece[end - begin :]))
+        return choice.is_same(piece, text[end] if quoted else "")
+    return _ends_alike(text, begin, end, piece, quoted)
 
 
 def _ends_alike(text: str, start: int, end: int, piece: str, quoted: bool) -> bool:
     """Return True if the alternative writes the rest of the value and ends it."""
-    if not piece.startswith(text[start:end]) or len(piece) == end - start:
+    if len(piece) <= end - start or not piece.startswith(text[start:end]):
         return False
     after = piece[end - start :]
     return after[0] == text[end] if quoted else bool(after.strip(" \t")) and not goes_on(after)

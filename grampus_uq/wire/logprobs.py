@@ -25,10 +25,13 @@ _ROUNDING: Final = 1e-3
 _MOST_TOKENS: Final = 1_000_000
 _MOST_WRAPPERS: Final = 4
 _FEW: Final = 3
-"""Tokens that may all be certain where nothing is told of others."""
+_SHORT: Final = 48
+"""Tokens, and characters in them, that may all be certain where nothing is told of others."""
 _NEVER: Final = -1000.0
 _CERTAIN_TOO: Final = -5.0
 """Bounds of an alternative that tells how likely a token is that has 0: servers write -9999 for none."""
+_LIKELY: Final = math.log(0.5)
+"""Above this an alternative contradicts a token that has 0."""
 
 _new_token = builder(TokenLogprob)
 
@@ -57,9 +60,14 @@ def read_logprobs(value: Any) -> TokenStream:
     >>> read_logprobs({"content": [{"token": "a", "logprob": None}]})
     TokenStream(tokens=None, problem='token 0: its logprob is not a log-probability: None')
     """
+    return joined_logprobs([value])
+
+
+def joined_logprobs(values: Iterable[Any]) -> TokenStream:
+    """The log-probabilities of the parts of one answer, in order; missing where one part's cannot be read."""
     try:
-        entries = _entries(value)
-        tokens = tuple(_token(entry, place) for place, entry in enumerate(entries))
+        entries = [entry for value in values for entry in _entries(value)]
+        tokens = tuple([_token(entry, place) for place, entry in enumerate(entries)])
         if tokens and not isinstance(entries[0], TokenLogprob):
             _refuse_uncomputed(entries, tokens)
     except _BrokenError as error:
@@ -67,13 +75,6 @@ def read_logprobs(value: Any) -> TokenStream:
     except Exception as error:  # noqa: BLE001 (somebody else's object)
         return TokenStream(problem=f"cannot be read ({type(error).__name__})")
     return TokenStream(tokens=tokens) if tokens else NO_TOKENS
-
-
-def joined_logprobs(values: Iterable[Any]) -> TokenStream:
-    """The log-probabilities of the parts of one answer, in order; missing where one part's cannot be read."""
-    read = [read_logprobs(value) for value in values]
-    tokens = tuple(token for one in read for token in one.tokens or ())
-    return next((one for one in read if one.problem is not None), TokenStream(tokens=tokens) if tokens else NO_TOKENS)
 
 
 def _entries(value: Any) -> Sequence[Any]:
@@ -191,18 +192,25 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
     """Refuse tokens that are certain because nobody computed how likely they are.
 
     For tokens that another model, or the text before, has proposed (speculative decoding), servers write 0 and list no
-    alternative; others write 0 for every token, and for the alternatives too.
+    alternative, or one that is as certain; others write 0 for every token, or every one behind the first.
     """
-    certain = [place for place, token in enumerate(tokens) if token.logprob == 0.0 and not _has_others(token)]
+    certain: list[int] = []
+    problem = "its logprob was not computed: 0"
+    for place, token in enumerate(tokens):
+        if token.logprob < 0.0:
+            continue
+        others = [logprob for name, logprob in token.top if name != token.token]
+        if max(others, default=_NEVER) > _LIKELY:
+            raise _BrokenError(f"token {place}: {problem} beside a likely alternative")
+        if not any(_NEVER < logprob < _CERTAIN_TOO for logprob in others):
+            certain.append(place)
     if not certain:
         return
     bare = [place for place in certain if not field(entries[place], "top_logprobs")]
-    if len(certain) == len(tokens) > _FEW or (bare and any(field(entry, "top_logprobs") for entry in entries)):
-        raise _BrokenError(f"token {(bare or certain)[0]}: its logprob was not computed: 0 without an alternative")
-
-
-def _has_others(token: TokenLogprob) -> bool:
-    return any(name != token.token and _NEVER < logprob < _CERTAIN_TOO for name, logprob in token.top)
+    many = len(tokens) > _FEW or sum(len(token.token) for token in tokens) > _SHORT
+    nothing_told = many and len(certain) + (certain[0] > 0) == len(tokens)
+    if nothing_told or (bare and any(field(entry, "top_logprobs") for entry in entries)):
+        raise _BrokenError(f"token {(bare or certain)[0]}: {problem} without an alternative")
 
 
 def _log_probability(value: Any) -> float | None:

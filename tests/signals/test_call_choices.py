@@ -232,3 +232,10 @@ def test_a_schema_of_two_tools_of_one_name_rules_nothing_out() -> None:
 @pytest.mark.parametrize("of", ["kilö", 'kilo"x', "kilo\\"])
 def test_what_may_be_written_in_several_ways_rules_nothing_out(of: str) -> None:
     assert values([tool("pay_out", "kilogram", of)], kilo={"own": 0.2, "gram": 0.6})["unit"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("more", [{"type": ["string", "null"]}, {"type": "string", "nullable": True}])
+def test_null_is_an_alternative_to_a_known_value_where_the_schema_allows_it_beside_them(more: dict[str, Any]) -> None:
+    tools = [tool("pay_out", "gram", "kilogram")]
+    tools[0]["parameters"]["properties"]["unit"].update(more)
+    assert values(tools, kilo={"own": 0.2, "null": 0.6})["unit"] == pytest.approx(0.2)

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import Step, TokenLogprob, ToolCall
-from grampus_uq.records.call_parts import CallPart, weakest_part
+from grampus_uq.records.call_parts import CallPart, call_probability, weakest_part
 from grampus_uq.signals.call_tokens import call_parts, call_reading
 from tests.sampling import examples
 from tests.signals.turns_of_calls import ARGUMENTS, FORMS, NAMES, own_words, tokens
@@ -88,6 +88,15 @@ def test_a_number_that_might_have_gone_on_is_as_unsure_as_that(other: str) -> No
     sure = [TokenLogprob(token=one, logprob=0.0) for one in ("pay", "(", "amount=", "85")]
     call = ToolCall(name="pay", arguments={"amount": 85})
     assert values([*sure, ended], call) == {"": 1.0, "amount": pytest.approx(0.4)}
+
+
+@pytest.mark.parametrize("mark", "\"'")
+@pytest.mark.parametrize("value", ["A", "A (UK)", "a[0]", "{}", "f(x)]"])
+def test_a_text_that_might_have_gone_on_is_as_unsure_as_that_whatever_its_last_letter(value: str, mark: str) -> None:
+    ended = TokenLogprob(token=mark, logprob=math.log(0.3), top=((" Ltd", math.log(0.6)), (f"{mark}, ", math.log(0.1))))
+    sure = [TokenLogprob(token=one, logprob=0.0) for one in ("pay", "(", "to=", mark, value, ")")]
+    call = ToolCall(name="pay", arguments={"to": value})
+    assert values([*sure[:-1], ended, sure[-1]], call) == {"": 1.0, "to": pytest.approx(0.4)}
 
 
 @pytest.mark.parametrize("blanks", [[" "], ["85 "], [" ", "\t"], ["85 ", " "]])
@@ -170,14 +179,19 @@ def test_one_more_argument_is_never_surer_than_the_model_is_of_giving_it_whateve
 
 BEGUN = {  # by the value, the tokens before it: alternatives that begin another value, and those that begin none
     ("850", ('":', " ")): (
-        [" -", " 9", " null", " [", ' "9', '\n "A', " 8500"],
-        [" 8", ' "', ' "8', "  ", "\n", " 850}"],
+        [" -", " 9", " null", " [", ' "9', '\n "A', " 8500", " 8", ' "8'],
+        [' "', "  ", "\n", " 850}"],
     ),
-    ("850", ('":',)): (['":-', '":9', '": 9', '":null'], ['":', '": ', '": 8', '":"', '_of":9', "x"]),
-    ("850", ('":', " ", " ")): ([" -", " 9", "\n-"], [" ", " 85"]),
-    ('"ann"', ('":', ' "')): ([' "bob', ' "anna', " null", ' [""', ' ""', " 7", " {"], [' "an', ' "ann",', " ", "\n"]),
-    ('"ann"', ('":', " ", '"')): (['"bob', "null"], ['"an', '"ann"', " "]),
-    ('"ann"', ('":"',)): (['":"bob', '":null', '": "bob', '":7'], ['":', '": "', '":"an', '_id":"bob']),
+    ("850", ('":',)): (['":-', '":9', '": 9', '":null', '": 8', '":""'], ['":', '": ', '":"', '_of":9', "x"]),
+    ("850", ('":', " ", " ")): ([" -", " 9", "\n-", " 85"], [" ", " 850,"]),
+    ('"ann"', ('":', ' "')): (
+        [' "bob', ' "anna', " null", ' [""', ' ""', " 7", " {", ' "an', ' "ann,', ' "ann'],
+        [' "ann",', " ", "\n"],
+    ),
+    ('"ann"', ('":', " ", '"')): (['"bob', "null", '"an'], ['"ann"', " "]),
+    ('"ann"', ('":',)): (['":null', "\":'bob", '":""'], ['":', "\":'", '": "', '":"ann"']),
+    ('""', ('":', " ")): ([' "A', " 0", " null"], [" ", ' "', ' ""}']),
+    ('"ann"', ('":"',)): (['":"bob', '":null', '": "bob', '":7', '":"an'], ['":', '": "', '_id":"bob']),
 }
 
 
@@ -185,19 +199,9 @@ def test_what_stands_before_a_value_and_may_have_begun_another_one_is_doubt_abou
     wrong = []
     for (value, gap), known in BEGUN.items():
         call = ToolCall(name="pay", arguments={"to": json.loads(value)})
-        sure = [
-            '{"name',
-            '":',
-            ' "',
-            "pay",
-            '", "arguments',
-            '":',
-            ' {"',
-            "to",
-            *gap,
-            value.lstrip('"').replace('"', '"}}'),
-        ]
-        found = [TokenLogprob(token=one, logprob=0.0) for one in (*sure, "" if value[0] == '"' else "}}")]
+        begun = ['{"name', '":', ' "', "pay", '", "arguments', '":', ' {"', "to"]
+        sure = [*begun, *gap, value[gap[-1].endswith('"') :], "}}"]
+        found = [TokenLogprob(token=one, logprob=0.0) for one in sure]
         for begins, others in zip((True, False), known, strict=True):
             for other in others:
                 changed = replace(found[7 + len(gap)], logprob=math.log(0.4), top=((other, math.log(0.6)),))
@@ -205,6 +209,80 @@ def test_what_stands_before_a_value_and_may_have_begun_another_one_is_doubt_abou
                 if likely != pytest.approx(0.4 if begins else 1.0):
                     wrong.append((value, gap, other, likely))
     assert wrong == []
+
+
+@given(
+    st.sampled_from(["", " ", "\n    ", "\n" + 90 * " "]),
+    st.sampled_from([":", " :"]),
+    st.sampled_from(["850", "-8", '"ann"', '"f(x)"', "true"]),
+    st.sampled_from(["-9", "null", '"bob', "[", '"ann,', "8500", "{"]),
+    st.data(),
+)
+def test_doubt_before_a_value_is_found_however_key_marks_and_blanks_are_cut_into_tokens(
+    blanks: str, colon: str, value: str, other: str, data: st.DataObject
+) -> None:
+    before = f'{{"name": "pay", "arguments": {{"to"{colon}{blanks}'
+    lead, begin = before.rindex(colon) + len(colon) - 1, len(before) + value.startswith('"')
+    inside = st.integers(before.index("to"), begin)
+    cuts = sorted({0, begin, *data.draw(st.lists(inside, max_size=20))})
+    text = f"{before}{value}}}}}"
+    found = [TokenLogprob(token=text[a:b], logprob=0.0) for a, b in itertools.pairwise([*cuts, len(text)])]
+    at = data.draw(st.sampled_from([i for i, end in enumerate(cuts[1:]) if end > lead]))
+    start = cuts[at]
+    rest = data.draw(st.sampled_from([blanks, ""])) if start <= lead else ""
+    top = ((text[start : lead + 1] + rest + other, math.log(0.6)),)
+    found[at] = replace(found[at], logprob=math.log(0.4), top=top)
+    assert values(found, ToolCall(name="pay", arguments={"to": json.loads(value)}))["to"] == pytest.approx(0.4)
+
+
+def test_what_stands_before_a_tools_name_and_may_have_begun_another_one_is_doubt_about_it() -> None:
+    hidden = []
+    for form, arguments in itertools.product(sorted(FORMS), ({"amount": 850, "to": "ann"}, {})):
+        call, text = ToolCall(name="pay", arguments=arguments), FORMS[form]("pay", arguments)
+        at = text.index("pay")
+        mark = text[max(at - 1, 0) : at]
+        pieces = (text[: max(at - 1, 0)], mark, "pay", text[at + 3 :])
+        likely = {mark: (0.4, ((f"{mark}get", math.log(0.6)),))}
+        found = []
+        for piece in filter(None, pieces):
+            odds, top = likely.get(piece, (1.0, ()))
+            found.append(TokenLogprob(token=piece, logprob=math.log(odds), top=top))
+        if mark and (call_probability(call_parts(found, [call]), 0) or 0.0) > 0.51:
+            hidden.append((form, arguments))
+    assert hidden == []
+
+
+def test_an_alternative_counts_however_many_unlikely_ones_stand_before_it() -> None:
+    others = [(f"~{number}", -30.0) for number in range(100)]
+    for at, other, of in ((5, '": -', "amount"), (7, "}", "to")):
+        found = [TokenLogprob(token=one, logprob=0.0) for one in WRITTEN]
+        found[at] = replace(found[at], logprob=math.log(0.4), top=(*others, (other, math.log(0.6))))
+        assert values(found, PAY)[of] == pytest.approx(0.4), other
+
+
+@pytest.mark.parametrize(
+    ("begun", "others"),
+    [
+        ((' {"', "amount", '": '), (" {}", " {}}", " { }")),
+        ((" {", "\n", '"amount', '": '), ("}", " }", "\n}}")),
+        ((" {", "\n ", '"', "amount", '": '), ("}}", "\n }")),
+    ],
+)
+def test_the_wish_to_give_no_argument_is_doubt_about_the_first_one(
+    begun: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    at = 2 if len(begun) > 3 else 1
+    call = ToolCall(name="pay", arguments={"amount": 85, "to": "ann"})
+    for other in others:
+        pieces = ['{"name": "pay", "arguments":', *begun, "85", ", ", '"to": "', "ann", '"}}']
+        found = [TokenLogprob(token=one, logprob=0.0) for one in pieces]
+        found[at] = replace(found[at], logprob=math.log(0.4), top=((other, math.log(0.6)),))
+        assert values(found, call) == {"": 1.0, "amount": pytest.approx(0.4), "to": 1.0}, other
+    call = ToolCall(name="pay", arguments={"amount": 85})
+    found = [TokenLogprob(token=one, logprob=0.0) for one in ("pay", "(", "amount=", "85", ")")]
+    for place, other in ((1, "()"), (1, "( )"), (2, ")")):
+        unsure = replace(found[place], logprob=math.log(0.4), top=((other, math.log(0.6)),))
+        assert values([*found[:place], unsure, *found[place + 1 :]], call)["amount"] == pytest.approx(0.4), other
 
 
 def test_of_known_values_only_those_that_are_allowed_are_begun_before_the_value() -> None:
@@ -219,6 +297,7 @@ def test_of_known_values_only_those_that_are_allowed_are_begun_before_the_value(
         assert part.value == pytest.approx(odds), other
 
 
+VALUES = ("8", "85", "850", "85.0", "-8", "8e1", "true", "null", '"8"', '"85"', '""', '"f(8)"', '"f(8)[5]"', '"f(8)."')
 GOES_ON = (" * 2}}", "%}}", "/2}}")
 WHOLE = ("}}", " }}", "} }", "\n}}")
 """What may stand behind a value, with which it is another one or the end of the call."""
@@ -226,7 +305,7 @@ WHOLE = ("}}", " }}", "} }", "\n}}")
 
 @settings(max_examples=examples(200), deadline=None)
 @given(
-    st.sets(st.sampled_from(["8", "85", "850", "85.0", "-8", "8e1", "true", "null", '"8"', '"85"', '""']), min_size=1),
+    st.sets(st.sampled_from(VALUES), min_size=1),
     st.sets(st.sampled_from([*GOES_ON, *WHOLE, ', "z": 1}}'])),
     st.sampled_from(WHOLE),
     st.integers(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from grampus_uq import StepEvent, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.wire import read_logprobs, read_response
+from grampus_uq.wire.logprobs import joined_logprobs
 from tests.signals.turns_of_calls import tokens as cut
 
 ARGUMENTS = {"order": "A-17", "amount": 850}
@@ -71,6 +73,12 @@ def nameless(found: Entries, *names: str) -> Entries:
     return [{**one, "token": "", "bytes": []} if one["token"] in names else one for one in found]
 
 
+def forced(found: Entries) -> Entries:
+    """As a server answers that masks what a grammar forbids: only in values is there anything to choose."""
+    values = ("A", "-17", "850")
+    return [one if one["token"] in values else {**_certain(one), "top_logprobs": [_certain(one)]} for one in found]
+
+
 READ: dict[str, Server] = {
     "vLLM": lambda found: chat({"content": found}),
     "vLLM, gpt-oss": harmony,
@@ -85,6 +93,18 @@ READ: dict[str, Server] = {
     "without alternatives": lambda found: chat({"content": [{**one, "top_logprobs": []} for one in found]}),
     "alternatives of null": lambda found: chat({"content": [{**one, "top_logprobs": None} for one in found]}),
     "several choices": lambda found: {"choices": [*chat({"content": found})["choices"], *chat(None)["choices"]]},
+    "SGLang, a grammar": lambda found: chat({"content": forced(found)}),
+    "vLLM, a grammar, what it forbids at -9999": lambda found: chat(
+        {
+            "content": [
+                {**one, "top_logprobs": [*one["top_logprobs"], {"token": "~", "logprob": -9999.0}]}
+                for one in forced(found)
+            ]
+        }
+    ),
+    "a grammar, without alternatives": lambda found: chat(
+        {"content": [{**one, "top_logprobs": []} for one in forced(found)]}
+    ),
     "its last chunk again": lambda found: chat({"content": [*found, found[-1]]}),
 }
 """Shapes in which the call is read."""
@@ -100,6 +120,17 @@ def flat(found: Entries, other: float) -> Entries:
         {**one, "logprob": 0.0, "top_logprobs": [{**top, "logprob": other} for top in one["top_logprobs"][1:]]}
         for one in found
     ]
+
+
+def _certain(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "logprob": 0.0, "top_logprobs": []}
+
+
+def pieces(found: Entries, count: int) -> Entries:
+    """The text in a few pieces, as a proxy passes on what it gets in chunks."""
+    tokens = [one["token"] for one in found]
+    ends = [len(tokens) * number // count for number in range(count + 1)]
+    return [{**found[a], "token": "".join(tokens[a:b])} for a, b in itertools.pairwise(ends)]
 
 
 def with_logprob(found: Entries, value: Any) -> Entries:
@@ -126,10 +157,22 @@ HELD: dict[str, Server] = {
     "vLLM, a draft without probabilities": lambda found: chat({"content": flat(found, 0.0)}),
     "vLLM, after top_k of 1": lambda found: chat({"content": flat(found, -9999.0)}),
     "vLLM, a stream without the chunks of the name": lambda found: chat({"content": found[_named(found) :]}),
+    "vLLM, a draft without probabilities, in part": lambda found: chat(
+        {"content": [*found[: _named(found)], *flat(found, 0.0)[_named(found) :]]}
+    ),
     "llama.cpp, a draft model": lambda found: chat({"content": zeros(found)}),
     "llama.cpp, a draft model, asked for one alternative": lambda found: chat(
         {"content": zeros([{**one, "top_logprobs": one["top_logprobs"][:1]} for one in found])}
     ),
+    "a draft model, asked for no alternatives": lambda found: chat(
+        {"content": zeros([{**one, "top_logprobs": []} for one in found])}
+    ),
+    "a draft model, only what is sampled listed": lambda found: chat(
+        {"content": [*found[:1], *({**one, "logprob": 0.0, "top_logprobs": [_certain(one)]} for one in found[1:])]}
+    ),
+    "a proxy, the text in one piece": lambda found: chat({"content": zeros(pieces(found, 1), 0)}),
+    "a proxy, the text in three pieces": lambda found: chat({"content": zeros(pieces(found, 3), 0)}),
+    "a proxy, a role and the text": lambda found: chat({"content": zeros(pieces(found, 2))}),
     "llama.cpp, a draft model, the first token lost": lambda found: chat({"content": zeros(found, 0)}),
     "llama.cpp, a draft model, later": lambda found: chat({"content": zeros(found, 9)}),
     "llama.cpp, probabilities after sampling": lambda found: chat({"content": probs(found)}),
@@ -203,14 +246,22 @@ def test_a_call_of_which_a_server_tells_nothing_is_held_however_sure_the_rest_lo
 def test_a_zero_that_lists_no_alternative_is_none_where_others_list_some_and_not_where_all_may_be_asked_for_none(
     listed: list[bool], logprobs: list[float], width: int
 ) -> None:
-    tops = [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -6.0}][:width]
+    tops = [{"token": "t", "logprob": -0.1}, {"token": "b", "logprob": -6.0}][:width]
     content = [
         {"token": "t", "logprob": logprob, "top_logprobs": tops if one else []}
         for one, logprob in zip(listed, logprobs, strict=False)
     ]
     lone = [one["logprob"] == 0.0 and not one["top_logprobs"] for one in content]
     told = [one["logprob"] != 0.0 or len(one["top_logprobs"]) > 1 for one in content]
-    refused = (any(lone) and any(one["top_logprobs"] for one in content)) or (not any(told) and len(content) > 3)
+    refused = (any(lone) and any(one["top_logprobs"] for one in content)) or (not any(told[1:]) and len(content) > 3)
     read = read_logprobs({"content": content})
     assert (read.tokens is None) is refused
     assert not refused or "was not computed" in str(read.problem)
+
+
+def test_what_nobody_computed_is_told_by_all_parts_of_an_answer_together() -> None:
+    certain = [{"token": one, "logprob": 0.0, "top_logprobs": []} for one in ("Par", "is", ".")]
+    sampled = {"token": "So", "logprob": -0.2, "top_logprobs": [{"token": "So", "logprob": -0.2}]}
+    assert joined_logprobs([certain]).tokens is not None
+    for parts in ([certain, certain], [[sampled], certain], [certain, None, {"content": [sampled]}]):
+        assert joined_logprobs(parts).tokens is None
