@@ -123,13 +123,18 @@ def export(
 
 
 def write_rows(rows: Iterable[dict[str, Any]], columns: Sequence[str], stream: TextIO) -> int:
-    """Write rows as CSV (empty cells for None); return how many."""
+    """Write rows as CSV (empty cells for None; an apostrophe before what would be a formula); return how many."""
     count = 0
     writer = csv.DictWriter(stream, columns, extrasaction="ignore")
     writer.writeheader()
     for count, row in enumerate(rows, 1):  # noqa: B007 (the number of the last is returned)
-        writer.writerow(row)
+        writer.writerow({name: _no_formula(value) for name, value in row.items()})
     return count
+
+
+def _no_formula(value: Any) -> Any:
+    """A text that a spreadsheet would run, as text: names are a model's, ids those of whoever wrote the recording."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def _write_parquet(rows: Iterable[dict[str, Any]], columns: Sequence[str], path: Path) -> int:

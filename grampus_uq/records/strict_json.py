@@ -1,4 +1,4 @@
-"""JSON from outside, read strictly: no NaN, no infinity, no name twice where asked; every error names its place.
+"""JSON from outside, read strictly: no NaN, no Infinity, no name twice where asked; every error names its place.
 
 `parse_json` gives plain values, `json_object` an object, `validated` a checked value of any type that pydantic knows.
 """
@@ -35,9 +35,10 @@ STRICT_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def parse_json(data: str | bytes, *, unique_names: bool = False) -> Any:
-    """Parse JSON in UTF-8 into plain values; raises ValueError, a sentence, also for NaN, infinities and deep nesting.
+    """Parse JSON in UTF-8 into plain values; raises ValueError, a sentence, also for NaN, Infinity and deep nesting.
 
-    With `unique_names` an object with the same name twice is an error: no reader knows which value was meant.
+    1e999 is JSON, and infinite: whoever takes a number checks that. With `unique_names` an object with the same name
+    twice is an error: no reader knows which value was meant.
     """
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data

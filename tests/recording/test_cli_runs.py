@@ -123,6 +123,16 @@ def test_label_refuses_half_a_label(tmp_path: Path, run: Any, arguments: list[st
     assert run("label", tmp_path, *arguments).status == 2
 
 
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\t=1", "\r=1"])
+def test_no_name_from_a_recording_is_a_formula_of_the_spreadsheet_that_opens_its_table(
+    tmp_path: Path, run: Any, name: str
+) -> None:
+    record(tmp_path, name)
+    (row, *_) = csv.DictReader(io.StringIO(run("table", tmp_path, "-o", "-", "--format", "csv").out, newline=""))
+    assert row["session_id"] == f"'{name}"
+    assert float(row["time_s"]) > 0.0
+
+
 def test_table_writes_a_file_or_standard_output(tmp_path: Path, run: Any) -> None:
     record(tmp_path / "runs", "s1")
     ran = run("table", tmp_path / "runs", "-o", tmp_path / "t.csv", "--json")
