@@ -163,24 +163,29 @@ def differing(
 ) -> list[str]:
     """The ways to worlds that count as like another and are not: to the check, or in what an event makes of them."""
 
-    def future(world: World) -> dict[str, str | None]:
-        after = {name: event(world) for name, event in events.items()}
+    def futures(world: World) -> dict[str, World | None]:
+        return {name: event(world) for name, event in events.items()}
+
+    def looks(world: World, after: Mapping[str, World | None]) -> dict[str, str | None]:
         return {"": _verdict(check, world)} | {name: one and one.likeness() for name, one in after.items()}
 
-    at_hand: list[tuple[Way, World]] = [((), first)]
-    known = {first.likeness(): ((), future(first))}
+    at_hand = [((), first, futures(first))]
+    known = {first.likeness(): ((), looks(first, at_hand[0][2]))}
     found = list[str]()
     for _ in range(most):
         following = []
-        for way, after in _after(at_hand, events):
-            like = after.likeness()
-            if like not in known:
-                following.append((way, after))
-                known[like] = way, future(after)
-                continue
-            other, theirs = known[like]
-            apart = [event for event, then in future(after).items() if theirs[event] != then]
-            found += [f"{' > '.join(way)} is not {' > '.join(other)}: {apart}"] if apart else []
+        for before, world, future in at_hand:
+            for name, after in future.items():
+                if after is None or after is world:
+                    continue
+                way, like, then = (*before, name), after.likeness(), futures(after)
+                if like not in known:
+                    following.append((way, after, then))
+                    known[like] = way, looks(after, then)
+                    continue
+                other, theirs = known[like]
+                apart = [event for event, one in looks(after, then).items() if theirs[event] != one]
+                found += [f"{' > '.join(way)} is not {' > '.join(other)}: {apart}"] if apart else []
         at_hand = following
     return found
 

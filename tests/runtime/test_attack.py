@@ -43,7 +43,7 @@ from tests.runtime.forging import (
     scene,
     write,
 )
-from tests.sampling import sampled
+from tests.sampling import crossed, sampled
 
 CHOSEN: dict[str, Callable[[Stored], object]] = {}
 
@@ -273,8 +273,7 @@ async def _scene(policy: str) -> Scene:
     return _scenes[policy]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", CHOSEN)
+@crossed("policy,name", list(POLICIES), list(CHOSEN))
 def test_a_chosen_manipulation_pays_nothing_that_nobody_approved(policy: str, name: str) -> None:
     async def run() -> list[str]:
         found = await _scene(policy)

@@ -663,8 +663,7 @@ async def test_what_was_let_ahead_does_not_run_once_the_permit_is_closed() -> No
     assert len(office.world.sent) == 8
 
 
-@pytest.mark.parametrize("closed", [0, 1])
-@pytest.mark.parametrize("at", range(1, 8))
+@crossed("at,closed", range(1, 8), [0, 1])
 async def test_none_of_several_calls_begins_after_a_permit_of_theirs_was_closed_at_whatever_moment_that_was(
     at: int, closed: int
 ) -> None:

@@ -143,8 +143,7 @@ def test_a_stream_that_is_cut_within_a_call_vouches_for_nothing(form: str, befor
                     assert found < FLOOR, text
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "YAML"])  # which closes nothing
-@pytest.mark.parametrize("between", [None, "\n", ""])
+@crossed("form,between", [form for form in FORMS if form != "YAML"], [None, "\n", ""])  # YAML closes nothing
 def test_a_stream_that_is_cut_vouches_for_no_call_that_its_client_completed(form: str, between: str | None) -> None:
     """A number may go on, and an argument may be left, where what the call opened is not closed."""
     other = {"to": "eve", "amount": 700}
