@@ -53,16 +53,6 @@ class AlarmSampler(Sampler):
         return f"AlarmSampler({self._base.get_description()})"
 
 
-def keep_share(share: float) -> Sampler:
-    """Keep this share of the traces, whole, and every escalation; a trace begun elsewhere is kept as it was there.
-
-    Raises ConfigurationError unless the share is in [0, 1].
-    """
-    if not 0.0 <= share <= 1.0:
-        raise ConfigurationError.of("sample", "GrampusTracer", "a share of the traces in [0, 1]", share)
-    return AlarmSampler(ParentBased(TraceIdRatioBased(share)))
-
-
 _BATCH = 128  # encoding a batch holds the interpreter, and with it the agent's event loop
 
 
@@ -72,8 +62,8 @@ class GrampusTracer:
     `otlp_endpoint` such as "http://localhost:4317" (gRPC) or "http://localhost:4318/v1/traces" (HTTP, by `protocol` or
     by its path) sends them there; `exporter` takes any OpenTelemetry exporter instead; with neither, spans are made but
     go nowhere. Exporting happens on a thread of its own, from a bounded queue: a dead endpoint costs the agent nothing,
-    what cannot be kept is counted (`dropped`). `queue_size` spans wait at most. `sample` keeps that share of the traces
-    and every escalation (default: all).
+    what cannot be kept is counted (`dropped`). `queue_size` spans wait at most. `sample` keeps that share of the
+    traces, whole, and every escalation (default: all); a trace begun elsewhere is kept as it was there.
     """
 
     def __init__(
@@ -90,7 +80,10 @@ class GrampusTracer:
         queue_size: int = 2048,
     ) -> None:
         resource = Resource.create({"service.name": service_name, **dict(resource_attributes or {})})
-        self.provider = TracerProvider(resource=resource, sampler=None if sample is None else keep_share(sample))
+        if sample is not None and not 0.0 <= sample <= 1.0:
+            raise ConfigurationError.of("sample", "GrampusTracer", "a share of the traces in [0, 1]", sample)
+        sampler = None if sample is None else AlarmSampler(ParentBased(TraceIdRatioBased(sample)))
+        self.provider = TracerProvider(resource=resource, sampler=sampler)
         self._queue: _QueuedSpans | None = None
         if otlp_endpoint is not None:
             exporter = span_exporter(otlp_endpoint, protocol, headers, owner=type(self).__name__)
