@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import click
 
 from grampus_uq.cli.calibration_command import read_statuses
-from grampus_uq.cli.many_runs import caution, caution_of_others, n_files_of_fits, of_fits, of_trials, workers_option
+from grampus_uq.cli.many_runs import (
+    caution,
+    caution_of_others,
+    n_files_of_fits,
+    of_fits,
+    of_trials,
+    task_key_option,
+    workers_option,
+)
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError, DataError
@@ -24,6 +32,7 @@ from grampus_uq.stats.calibration_watch import detector_id
 @click.option("--unlabelled", is_flag=True, help="Ignore outcomes: show only pauses and their position.")
 @click.option("--all", "everything", is_flag=True, help="Show the thresholds of every mode, not only the deployed one.")
 @click.option("--watch", "store", metavar="STORE", help="Also report the calibration watch on this detector.")
+@task_key_option
 @workers_option
 @as_json_option
 def command(
@@ -32,6 +41,7 @@ def command(
     unlabelled: bool,
     everything: bool,
     store: str | None,
+    task_key: str | None,
     workers: int,
     as_json: bool,
 ) -> None:
@@ -51,6 +61,7 @@ def command(
                 detector.streams,
                 labelled=not unlabelled,
                 profile=judge,
+                task_key=task_key or artifact.provenance.task_key,
                 at_calls=detector.at_calls,
                 on_runs=advance,
                 on_refused=refuse,

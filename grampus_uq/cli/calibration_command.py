@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
+from grampus_uq.cli.many_runs import task_key_option
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_result, refuse_none
 from grampus_uq.cli.store_options import on_store, store_option, with_stores
 from grampus_uq.errors import ConfigurationError, DataError
@@ -48,17 +49,26 @@ async def show(store: SessionStore, as_json: bool, check: bool) -> None:
 @click.option(
     "--advisory", is_flag=True, help="The profile never paused a run, so that runs with an alarm have outcomes too."
 )
+@task_key_option
 @as_json_option
 @_check
 def feed(
-    profile: str, paths: tuple[str, ...], url: str, level: float, advisory: bool, as_json: bool, check: bool
+    profile: str,
+    paths: tuple[str, ...],
+    url: str,
+    level: float,
+    advisory: bool,
+    task_key: str | None,
+    as_json: bool,
+    check: bool,
 ) -> None:
     """Add the finished runs in PATHS, recordings or folders of them, to the watch on PROFILE's detector.
 
-    Each run counts once, and of the trials of a task (metadata `task_id`) the first. New labels on runs added before
+    Each run counts once, and of the trials of a task the first. New labels on runs added before
     are taken too, so this can run on a schedule.
     """
-    loaded = load(profile).profile
+    artifact = load(profile)
+    loaded, key = artifact.profile, task_key or artifact.provenance.task_key
     detector = loaded.detector
     if detector is None:
         raise ConfigurationError.of(
@@ -70,7 +80,7 @@ def feed(
     async def work(stores: Sequence[SessionStore]) -> Sequence[WatchStatus]:
         nonlocal n_runs
         watch = CalibrationWatch(stores[0], detector, level=level, acting=not advisory)
-        for run in finished_in_recordings(list(paths), loaded, on_refused=refuse):
+        for run in finished_in_recordings(list(paths), loaded, task_key=key, on_refused=refuse):
             n_runs += 1
             await watch.finished(FinishedRun(**asdict(run)))
         return await watch.statuses()

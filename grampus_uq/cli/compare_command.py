@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 import numpy as np
 
-from grampus_uq.cli.many_runs import caution, n_files_of_fits, of_fits, workers_option
+from grampus_uq.cli.many_runs import caution, n_files_of_fits, of_fits, task_key_option, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     counts_line,
@@ -19,6 +19,7 @@ from grampus_uq.cli.printing import (
 )
 from grampus_uq.learn.profiles.comparing import Comparison, compare_profiles
 from grampus_uq.recording.artifacts import load
+from grampus_uq.records.vocabulary import TASK
 
 
 @click.command(name="compare")
@@ -27,10 +28,18 @@ from grampus_uq.recording.artifacts import load
 @click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
 @click.option("--draws", type=click.IntRange(min=2), default=2000, help="Bootstrap resamples.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the bootstrap.")
+@task_key_option
 @workers_option
 @as_json_option
 def command(
-    first: str, second: str, paths: tuple[str, ...], draws: int, seed: int, workers: int, as_json: bool
+    first: str,
+    second: str,
+    paths: tuple[str, ...],
+    draws: int,
+    seed: int,
+    task_key: str | None,
+    workers: int,
+    as_json: bool,
 ) -> None:
     """Compare the decisions of two profiles on the same labelled RUNS.
 
@@ -38,6 +47,7 @@ def command(
     the monitor stopped or decided on are left out and counted.
     """
     artifacts = (load(first), load(second))
+    keys = [artifact.provenance.task_key for artifact in artifacts]
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
             found = compare_profiles(
@@ -46,6 +56,7 @@ def command(
                 artifacts[1].profile,
                 rng=np.random.default_rng(seed),
                 draws=draws,
+                task_key=task_key or next((key for key in keys if key != TASK), TASK),
                 on_runs=advance,
                 on_refused=refuse,
                 workers=workers,

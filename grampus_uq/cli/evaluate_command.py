@@ -12,7 +12,7 @@ import numpy as np
 
 from grampus_uq.cli.argument_types import OutputFile
 from grampus_uq.cli.calibration_command import read_statuses
-from grampus_uq.cli.many_runs import caution_of_others, n_files_of_fits, of_fits, workers_option
+from grampus_uq.cli.many_runs import caution_of_others, n_files_of_fits, of_fits, task_key_option, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -30,7 +30,7 @@ from grampus_uq.learn.evaluate.plug_in import plug_in
 from grampus_uq.recording.artifacts import ProfileArtifact, load
 from grampus_uq.recording.csv_rows import csv_rows
 from grampus_uq.recording.runs import Refused
-from grampus_uq.records.vocabulary import quantity
+from grampus_uq.records.vocabulary import TASK, quantity
 
 _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc", "t_ece", "t_brier")
 
@@ -55,6 +55,7 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
 @click.option(
     "--all", "every_row", is_flag=True, help="Show every row: each stream raw, recalibrated and by each summary."
 )
+@task_key_option
 @workers_option
 @as_json_option
 @click.option("--output", "-o", type=OutputFile(), metavar="REPORT.html", help="Also write an HTML report with charts.")
@@ -67,6 +68,7 @@ def command(
     seed: int,
     store: str | None,
     every_row: bool,
+    task_key: str | None,
     workers: int,
     as_json: bool,
     output: str | None,
@@ -81,7 +83,7 @@ def command(
     with naming_refused() as refuse:
         watch = [] if store is None else read_statuses(store)
         artifact = None if profile is None else load(profile)
-        runs = _read(paths, artifact, workers, refuse)
+        runs = _read(paths, artifact, task_key, workers, refuse)
         how = _censoring(runs, censoring, continuation)
         found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
         if served := of_fits(n_files_of_fits(paths, [artifact] if artifact else [])):
@@ -100,10 +102,13 @@ def command(
             say_beside(f"Report written to {output}.")
 
 
-def _read(paths: Sequence[str], artifact: ProfileArtifact | None, workers: int, refuse: Refused) -> ForecastRuns:
+def _read(
+    paths: Sequence[str], artifact: ProfileArtifact | None, task_key: str | None, workers: int, refuse: Refused
+) -> ForecastRuns:
     judge = None if artifact is None else artifact.profile
+    key = task_key or (TASK if artifact is None else artifact.provenance.task_key)
     with progress("Reading runs") as advance:
-        found = read_recordings(paths, profile=judge, on_runs=advance, on_refused=refuse, workers=workers)
+        found = read_recordings(paths, profile=judge, task_key=key, on_runs=advance, on_refused=refuse, workers=workers)
     if artifact is not None:
         caution_of_others(paths, artifact)
     return found

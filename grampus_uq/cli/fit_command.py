@@ -20,7 +20,6 @@ from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.columns import TASK
 from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.learn.guarded import guarding_as_recorded
@@ -30,7 +29,7 @@ from grampus_uq.learn.sensed import sensing_as_recorded
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
 from grampus_uq.recording.runs import Refused, beginnings, recording_files, run_digests
 from grampus_uq.records.tool_names import refusal_of
-from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.records.vocabulary import TASK, UncertaintySource
 
 
 @click.command()
@@ -202,7 +201,7 @@ def _fit_budget(
             inputs=tuple(islice(InputFile.of_each(recording_files(list(paths))), 1000)),
             splits={"fit": 0, "threshold": number},
             seed=options.seed,
-            details={"runs": list[JsonValue](run_digests(paths))},
+            details={"options": {"task_key": options.task_key}, "runs": list[JsonValue](run_digests(paths))},
         ),
     )
     part = Part(

@@ -32,6 +32,10 @@ workers_option = click.option(
     help="Reading processes.  [default: all cores; 1 for little data]",
 )
 
+task_key_option = click.option(
+    "--task-key", metavar="NAME", help="Session metadata with the run's task.  [default: that of the profile's fit]"
+)
+
 
 def n_files_of_fits(paths: Sequence[str], artifacts: Sequence[ProfileArtifact]) -> int:
     """The number of files at these paths that served the fit of a profile, or hold a run that did.

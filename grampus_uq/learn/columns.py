@@ -42,7 +42,7 @@ from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Outcome, StepUncertainty, ToolCall
-from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.records.vocabulary import TASK, UncertaintySource
 from grampus_uq.stats.arrays import FloatArray
 
 DERIVED: Final = ("fused", UNAIDED, "propagated", "p_success", "trajectory_risk")
@@ -50,9 +50,6 @@ DERIVED: Final = ("fused", UNAIDED, "propagated", "p_success", "trajectory_risk"
 
 SCORE: Final = "confidence"
 """What a permit goes by if nothing else is said: the run's confidence, as `score_of` has it."""
-
-TASK: Final = "task_id"
-"""Name in a session's metadata of the task: trials of one task are not independent samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from grampus_uq.learn.columns import TASK, task_of
+from grampus_uq.learn.columns import task_of
 from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.recording.runs import Run
 from grampus_uq.records.events import OutcomeEvent, StepEvent
-from grampus_uq.records.vocabulary import MissingReason
+from grampus_uq.records.vocabulary import TASK, MissingReason
 from grampus_uq.stats.trajectory_risk import StepComponents
 
 

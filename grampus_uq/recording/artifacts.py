@@ -36,6 +36,7 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.whole_file import whole_file
 from grampus_uq.records.strict_json import check_version, json_object, validated
 from grampus_uq.records.values import canonical_json, sha256_of
+from grampus_uq.records.vocabulary import TASK
 from grampus_uq.stats.stored_values import FROZEN
 
 VERSION: Final = 1
@@ -107,6 +108,13 @@ class Provenance(BaseModel):
         """The texts of a list in `details`; none where it is missing or no list."""
         found = self.details.get(name)
         return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list) else frozenset()
+
+    @property
+    def task_key(self) -> str:
+        """The metadata that named the task of a run in the fit."""
+        options = self.details.get("options")
+        found = options.get("task_key") if isinstance(options, dict) else None
+        return found if isinstance(found, str) else TASK
 
 
 class FittedFor(BaseModel):

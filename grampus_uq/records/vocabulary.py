@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from grampus_uq.errors import ConfigurationError
+
+TASK: Final = "task_id"
+"""Name in a session's metadata of the task: trials of one task are not independent samples."""
 
 
 class UncertaintyLevel(StrEnum):

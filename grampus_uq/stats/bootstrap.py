@@ -27,7 +27,8 @@ class BootstrapInterval:
     """A statistic with its percentile interval.
 
     `estimate`: the statistic on the sample itself, None when undefined there. `low`, `high`: percentile interval;
-    `sd`: standard deviation over draws (its bootstrap standard error); None when fewer than two draws are defined.
+    `sd`: standard deviation over draws (its bootstrap standard error); None when fewer than two draws are defined, and
+    where all trajectories are of one task: every draw is then the sample, which says nothing of other tasks.
     `undefined_draws`: draws without a value (a resample with one class has no AUROC), left out of the interval.
     """
 
@@ -52,7 +53,7 @@ def bootstrap(
     `statistic` maps counts (rows, n) to values (rows,), NaN where undefined; it is called on blocks of draws. `n` >= 1
     trajectories, `draws` >= 2. `tasks`: n names; trials of one task share one. None: all trajectories are independent;
     where they are trials of one task, the interval is then too short. Coverage is approximate (first-order), not a
-    finite-sample guarantee.
+    finite-sample guarantee: of means of normal tasks .94 with twenty tasks, .91 with ten, .80 with five.
 
     Source: Efron and Tibshirani (1993), ch. 13.
 
@@ -67,7 +68,7 @@ def bootstrap(
     estimate = float(statistic(np.ones((1, n)))[0])
     defined = values[~np.isnan(values)]
     low = high = sd = None
-    if len(defined) >= 2:
+    if len(defined) >= 2 and len(set(tasks or range(n))) >= 2:
         low, high = np.quantile(defined, [0.025, 0.975]).tolist()
         sd = 0.0 if low == high and (defined == low).all() else float(defined.std(ddof=1))
     return BootstrapInterval(

@@ -295,6 +295,12 @@ WORLDS += [
     World(name="runs of ten calls", epsilon=0.05, base=0.1, run=10, holds=False),
     World(name="a tenth of the wrong approved", epsilon=0.05, base=0.1, missed=0.1, holds=False),
     World(name="drift .04 to .2", epsilon=0.05, base=lambda call: 0.04 + 0.16 * call / CALLS, holds=False),
+    World(
+        name="swings, .02 to .18 every 400 calls",
+        epsilon=0.05,
+        base=lambda call: 0.1 - 0.08 * float(np.cos(2.0 * np.pi * call / 400)),
+        holds=False,
+    ),
     World(name="wrong as soon as one may go out", epsilon=0.05, base=0.03, waits=0.3, holds=False),
     World(name="right first, then half wrong", epsilon=0.05, base=lambda call: 0.5 * (call >= 200), holds=False),
 ]

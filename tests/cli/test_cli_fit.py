@@ -12,12 +12,13 @@ from click.testing import CliRunner
 
 from grampus_uq import Outcome, Reading, Step, StopReason, UncertaintyMonitor
 from grampus_uq.cli import _group
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError, GrampusError
 from grampus_uq.learn.columns import recorded_rows
 from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.recording import RecordingProcessor
-from grampus_uq.recording.artifacts import load
+from grampus_uq.recording.artifacts import ProfileArtifact, load, save
 from grampus_uq.recording.runs import runs
 from tests.guarantees.worlds import World
 from tests.guarantees.worlds import record as written
@@ -81,6 +82,27 @@ def test_a_backtest_on_trials_of_tasks_says_that_its_intervals_are_too_short(tmp
     for name, told in (("single", False), ("trials", True)):
         said = cli("backtest", profile, str(tmp_path / f"{name}.jsonl")).stderr
         assert ("these 80 runs are trials of 20 tasks; the intervals take" in said) == told
+
+
+def test_tasks_of_another_name_are_those_of_the_profiles_fit_in_every_command_that_counts_runs(tmp_path: Path) -> None:
+    """By the wrong name each trial is a run of its own: intervals are too short, and the watch counts them all."""
+    known, profile, guide, store = (str(tmp_path / name) for name in ("runs.jsonl", "p.json", "guide.json", "watch"))
+    path = written(Path(known), World(trials=4, alike=1.0).draw(np.random.default_rng(0), 80))
+    path.write_bytes(path.read_bytes().replace(b'"task_id":', b'"case":'))
+    cli("fit", known, "--task-key", "case", "--budget", "0.2", "-o", profile)
+    save(ProfileArtifact(profile=Profile()), guide)
+    width = {}
+    for given, told in (((), True), (("--task-key", "task_id"), False)):
+        assert json.loads(cli("backtest", profile, known, "--json", *given).stdout)["tasks"] == (20 if told else 80)
+        for asked in ((*given, "--profile", profile), ("--task-key", "case") if told else ()):
+            warnings = " ".join(json.loads(cli("evaluate", known, *asked, "--draws", "2", "--json").stdout)["warnings"])
+            assert ("The 80 runs are trials of 20 tasks" in warnings, "Only 20 tasks are" in warnings) == (told, told)
+        compared = json.loads(cli("compare", guide, profile, known, "--draws", "200", "--json", *given).stdout)
+        width[told] = compared["rows"][0]["high"] - compared["rows"][0]["low"]
+        fed = cli("calibration", "feed", profile, known, "--store", f"{store}{told}.db", *given, "--json").stdout
+        (every,) = [one for one in json.loads(fed) if one["variant"] == "all_runs"]
+        assert (every["gathering"], every["n_runs"]) == ((20, 0) if told else (0, 40))  # 60, 20 of them from the fit
+    assert width[True] > 1.5 * width[False] > 0.0
 
 
 @pytest.mark.slow

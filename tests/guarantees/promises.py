@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -53,7 +54,8 @@ class Promise:
     "alarms" in runs that succeed, "paused" runs, "watch": histories that alarm, "missed" errors. level: the bound.
     delta: None: on average. label: which runs have a label (None: all). older: p_success comes from a profile fitted on
     other runs. recorded: how a run looks in the recording, where that differs: a sabotage. attacked: every fresh run
-    states 1. once: another way than to record, fit and act, of a generator, a folder and a number.
+    states 1. later: the world of fresh runs, where it has changed since. once: another way than to record, fit and act,
+    of a generator, a folder and a number.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Promise:
     older: bool = False
     recorded: Callable[[np.random.Generator, Runs], Runs] = lambda rng, runs: runs
     attacked: bool = False
+    later: World | None = None
     fit: Fit = field(default=lambda *given: _fitted(*given))
     once: Once | None = None
 
@@ -157,7 +160,7 @@ def _seen(promise: Promise, artifact: ProfileArtifact | Profile | None, rng: np.
     if not about_release and detector is None:
         return False, math.nan, 0.0
     # What is promised of runs that call is measured on such runs alone, where calling says nothing else of a run.
-    world = promise.world
+    world = promise.later or promise.world
     of_calls = about_release or (detector is not None and detector.at_calls)
     alone = of_calls and isinstance(world, World) and not world.prone
     fresh = (replace(world, calls=1.0) if alone else world).draw(rng, FRESH)
@@ -403,6 +406,10 @@ SABOTAGES: dict[str, Callable[[np.random.Generator, Runs], Runs] | dict[str, Any
         "options": FitOptions(wrong_releases=0.1, assurance=0.0, detector=False, trust_stated=True),
     },
     "held-shy": as_if_all_called,
+    "wrong-changed": {"where": "fitted, then failures are up to twice as frequent", "later": World(skill=(0.0, 0.9))},
+    "held-changed": {"where": "fitted, then every run states the square", "later": World(shy=2.0)},
+    "pac-changed": {"where": "fitted, then every run states the square", "later": World(shy=2.0)},
+    "conformal-changed": {"where": "fitted, then every run states the square", "later": World(shy=2.0)},
     "pac": only_the_confident,
     "pac-trials": as_trials_of_many,
     "conformal": only_the_confident,
@@ -419,7 +426,7 @@ simulation could not fail."""
 
 def sabotaged(name: str) -> Promise:
     """The promise in a world where what it assumes does not hold."""
-    promise, recorded = PROMISES[name.partition("-chosen")[0]], SABOTAGES[name]
+    promise, recorded = PROMISES[re.split("-chosen|-changed", name)[0]], SABOTAGES[name]
     if isinstance(recorded, dict):
         return replace(promise, **recorded)
     told = (recorded.__doc__ or "").removeprefix("Sabotage: ").removesuffix(".")

@@ -99,6 +99,19 @@ def test_trials_of_a_task_are_drawn_together_as_their_tasks_would_be_alone(tasks
         assert (got == alone).all()
 
 
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=12), st.booleans())
+def test_trials_of_one_task_have_an_estimate_and_no_interval(values, named):
+    """Every draw of a single task is the sample itself: its percentiles are a point, which claims to be certain."""
+    values = values if named else values[:1]
+    got = bootstrap(mean_rows(values), len(values), rng=rng(), draws=20, tasks=["a"] * len(values) if named else None)
+    assert got.estimate == pytest.approx(np.mean(values), abs=1e-9)
+    assert (got.low, got.high, got.sd, got.z) == (None, None, None, None)
+    two = bootstrap(
+        mean_rows([*values, 99.0]), len(values) + 1, rng=rng(), draws=200, tasks=["a"] * len(values) + ["b"]
+    )
+    assert two.low < two.high == 99.0
+
+
 def test_pairing_cancels_what_two_streams_share():
     base = rng(4).normal(size=400) * 10
     better = base + 0.1 + rng(5).normal(size=400) * 0.05

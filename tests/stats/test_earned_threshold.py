@@ -264,6 +264,32 @@ def test_the_promise_is_kept_in_every_world_whose_assumptions_hold() -> None:
             holds(world, 500)
 
 
+@pytest.mark.parametrize(("level", "audit"), [(0, 1.0), (1, 0.3), (1, 0.05)], ids=["asked", "audits", "few audits"])
+@pytest.mark.parametrize("epsilon", [0.02, 0.2, 0.5])
+def test_who_knows_all_later_answers_gains_nothing_by_keeping_right_ones_back(
+    epsilon: float, level: int, audit: float
+) -> None:
+    """All sequences of ten answers, then forty right ones: an answer kept back counts as wrong, and no threshold ever
+    stands higher by it. Sabotage: what is kept back does not count at all."""
+    target, n = e.Target(thresholds=(0.9, 0.5), epsilon=epsilon), 10
+    sequences = np.arange(2**n)
+    wrong = (sequences[:, None] >> np.arange(n)) & 1 == 1
+
+    def peaks(counts: np.ndarray) -> np.ndarray:
+        state = e.nothing_earned(target, (2**n,))
+        for place in range(n + 40):
+            bad = wrong[:, place] if place < n else np.zeros(2**n, dtype=bool)
+            after = e.update(target, state, place % 2, ASKED, bad, in_force=level, audit=audit)
+            state = e.chosen(counts[:, place] if place < n else ~bad, after, state)
+        return state.log_peak
+
+    asked = peaks(np.ones_like(wrong))
+    for answer in range(n):
+        kept_back = sequences | 1 << answer
+        assert (asked[kept_back] <= asked + 1e-9).all()
+    assert (peaks(~wrong) > asked + 0.001).any()
+
+
 def test_bets_that_see_every_truth_ask_little_more_than_any_rule_must() -> None:
     world = permits.World(name="few calls", epsilon=0.2, base=0.3)
     asked = permits.simulate(world, permits.Free(world, 200), 200, 120).asked

@@ -12,10 +12,11 @@ from typing import Final
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory, TrajectoryStep
-from grampus_uq.learn.columns import TASK, task_of
+from grampus_uq.learn.columns import task_of
 from grampus_uq.recording.runs import Run, each
 from grampus_uq.records.events import Event, ObservationEvent, StepEvent
 from grampus_uq.records.values import Outcome
+from grampus_uq.records.vocabulary import TASK
 
 _NOTE: Final = re.compile(r"\berror at (\S+)", re.IGNORECASE)
 _HASHED: Final = re.compile(r"hmac:[0-9a-f]{8,64}:\d+")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from grampus_uq.learn.evaluate.verdict import EvaluationVerdict, judge
 from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records.events import ObservationEvent, StepEvent
-from grampus_uq.records.vocabulary import StopReason
+from grampus_uq.records.vocabulary import TASK, StopReason
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.bootstrap import RowStatistic, mean_rows, paired_bootstrap
 from grampus_uq.stats.calibration_watch import WatchStatus
@@ -59,6 +60,7 @@ def read_recordings(
     paths: Paths,
     *,
     profile: Profile | None = None,
+    task_key: str = TASK,
     workers: int = 1,
     on_runs: Callable[[int], None] | None = None,
     on_refused: Refused | None = None,
@@ -72,7 +74,7 @@ def read_recordings(
     own; its policy says which calls are irreversible. None: as they were recorded.
     """
     read_run = partial(_rows, profile)
-    columns = read_columns(paths, read_run, workers=workers, on_runs=on_runs, on_refused=on_refused)
+    columns = read_columns(paths, read_run, task_key=task_key, workers=workers, on_runs=on_runs, on_refused=on_refused)
     uses = [_use(run) for run in columns.runs]
     scored = [run for run, (use, _) in zip(columns.runs, uses, strict=True) if use != "left out"]
     lengths = np.array([run.length for run in scored], dtype=np.int64)
@@ -232,7 +234,7 @@ def _compare(
 
 
 _FEW_RUNS = 100
-"""Below this many scored runs the report says that its numbers are rough."""
+"""Below this many scored runs of different tasks the report says that its numbers are rough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -307,9 +309,10 @@ def evaluate(
 
 def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censoring) -> list[str]:
     found = []
-    scored = int((~np.isnan(censoring.targets(runs))).sum())
-    if scored < _FEW_RUNS:
-        found.append(f"Only {scored} runs are scored: intervals are wide, and T-ECE is biased upwards on few runs.")
+    scored = ~np.isnan(censoring.targets(runs))
+    if (units := len(set(compress(runs.tasks or runs.ids, scored)))) < _FEW_RUNS:
+        what = "runs" if units == scored.sum() else "tasks"
+        found.append(f"Only {units} {what} are scored: intervals are rough, and T-ECE is biased upwards on few runs.")
     if runs.tasks is not None and (tasks := len(set(runs.tasks))) < len(runs):
         found.append(
             f"The {len(runs)} runs are trials of {tasks} tasks: the verdict is about one run of each, drawn at random, "

@@ -17,7 +17,6 @@ import numpy as np
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.columns import (
-    TASK,
     Columns,
     columns_of,
     looks_at_calls,
@@ -29,7 +28,7 @@ from grampus_uq.learn.columns import (
 from grampus_uq.learn.eligibility import SELECTED
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.runs import Paths, Refused, runs
-from grampus_uq.records.vocabulary import StopReason
+from grampus_uq.records.vocabulary import TASK, StopReason
 from grampus_uq.stats.eprocess import log_peaks
 from grampus_uq.stats.step_blocks import step_blocks
 
@@ -105,7 +104,7 @@ class RecordedRun:
 
 
 def finished_in_recordings(
-    paths: Paths, profile: Profile, *, on_refused: Refused | None = None
+    paths: Paths, profile: Profile, *, task_key: str = TASK, on_refused: Refused | None = None
 ) -> Iterator[RecordedRun]:
     """Yield every recorded run that has ended and has a step of the model, judged by the profile's detector.
 
@@ -133,5 +132,5 @@ def finished_in_recordings(
             log_peak=float(log_peaks(detector, step_blocks(values, np.array([len(values)])))[0]),
             touched=run.touched or not clean,
             success=outcome.success if clean else None,
-            task=task_of(run),
+            task=task_of(run, task_key),
         )

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.chain import Chain, TierCases, fit_chain
-from grampus_uq.learn.columns import TASK, Columns, RunRows, other_trials, read_columns
+from grampus_uq.learn.columns import Columns, RunRows, other_trials, read_columns
 from grampus_uq.learn.eligibility import Eligibility, about_the_others
 from grampus_uq.learn.fit.task_draws import one_a_task
 from grampus_uq.learn.profiles.options import FitOptions
@@ -26,6 +26,7 @@ from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.profiles.releasing import BUDGET
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records.events import LookEvent
+from grampus_uq.records.vocabulary import TASK
 from grampus_uq.stats.arrays import IntArray, known_mean
 from grampus_uq.stats.selective import budget_needed
 

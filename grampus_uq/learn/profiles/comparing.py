@@ -18,6 +18,7 @@ from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run
+from grampus_uq.records.vocabulary import TASK
 from grampus_uq.stats.arrays import BoolArray, FloatArray, finite
 from grampus_uq.stats.bootstrap import RowStatistic, paired_bootstrap
 from grampus_uq.stats.ranking import auroc_rows
@@ -59,6 +60,7 @@ def compare_profiles(
     *,
     rng: np.random.Generator,
     draws: int = 2000,
+    task_key: str = TASK,
     workers: int = 1,
     on_runs: Callable[[int], None] | None = None,
     on_refused: Refused | None = None,
@@ -66,15 +68,15 @@ def compare_profiles(
     """Take recorded readings through both profiles, and compare what they would have done.
 
     Runs are paired: both are judged on the same ones, and resampled together. Only runs whose outcome is known and was
-    not selected enter, those that were let through at random by their weight; the trials of a task (metadata `task_id`)
-    are resampled together. Honest only on runs that neither was fitted on.
+    not selected enter, those that were let through at random by their weight; the trials of a task (metadata
+    `task_key`) are resampled together. Honest only on runs that neither was fitted on.
 
     Raises `DataError` for no run that may be used, and a damaged recording, unless `on_refused` takes it.
     """
     replayed: list[tuple[Counterfactual, Counterfactual]] = []
     tasks: list[str] = []
     left_out: Counter[str] = Counter()
-    work = partial(_under_both, first, second)
+    work = partial(_under_both, first, second, task_key)
     for pairs, named, others in over_parts(work, paths, workers=workers, on_refused=on_refused):
         replayed += pairs
         tasks += named
@@ -96,7 +98,7 @@ def compare_profiles(
 
 
 def _under_both(
-    first: Profile, second: Profile, runs: Iterator[Run], refuse: Refused | None
+    first: Profile, second: Profile, task_key: str, runs: Iterator[Run], refuse: Refused | None
 ) -> tuple[list[tuple[Counterfactual, Counterfactual]], list[str], Counter[str]]:
     """The runs of a part under both profiles, their tasks, and how many are left out, by reason."""
     found: list[tuple[Counterfactual, Counterfactual]] = []
@@ -109,7 +111,7 @@ def _under_both(
         else:
             one, other = (replace(counterfactual(run, of), weight=decided.weight) for of in (first, second))
             found.append((one, other))
-            tasks.append(task_of(run) or "")
+            tasks.append(task_of(run, task_key) or "")
     return found, tasks, left_out
 
 

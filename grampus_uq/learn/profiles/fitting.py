@@ -189,9 +189,12 @@ def fit_profile(
     judge = partial(_replayed_part, profile, names)
     replayed = [one for part in over_parts(judge, paths, **spread) for one in part]
     splits = {"learn": int(taught.sum()), "thresholds": int((~taught).sum())}
-    teachers = {_digest(name) for name in names} | (_teachers(base) if kept is not None else frozenset())
+    before = None if kept is None else base
+    teachers = {_digest(name) for name in names} | _listed(_TAUGHT, before)
     return ProfileFit(
-        artifact=_artifact(paths, profile, parts, runs, splits, teachers, attribution, options),
+        artifact=_artifact(
+            paths, profile, parts, runs, splits, teachers, attribution, options, _listed("runs", before)
+        ),
         parts=tuple(parts),
         counts=runs.counts,
         splits=splits,
@@ -233,14 +236,14 @@ def _served(runs: LabelledRuns, base: Profile | ProfileArtifact | None) -> BoolA
         return np.zeros(len(runs), dtype=np.bool_)
     known = {file.sha256 for file in base.provenance.inputs}
     served = {path: InputFile.of(path).sha256 in known for path in set(runs.paths)}
-    taught = _teachers(base)
+    taught = _listed(_TAUGHT, base)
     pairs = zip(runs.ids, runs.paths, strict=True)
     return np.array([served[path] or _digest(name) in taught for name, path in pairs], dtype=np.bool_)
 
 
-def _teachers(base: Profile | ProfileArtifact | None) -> frozenset[str]:
-    """Digests of the runs that taught a profile's p_success: a file that has grown since is another file."""
-    return base.provenance.listed(_TAUGHT) if isinstance(base, ProfileArtifact) else frozenset()
+def _listed(name: str, base: Profile | ProfileArtifact | None) -> frozenset[str]:
+    """Digests of runs that served an earlier fit: a file that has grown since is another file."""
+    return base.provenance.listed(name) if isinstance(base, ProfileArtifact) else frozenset()
 
 
 def _digest(name: str) -> str:
@@ -377,6 +380,7 @@ def _artifact(
     teachers: Set[str],
     attribution: dict[str, JsonValue] | None,
     options: FitOptions,
+    before: Set[str] = frozenset(),
 ) -> ProfileArtifact:
     promises = tuple(f"{part.name}: {part.promise}" for part in parts if part.promise)
     details: dict[str, JsonValue] = {
@@ -385,7 +389,7 @@ def _artifact(
     }
     if teachers and len(teachers) <= _MOST_TEACHERS:
         details[_TAUGHT] = list[JsonValue](sorted(teachers))
-    details["runs"] = list[JsonValue](run_digests(paths))
+    details["runs"] = list[JsonValue](sorted({*run_digests(paths), *before})[:_MOST_TEACHERS])
     return ProfileArtifact(
         profile=profile,
         fitted_for=FittedFor.shared(runs.made_with),

@@ -18,12 +18,13 @@ import numpy.typing as npt
 from grampus_uq.core.state import Profile
 from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.learn.attribution.labelled_recordings import names_a_step
-from grampus_uq.learn.columns import TASK, Columns, RunRows, at_rows, other_trials, read_columns, recorded_rows
+from grampus_uq.learn.columns import Columns, RunRows, at_rows, other_trials, read_columns, recorded_rows
 from grampus_uq.learn.eligibility import NO_OUTCOME, NO_STEP, Eligibility, about_the_others
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.learn.sensed import Sensed
 from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.runs import Paths, Refused, Run
+from grampus_uq.records.vocabulary import TASK
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 

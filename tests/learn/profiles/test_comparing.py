@@ -28,10 +28,15 @@ GUIDE = Profile(policy=POLICY)
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> ProfileArtifact:
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fit")
     record(path, 200, 21)
-    return fit_profile(path, base=GUIDE, options=FitOptions(accuracy=0.85, detector=False)).artifact
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(known: Path) -> ProfileArtifact:
+    return fit_profile(known, base=GUIDE, options=FitOptions(accuracy=0.85, detector=False)).artifact
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +110,19 @@ def test_the_command_compares_artifacts_and_says_when_files_served_a_fit(
     shown = CliRunner().invoke(_group, asked, catch_exceptions=False)
     assert "share paused" in shown.stdout
     assert "CAUTION" not in shown.stderr
+
+
+def test_a_kept_p_success_brings_the_runs_that_taught_it_and_one_learned_anew_does_not(
+    fitted: ProfileArtifact, known: Path, fresh: Path, tmp_path: Path
+) -> None:
+    save(ProfileArtifact(profile=GUIDE), tmp_path / "guide.json")
+    for keep in (True, False):
+        options = FitOptions(keep_p_success=keep, detector=False)
+        save(fit_profile(fresh, base=fitted, options=options).artifact, tmp_path / "later.json")
+        for folder, used in ((known, 200 if keep else 0), (fresh, 150)):
+            asked = ["compare", str(tmp_path / "guide.json"), str(tmp_path / "later.json"), str(folder), "--draws", "2"]
+            told = json.loads(CliRunner().invoke(_group, [*asked, "--json"], catch_exceptions=False).stdout)
+            assert told["files_used_in_a_fit"] == used
 
 
 def test_equal_trials_of_a_task_leave_the_interval_as_wide_as_one_of_each(tmp_path: Path) -> None:
