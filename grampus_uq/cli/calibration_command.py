@@ -64,11 +64,12 @@ def feed(
 ) -> None:
     """Add the finished runs in PATHS, recordings or folders of them, to the watch on PROFILE's detector.
 
-    Each run counts once, and of the trials of a task the first. New labels on runs added before
-    are taken too, so this can run on a schedule.
+    Each run counts once, of the trials of a task the first, and none that the profile was fitted on. New labels on
+    runs added before are taken too, so this can run on a schedule.
     """
     artifact = load(profile)
     loaded, key = artifact.profile, task_key or artifact.provenance.task_key
+    served = artifact.provenance.listed("runs")
     detector = loaded.detector
     if detector is None:
         raise ConfigurationError.of(
@@ -80,14 +81,14 @@ def feed(
     async def work(stores: Sequence[SessionStore]) -> Sequence[WatchStatus]:
         nonlocal n_runs
         watch = CalibrationWatch(stores[0], detector, level=level, acting=not advisory)
-        for run in finished_in_recordings(list(paths), loaded, task_key=key, on_refused=refuse):
+        for run in finished_in_recordings(list(paths), loaded, task_key=key, served=served, on_refused=refuse):
             n_runs += 1
             await watch.finished(FinishedRun(**asdict(run)))
         return await watch.statuses()
 
     with naming_refused() as refuse:
         statuses = with_stores([url], work, create=True)
-        refuse_none(n_runs, paths, "finished run that this detector judges")
+        refuse_none(n_runs, paths, "finished run that this detector judges and was not fitted on")
         _report(statuses, as_json, check)
 
 

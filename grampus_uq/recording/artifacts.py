@@ -113,8 +113,7 @@ class Provenance(BaseModel):
     def task_key(self) -> str:
         """The metadata that named the task of a run in the fit."""
         options = self.details.get("options")
-        found = options.get("task_key") if isinstance(options, dict) else None
-        return found if isinstance(found, str) else TASK
+        return str(options.get("task_key", TASK)) if isinstance(options, dict) else TASK
 
 
 class FittedFor(BaseModel):

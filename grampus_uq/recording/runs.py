@@ -271,8 +271,13 @@ def beginnings(paths: Paths) -> Iterator[SessionStarted]:
 
 
 def run_digests(paths: Paths) -> list[str]:
-    """Short digests of the first 20,000 runs, of session id and beginning: the same in every copy of a recording."""
-    return sorted({sha256_of(f"{one.time_s!r} {one.session_id}")[:12] for one in islice(beginnings(paths), 20_000)})
+    """The digests of the first 20,000 runs."""
+    return sorted(set(map(run_digest, islice(beginnings(paths), 20_000))))
+
+
+def run_digest(start: SessionStarted) -> str:
+    """A short digest of session id and beginning: the same in every copy of a recording."""
+    return sha256_of(f"{start.time_s!r} {start.session_id}")[:12]
 
 
 def find_run(paths: Paths, session_id: str, *, on_refused: Refused | None = None) -> Run:

@@ -59,6 +59,16 @@ def test_recordings_feed_it_once_however_often_and_in_pieces(made: Path, tmp_pat
     assert "No evidence" in cli("calibration", "show", "--store", store).stdout
 
 
+def test_a_folder_that_has_grown_since_the_fit_is_watched_from_there_on(made: Path, tmp_path: Path) -> None:
+    """On its own runs a detector does better than on new ones, and the watch has those that set its threshold."""
+    known, new, store = str(made / "a"), str(made / "b"), str(tmp_path / "s")
+    profile = str(made / "p.json")
+    with pytest.raises(GrampusError, match="judges and was not fitted on"):
+        cli("calibration", "feed", profile, known, "--store", f"{store}0.db", "--advisory")
+    grown = shown("calibration", "feed", profile, known, new, "--store", f"{store}1.db", "--advisory")
+    assert grown == shown("calibration", "feed", profile, new, "--store", f"{store}2.db", "--advisory")
+
+
 def test_a_damaged_file_keeps_no_run_from_the_watch(made: Path, tmp_path: Path) -> None:
     store, folder = str(tmp_path / "s.db"), shutil.copytree(made / "b", tmp_path / "r")
     (folder / "0.jsonl").write_bytes(b"\xff\n")  # the first of the folder

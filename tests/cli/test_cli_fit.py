@@ -87,8 +87,10 @@ def test_a_backtest_on_trials_of_tasks_says_that_its_intervals_are_too_short(tmp
 def test_tasks_of_another_name_are_those_of_the_profiles_fit_in_every_command_that_counts_runs(tmp_path: Path) -> None:
     """By the wrong name each trial is a run of its own: intervals are too short, and the watch counts them all."""
     known, profile, guide, store = (str(tmp_path / name) for name in ("runs.jsonl", "p.json", "guide.json", "watch"))
-    path = written(Path(known), World(trials=4, alike=1.0).draw(np.random.default_rng(0), 80))
-    path.write_bytes(path.read_bytes().replace(b'"task_id":', b'"case":'))
+    for name in ("runs", "later"):
+        drawn = World(trials=4, alike=1.0).draw(np.random.default_rng(0), 80)
+        path = written(tmp_path / f"{name}.jsonl", drawn, name=name)
+        path.write_bytes(path.read_bytes().replace(b'"task_id":', b'"case":'))
     cli("fit", known, "--task-key", "case", "--budget", "0.2", "-o", profile)
     save(ProfileArtifact(profile=Profile()), guide)
     width = {}
@@ -99,7 +101,7 @@ def test_tasks_of_another_name_are_those_of_the_profiles_fit_in_every_command_th
             assert ("The 80 runs are trials of 20 tasks" in warnings, "Only 20 tasks are" in warnings) == (told, told)
         compared = json.loads(cli("compare", guide, profile, known, "--draws", "200", "--json", *given).stdout)
         width[told] = compared["rows"][0]["high"] - compared["rows"][0]["low"]
-        fed = cli("calibration", "feed", profile, known, "--store", f"{store}{told}.db", *given, "--json").stdout
+        fed = cli("calibration", "feed", profile, str(path), "--store", f"{store}{told}.db", *given, "--json").stdout
         (every,) = [one for one in json.loads(fed) if one["variant"] == "all_runs"]
         assert (every["gathering"], every["n_runs"]) == ((20, 0) if told else (0, 40))  # 60, 20 of them from the fit
     assert width[True] > 1.5 * width[False] > 0.0

@@ -7,7 +7,7 @@ And recorded runs as the watch on a calibration takes them: evidence under a det
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -27,7 +27,7 @@ from grampus_uq.learn.columns import (
 )
 from grampus_uq.learn.eligibility import SELECTED
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
-from grampus_uq.recording.runs import Paths, Refused, runs
+from grampus_uq.recording.runs import Paths, Refused, run_digest, runs
 from grampus_uq.records.vocabulary import TASK, StopReason
 from grampus_uq.stats.eprocess import log_peaks
 from grampus_uq.stats.step_blocks import step_blocks
@@ -104,12 +104,18 @@ class RecordedRun:
 
 
 def finished_in_recordings(
-    paths: Paths, profile: Profile, *, task_key: str = TASK, on_refused: Refused | None = None
+    paths: Paths,
+    profile: Profile,
+    *,
+    task_key: str = TASK,
+    served: Set[str] = frozenset(),
+    on_refused: Refused | None = None,
 ) -> Iterator[RecordedRun]:
     """Yield every recorded run that has ended and has a step of the model, judged by the profile's detector.
 
     A run that a human or the monitor touched, or that did not end by itself, has no outcome of its own. A run whose
-    session id was used again later is left out: two runs of one id cannot be told apart.
+    session id was used again later is left out: two runs of one id cannot be told apart. So is one that the detector
+    was fitted on (`served`: digests of `run_digest`): it has learned on it, or counts it already.
 
     Raises ConfigurationError for a profile without a detector, DataError for a damaged recording, unless `on_refused`
     takes it.
@@ -119,7 +125,7 @@ def finished_in_recordings(
         raise ConfigurationError.of("profile", "finished_in_recordings", "with a detector", None)
     for run in runs(paths, on_refused=on_refused):
         outcome = run.outcome
-        if outcome is None or run.superseded:
+        if outcome is None or run.superseded or (run.start is not None and run_digest(run.start) in served):
             continue
         columns = columns_of([run], partial(recorded_rows, profile=profile))
         at = columns.at_calls if detector.at_calls else columns.stream
