@@ -11,6 +11,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.alarm_figures import Figure, alarm_figures
 from grampus_uq.stats.ranks import binomial_interval
 from tests.binomial import binomial_ceiling
+from tests.sampling import sampled
 
 RUNS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.booleans()), max_size=30)
 
@@ -51,13 +52,14 @@ def test_an_alarm_after_the_end_or_arrays_that_do_not_fit_are_refused() -> None:
         alarm_figures([1], [2, 2], [True, True])
 
 
-def test_the_interval_of_the_cost_holds_the_truth_also_where_hardly_a_run_alarms() -> None:
+@sampled("times", [80], full=[300])
+def test_the_interval_of_the_cost_holds_the_truth_also_where_hardly_a_run_alarms(times: int) -> None:
     """A normal interval is a point where no run alarms: at thirty runs, .05 alarming, it held the truth in .67."""
     rng, missed = np.random.default_rng(0), 0
-    for _ in range(300):
+    for _ in range(times):
         alarm = np.where(rng.random(30) < 0.05, rng.integers(1, 11, 30), 0)
         cost = alarm_figures(alarm, np.full(30, 10), None).cost_used
         assert cost.low is not None
         assert cost.high is not None
         missed += not cost.low <= 1.0 - 0.05 * 0.45 <= cost.high
-    assert missed <= binomial_ceiling(300, 0.05)
+    assert missed <= binomial_ceiling(times, 0.05)
