@@ -72,10 +72,10 @@ class WatchedRun:
 
     def hear_state(self, state: RunState[Any, Any]) -> None:
         """Take the SDK's own rejections in a state that is resumed: its run may end without asking its model."""
-        context = state._context
-        for call in map(interrupted_call, state.get_interruptions()):
-            if context is not None and context.is_tool_approved(call.name, call.id) is False:
-                self.calls.reject_foreign(call, principal=PRINCIPAL)
+        if (context := state._context) is not None and self.calls.acts:
+            for call in map(interrupted_call, state.get_interruptions()):
+                if context.is_tool_approved(call.name, call.id) is False:
+                    self.calls.reject_foreign(call, principal=PRINCIPAL)
 
     async def ready(self, waiting: Collection[tuple[Any, ToolCall]], current: Any) -> list[CallRecord]:
         """The approved calls that may run now, among those that the SDK holds.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from grampus_uq.errors import DataError, UncertaintyError
+from grampus_uq.errors import DataError, StoreError, UncertaintyError
 from grampus_uq.gate.call import CallRecord, remembered
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.monitor.history import unaided_part
@@ -99,7 +99,8 @@ class SubAgent:
             outcome = ToolResult(tool_call_id=record.call.id, output=stopped, is_error=True)
         finally:
             within_parent.reset(within)
-        await self._hear_rejections(state, child_id)
+        with contextlib.suppress(*([StoreError] if loaded is None else [])):  # begun just now: nobody was asked
+            await self._hear_rejections(state, child_id)
         if result is None:
             return outcome
         if result.status is AgentStatus.WAITING_FOR_HUMAN:

@@ -109,6 +109,17 @@ async def test_a_sub_agents_rejection_is_heard_also_where_the_store_fails_as_its
     assert (len(failed), clerk.paid) == (1, [])
 
 
+async def test_a_sub_agent_that_ends_as_the_store_fails_has_rejected_nothing_and_its_parent_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(one: SubAgent, state: AgentState, child_id: str) -> None:
+        raise StoreError("down")
+
+    monkeypatch.setattr(SubAgent, "_hear_rejections", fails)
+    clerk = Clerk(delegates=True)
+    assert (await clerk.run("5"), clerk.paid) == ([], [5])
+
+
 async def _down(kind: str, key: str) -> Any:
     raise StoreError("down")
 
