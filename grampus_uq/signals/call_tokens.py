@@ -218,10 +218,15 @@ class _Part:
     value: float | None = None
 
     @property
+    def tokens(self) -> float:
+        """The log-probability of all tokens, and of what the marks before a name decide, which are in no part."""
+        tokens = math.fsum(self.counted)
+        return tokens if self.value is None or self.number else min(tokens, self.value)
+
+    @property
     def log_probability(self) -> float:
         """As `call_probability` counts the part: its value whole, keys and marks a quarter."""
-        tokens = math.fsum(self.counted)
-        return tokens if self.value is None else (1.0 - FORM_WEIGHT) * self.value + FORM_WEIGHT * tokens
+        return self.tokens if self.value is None else (1.0 - FORM_WEIGHT) * self.value + FORM_WEIGHT * self.tokens
 
 
 def _described(number: int, call: ToolCall, parts: Sequence[_Part], messages: Sequence[Message]) -> Iterator[CallPart]:
@@ -239,7 +244,7 @@ def _described(number: int, call: ToolCall, parts: Sequence[_Part], messages: Se
                 candidates = tuple(candidates_of(part.others, messages))
         if part.prose:
             yield CallPart(call=number, name=name, least=math.exp(min(part.prose)))
-        odds, least = math.exp(math.fsum(part.counted)), math.exp(min(part.counted, default=0.0))
+        odds, least = math.exp(part.tokens), math.exp(min(part.counted, default=0.0))
         yield CallPart(
             call=number,
             name=name,
@@ -339,9 +344,9 @@ class _Read:
                 further = 0.0
                 continue
             choice = self.choices.of(call, number, self.text[slice(*span)])
-            odds = value_odds(self.text, *span, self.written, self._overlapping(*span).start, choice)
-            yield max(odds.value + further, LOWEST)
-            further = odds.further
+            value, more = value_odds(self.text, *span, self.written, self._overlapping(*span).start, choice)
+            yield max(value + further, LOWEST)
+            further = more
 
     def _other_values(self, begin: int, end: int) -> Sequence[Other]:
         found = self._overlapping(begin, end + 1)

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from grampus_uq.records.values import TokenLogprob
 from grampus_uq.signals.call_candidates import goes_on
@@ -41,22 +41,15 @@ _MOST_ALTERNATIVES: Final = 32
 _LEADS: Final = tuple(":=.[](<>")
 """Marks behind which a value stands, or the name of a tool."""
 _ENDING: Final = re.compile(r"\\{0,8}[\"']")
-_OPENED: Final = re.compile(r"\s*" + _ENDING.pattern)
-
 
 Written = Sequence[tuple[int, TokenLogprob]]
-"""Tokens, each with where it starts."""
+"""All tokens, each with where it starts."""
 
 
-class ValueOdds(NamedTuple):
-    """Natural logarithms of p(value) and p(further), at most 0."""
-
-    value: float
-    further: float
-
-
-def value_odds(text: str, begin: int, end: int, written: Written, at: int, choice: Choice | None = None) -> ValueOdds:
-    """Of the value at `text[begin:end]`; `written` are all tokens, each with where it starts; its first is that `at`.
+def value_odds(
+    text: str, begin: int, end: int, written: Written, at: int, choice: Choice | None = None
+) -> tuple[float, float]:
+    """The logarithms of p(value) and p(further), at most 0, for `text[begin:end]`, whose first token is that `at`.
 
     `choice` is the value among all that may stand there, if that is known.
     """
@@ -84,7 +77,7 @@ def value_odds(text: str, begin: int, end: int, written: Written, at: int, choic
             there = [(piece[len(prefix) :], one) for piece, one in _others(token) if piece.startswith(prefix)]
             goes_on = _sum(own, [one for piece, one in there if _COMMA.match(piece)])
             further += goes_on - _sum(goes_on, [one for piece, one in there if _STOPS.match(piece)])
-    return ValueOdds(value, further)
+    return value, further
 
 
 def _others(token: TokenLogprob) -> Iterator[tuple[str, float]]:
@@ -100,14 +93,18 @@ def odds_before(text: str, begin: int, end: int, written: Written, at: int, choi
 
     A token that writes more than these marks is compared with the alternatives that begin as it does.
     """
-    gap, odds, quoted = _gap(text, begin), 0.0, text[begin - 1] in "\"'"
+    gap, odds, quoted = _gap(text, begin), 0.0, begin > 0 and text[begin - 1] in "\"'"
+    quote = text[end : end + 1] if quoted else ""
     if not quoted and (opened := _ENDING.match(text, begin)):
         begin = opened.end()
     for start, own, others in _between(written, gap, written[at][0], text):
         led = [(_BEGUN.match(text[gap:start] + piece), one) for piece, one in others]
         begun = [(found[1], one) for found, one in led if found and found[0][0] == text[gap]]
         values = [one for one in begun if one[0][:1].isalnum() or (one[0] and text[gap] in ":=")]
-        kinds = [(_is_same(text, begin, end, piece, choice, quoted), one) for piece, one in values]
+        kinds = [
+            (choice.is_same(piece, quote) if choice else _ends_alike(text, begin, end, piece, quoted), one)
+            for piece, one in values
+        ]
         same = _sum(own, [one for kind, one in kinds if kind])
         odds += same - _sum(same, [one for kind, one in kinds if kind is False])
     if first := _FIRST.search(text, max(gap - _NEAR, 0), gap):
@@ -135,19 +132,12 @@ def _gap(text: str, begin: int) -> int:
     return at - 1 if at and text.startswith(_LEADS, at - 1) else begin
 
 
-def _is_same(text: str, begin: int, end: int, piece: str, choice: Choice | None, quoted: bool) -> bool | None:
-    """True where a piece writes the value, False where it may begin another one, None where that one is not allowed."""
-    if choice is not None:
-        return choice.is_same(piece, text[end] if quoted else "")
-    return _ends_alike(text, begin, end, piece, quoted)
-
-
 def _ends_alike(text: str, start: int, end: int, piece: str, quoted: bool) -> bool:
     """Return True if the alternative writes the rest of the value and ends it."""
     if len(piece) <= end - start or not piece.startswith(text[start:end]):
         return False
     after = piece[end - start :]
-    return after[0] == text[end] if quoted else bool(after.strip(" \t")) and not goes_on(after)
+    return text.startswith(after[0], end) if quoted else bool(after.strip(" \t")) and not goes_on(after)
 
 
 def _sum(own: float, others: Sequence[float]) -> float:

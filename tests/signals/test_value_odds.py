@@ -247,9 +247,23 @@ def test_what_stands_before_a_tools_name_and_may_have_begun_another_one_is_doubt
         for piece in filter(None, pieces):
             odds, top = likely.get(piece, (1.0, ()))
             found.append(TokenLogprob(token=piece, logprob=math.log(odds), top=top))
-        if mark and (call_probability(call_parts(found, [call]), 0) or 0.0) > 0.51:
+        if mark and (call_probability(call_parts(found, [call]), 0) or 0.0) > 0.4 + 1e-9:
             hidden.append((form, arguments))
     assert hidden == []
+
+
+@pytest.mark.parametrize("before", ["", '"', 'use "'])
+def test_a_call_cut_at_its_name_or_its_first_value_is_read_without_an_error(before: str) -> None:
+    for form, arguments in itertools.product(FORMS.values(), [{}, {"to": ""}, {"amount": 850, "to": "ann"}]):
+        whole = before + form("pay", arguments)
+        name = whole.index("pay")
+        for begin, end in itertools.product([0, max(name - 1, 0), name], [name + 3, name + 9, len(whole) - 1]):
+            split = (whole[begin : name - 1], whole[max(begin, name - 1) : name], "pay", whole[name + 3 : end])
+            pieces = [piece for piece in split if piece]
+            others = [((f"{one[-1]}pay,", -3.0), (f"{one[0]}get", -3.0), ("", -4.0)) for one in pieces]
+            found = [TokenLogprob(token=one, logprob=-0.1, top=top) for one, top in zip(pieces, others, strict=True)]
+            for part in call_parts(found, [ToolCall(name="pay", arguments=arguments)]):
+                assert part.value is None or 0.0 <= part.value <= 1.0
 
 
 def test_an_alternative_counts_however_many_unlikely_ones_stand_before_it() -> None:
