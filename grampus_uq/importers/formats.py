@@ -51,7 +51,7 @@ FORMATS: Final = tuple(form.name for form in _FORMATS)
 """The names of all formats."""
 
 _HEAD: Final = 2**17
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]:]', re.DOTALL)  # texts may be cut: none is sought within one
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?|[{}\[\]:]', re.DOTALL)  # texts may be cut: none is sought within one
 
 
 def detect_format(path: str | os.PathLike[str]) -> str:
