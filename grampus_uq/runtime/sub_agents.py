@@ -115,11 +115,9 @@ class SubAgent:
         state.rejected = remembered([*state.rejected, *rejected])
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
-        belief = result.metadata.get("uncertainty", {})
         if not result.metadata.get("unvouched"):
-            self._believe(parent, record, belief)
-        failed = result.status is AgentStatus.FAILED
-        return ToolResult(tool_call_id=record.call.id, output=result.output, is_error=failed)
+            self._believe(parent, record, result.metadata.get("uncertainty", {}))
+        return _ended(record, result)
 
     def _finished(self, record: CallRecord, parent: Session | None, child: AgentState) -> ToolResult:
         """The result of a child that ended while its parent was down; stored confidence counts only under a seal."""
@@ -127,8 +125,7 @@ class SubAgent:
             with contextlib.suppress(DataError):
                 state, history = read_snapshot(child.belief or {})
                 self._believe(parent, record, history.belief(state).to_summary() | unaided_part(state))
-        failed = child.status is AgentStatus.FAILED
-        return ToolResult(tool_call_id=record.call.id, output=child.output, is_error=failed)
+        return _ended(record, child)
 
     @staticmethod
     def _believe(parent: Session | None, record: CallRecord, belief: Mapping[str, Any]) -> None:
@@ -172,3 +169,11 @@ class SubAgent:
             return None
         below = (agent._owner(request, depth + 1) for agent in self.runner.sub_agents.values())
         return next((found for found in below if found is not None), None)
+
+
+def _ended(record: CallRecord, child: ExecutionResult | AgentState) -> ToolResult:
+    """The result of the call that a child served; one that failed without a word says why."""
+    failed = child.status is AgentStatus.FAILED
+    why = child.metadata.get("error") or child.metadata.get("stop_reason")
+    said = f"The sub-agent failed: {why}" if failed and not child.output else child.output
+    return ToolResult(tool_call_id=record.call.id, output=said, is_error=failed)

@@ -322,6 +322,36 @@ async def test_a_model_that_cancelled_its_own_call_failed_and_the_run_goes_on_wh
     assert not below or "Mailed." in [message.content for message in result.messages]
 
 
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_sub_agent_that_failed_without_a_word_says_why(dies: bool) -> None:
+    store = MemoryStore()
+    seeks = scripted([answer("I look.", tool_calls=[look("a", "bob")])], 0.99)
+    seeker = AgentDefinition(name="seeker", model="scripted", max_iterations=1)
+    finder = AgentRunner(seeks, World().tools(), uncertainty_monitor=UNWATCHED, store=store)
+    task = answer("You find him.", tool_calls=[call("seeker", "t", task="Find Bob.")])
+    boss = AgentRunner(
+        scripted([task, "Done."], 0.99),
+        FunctionTools(),
+        uncertainty_monitor=UNWATCHED,
+        store=store,
+        sub_agents=[SubAgent(finder, seeker)],
+    )
+    if dies:  # the parent's process, when the child has ended
+        ended, finder.run = finder.run, None  # type: ignore[assignment,method-assign]
+
+        async def run_and_die(*given: Any, **more: Any) -> Any:
+            await ended(*given, **more)
+            raise KeyError("died")
+
+        finder.run = run_and_die  # type: ignore[method-assign]
+        with pytest.raises(KeyError):
+            await boss.run(BOSS, "x", session_id="s")
+        result = await boss.resume("boss", "s")
+    else:
+        result = await boss.run(BOSS, "x", session_id="s")
+    assert "The sub-agent failed: No answer within 1 steps." in [message.content for message in result.messages]
+
+
 async def test_an_error_while_an_answer_is_applied_gives_the_session_back() -> None:
     world = World()
 
