@@ -358,15 +358,15 @@ async def test_a_judgement_that_fails_holds_the_call_that_a_good_one_releases(fa
 @pytest.mark.anyio
 async def test_a_judgement_that_failed_weighs_on_later_calls_as_a_bad_one_would_and_fades_as_one():
     async def turns_until_a_call_goes_ahead(first: str) -> int:
-        session, count = await seen_live(first), 0
-        call = PAY
-        while not session.would_allow(call).allowed:
-            count += 1
+        session, call = await seen_live(first), PAY
+        for count in range(20):
+            if session.would_allow(call).allowed:
+                return count
             call = ToolCall(id=f"{count}", name="pay", arguments=PAY.arguments)
             await session.observe_llm_response(
                 "Confidence: 100%", "b", prompt_messages=PROMPT, model_client=ScriptedModel("0.99"), tool_calls=[call]
             )
-        return count
+        pytest.fail("no call goes ahead")
 
     failed = await turns_until_a_call_goes_ahead("perhaps")
     assert failed == await turns_until_a_call_goes_ahead("0.0") > 0
