@@ -151,10 +151,8 @@ async def test_a_standing_approval_of_the_agents_sdk_lets_nothing_run_that_was_r
 async def test_the_agents_sdks_own_rejection_counts_where_the_run_ends_without_asking_its_model() -> None:
     sure = [0.7]
     judge = ScriptedModel(lambda messages, options: f'{{"p_true": {sure[0]}}}')
-    bank = Bank(
-        (0.7, [pay()]), (0.7, []), signed=False, model_client=judge
-    )  # 0.20 of the SDK asks its model all the same
-    bank.agent.tool_use_behavior = "stop_on_first_tool"
+    bank = Bank((0.7, [pay()]), (0.7, []), signed=False, model_client=judge)
+    bank.agent.tool_use_behavior = "stop_on_first_tool"  # 0.20 of the SDK asks its model all the same
     result = await bank.guard.run(bank.agent, "Pay.", session_id="s")
     state = result.to_state()
     state.reject(state.get_interruptions()[0])
