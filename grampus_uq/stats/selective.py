@@ -188,13 +188,13 @@ def candidate_thresholds(
     if not len(there):
         return []
     levels = np.unique(np.quantile(there, np.linspace(0.0, 0.95, most), method="higher"))
-    scale = cases / len(p)
     ranked = []
     for level in levels:
         out = p >= level
         n, wrong = int(out.sum()), int((out & ~good).sum())
         # Half a wrong one more, halves rounded up: where none was seen wrong the share is not taken to be 0.
-        ranked.append((_log_p_value(round(n * scale), math.floor((wrong + 0.5) * scale + 0.5), target), level))
+        expected = ((2 * wrong + 1) * cases + len(p)) // (2 * len(p))  # in whole numbers: a half is one exactly
+        ranked.append((_log_p_value(round(n * cases / len(p)), expected, target), level))
     return [float(level) for _, level in sorted(ranked)]
 
 

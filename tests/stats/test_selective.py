@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import scipy
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
@@ -423,7 +423,11 @@ def test_with_all_cases_right_a_certificate_by_count_takes_no_more_than_it_must(
     assert (found.threshold is not None) == (n >= least)
 
 
+_HALF = [(0.1, False)] * 7 + [(0.1, True)] * 3 + [(0.3, False)] * 2 + [(0.3, True), (1.0, False)]
+
+
 @given(cases, st.sampled_from([0.5, 0.8]), st.integers(1, 200), st.sampled_from([1, 5, 20]))
+@example(_HALF, 0.5, 34, 5)  # 10.5 of 14 are 25.5 of 34: 34 / 14 times 10.5 is less
 def test_candidates_are_quantiles_ordered_by_the_p_value_that_they_would_have_among_the_new_cases(
     drawn, target, new, most
 ):
