@@ -85,9 +85,9 @@ def _may_hold_tests(path: Path) -> bool:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many workers as cores and one more, four where slow tests run: they wait for processes, servers and clocks."""
+    """As many workers as cores and two more, four where slow tests run: they wait for processes, servers and clocks."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return cores + (min(cores, 2) * 2 if sampling.asks_for_slow(config.option.markexpr) else 1)
+    return cores + min(cores, 2) * (2 if sampling.asks_for_slow(config.option.markexpr) else 1)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

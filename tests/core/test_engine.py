@@ -158,7 +158,7 @@ def test_what_is_said_of_a_call_beforehand_is_what_is_decided_when_it_comes(prof
     state = replace(START, let_through=explores)
     for step, found in run:
         state, _ = advance(profile, state, step, found)
-    verdict = judge_call(profile, state, call.name, effect)
+    verdict = judge_call(profile, state, call.name, effect, step_id="t")  # some turns of the model have it, too
     step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(call,), effect=effect)
     _, decided = advance(profile, state, step, ())
     assert (verdict.action, verdict.level, verdict.rule) == (decided.action, decided.level, decided.rule)
