@@ -16,7 +16,7 @@ class CancelledItselfError(RuntimeError):
     """Work raised CancelledError although nobody had cancelled it."""
 
 
-async def awaited(work: Callable[[], Awaitable[Result]]) -> Result:
+async def outcome_of(work: Callable[[], Awaitable[Result]]) -> Result:
     """Await the work; a cancellation that only it raised is an error: a task group would take the work for done."""
     try:
         return await work()
@@ -32,7 +32,7 @@ async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish
 
     async def guarded(work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
         try:
-            await awaited(work)
+            await outcome_of(work)
         except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
             failures.append(error)
             if not finish:
@@ -60,7 +60,7 @@ async def run_with_watch(work: Callable[[], Awaitable[Result]], watch: Callable[
     async with anyio.create_task_group() as group:
         group.start_soon(keep_watch, group.cancel_scope)
         try:
-            outcome.append(await awaited(work))
+            outcome.append(await outcome_of(work))
         except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
             ended.append(error)
         group.cancel_scope.cancel()

@@ -30,7 +30,7 @@ from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, ToolCall, canonical_json
 from grampus_uq.records.visible_text import arguments_in_short, in_short
 from grampus_uq.records.vocabulary import Effect, Role
-from grampus_uq.runtime.concurrent_tasks import awaited
+from grampus_uq.runtime.concurrent_tasks import outcome_of
 from grampus_uq.runtime.let_ahead import LOOKED, LetGo, may_be_lifted
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import PARENT
@@ -263,7 +263,7 @@ class LookingAgain:
         reply, call, missing, probability, tokens = None, None, "it was late", None, 0
         try:
             with anyio.move_on_after(look.timeout_s):
-                reply = await awaited(lambda: ask_model(client, [*prompt, *behind], model, options))
+                reply = await outcome_of(lambda: ask_model(client, [*prompt, *behind], model, options))
                 usage = read_usage(reply.token_usage)
                 tokens = usage.input_tokens + usage.output_tokens
                 call, missing = _one_call(reply), "it did not answer with one call"

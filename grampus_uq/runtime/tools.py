@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, parse_effect
-from grampus_uq.runtime.concurrent_tasks import awaited
+from grampus_uq.runtime.concurrent_tasks import outcome_of
 from grampus_uq.wire.lone_surrogates import bounded_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -163,7 +163,7 @@ async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
     """
     started = time.perf_counter()
     try:
-        returned = await awaited(functools.partial(_executor_call, executor, call, key))
+        returned = await outcome_of(functools.partial(_executor_call, executor, call, key))
     except Exception as error:  # noqa: BLE001 (a failing tool is a result for the model, not the end of the agent)
         return ToolResult(
             tool_call_id=call.id,

@@ -127,6 +127,7 @@ class Turn:
 
     async def judge(self, doubt: Doubt | None = None) -> UncertaintyAction:
         """Clear every new call or, also with a `doubt`, make it wait; returns ABORT as soon as one aborts the run."""
+        before = self._state.rejected_before()
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             new, action = await self.gate.judge(
                 record,
@@ -134,7 +135,7 @@ class Turn:
                 self.terms(),
                 self._declared(record.proposed.name),
                 rejected=self._state.rejected,
-                before=self._state.rejected_before(),
+                before=before,
                 repeated=self._state.already_executed(record.proposed),
                 unwatched=self._unwatched,
                 doubt=doubt,
