@@ -5,7 +5,8 @@
 
 Keys and marks are left out: a grammar, or a form that a model is not used to, makes them unlikely in right calls too.
 But what the blanks, quotes and mark before a value might have begun in its place (` -`, ` null`, `.get` for the `.` of
-`functions.pay`) counts against it, were it only its beginning; so does the wish to give no argument against the first.
+`functions.pay`) counts against it, were it only its beginning; so does a text in place of what is none, or none in
+place of a text, but a number may be either; and the wish to give no argument against the first, were it only opened.
 What ends a value is compared with what would have ended it elsewhere: behind 85, `}` and `,` end it alike, and `0`
 does not. `further` is the choice to give one more argument, and belongs to that one; blanks before the comma hide
 nothing, and an alternative behind which the comma may yet come or not counts against it. Alternatives that were not
@@ -33,15 +34,18 @@ _CLOSES: Final = ("}", ")", "]")
 _BLANKS: Final = re.compile(r"(?:\s|\\{1,8}[nrt])*")
 _COMMA: Final = re.compile(_BLANKS.pattern + ",")
 _STOPS: Final = re.compile(_BLANKS.pattern + r"(?:[})\]]|\Z)")
-_NONE: Final = re.compile(r"[{(]?" + _BLANKS.pattern + "[})]")
+_NONE: Final = re.compile(r"[{(]?" + _BLANKS.pattern + r"([})]|\Z)")
 _FIRST: Final = re.compile(r"[{(](?P<blanks>\s*)\\*[\"']?[\w .$-]{1,64}\\*[\"']?\s*\Z")
 _NEAR: Final = 100
-_BEGUN: Final = re.compile(rf".{_BLANKS.pattern}\\{{0,8}}[\"']?(.*)", re.DOTALL)
+_BEGUN: Final = re.compile(rf".{_BLANKS.pattern}(\\{{0,8}}[\"']?)(.*)", re.DOTALL)
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _MOST_ALTERNATIVES: Final = 32
 _LEADS: Final = tuple(":=.[](<>")
 """Marks behind which a value stands, or the name of a tool."""
 _ENDING: Final = re.compile(r"\\{0,8}[\"']")
+_QUOTES: Final = ("'", '"')
 
+_Odds = tuple[str, float]
 Written = Sequence[tuple[int, TokenLogprob]]
 """All tokens, each with where it starts."""
 
@@ -80,9 +84,9 @@ def value_odds(
     return value, further
 
 
-def _others(token: TokenLogprob) -> Iterator[tuple[str, float]]:
+def _others(token: TokenLogprob) -> Iterator[_Odds]:
     """The alternatives of a token that have a probability, the likeliest of many."""
-    top: Sequence[tuple[str, float]] = token.top
+    top: Sequence[_Odds] = token.top
     if len(top) > _MOST_ALTERNATIVES:
         top = nlargest(_MOST_ALTERNATIVES, (one for one in top if one[1] <= 0.0), key=itemgetter(1))
     return ((p, one) for p, one in top if p != token.token and -math.inf < one <= 0.0)
@@ -97,10 +101,15 @@ def odds_before(text: str, begin: int, end: int, written: Written, at: int, choi
     quote = text[end : end + 1] if quoted else ""
     if not quoted and (opened := _ENDING.match(text, begin)):
         begin = opened.end()
-    for start, own, others in _between(written, gap, written[at][0], text):
+    is_text = text.startswith(_QUOTES, begin - 1)
+    told = choice is not None or _NUMBER.fullmatch(text, begin, end)  # "85" and 85 are one value
+    for start, ours, own, others in _between(written, gap, written[at][0], text):
         led = [(_BEGUN.match(text[gap:start] + piece), one) for piece, one in others]
-        begun = [(found[1], one) for found, one in led if found and found[0][0] == text[gap]]
-        values = [one for one in begun if one[0][:1].isalnum() or (one[0] and text[gap] in ":=")]
+        begun = [(found[2], found[1], one) for found, one in led if found and found[0][0] == text[gap]]
+        values = [(piece, one) for piece, _, one in begun if piece[:1].isalnum() or (piece and text[gap] in ":=")]
+        if text[gap] in ":=" and not told:  # what begins no text where the value is one, or a text where it is none
+            other = [(piece, one) for piece, mark, one in begun if bool(mark) is not is_text]
+            values += [one for one in other if not one[0] and (not is_text or ours.endswith(_QUOTES))]
         kinds = [
             (choice.is_same(piece, quote) if choice else _ends_alike(text, begin, end, piece, quoted), one)
             for piece, one in values
@@ -108,20 +117,21 @@ def odds_before(text: str, begin: int, end: int, written: Written, at: int, choi
         same = _sum(own, [one for kind, one in kinds if kind])
         odds += same - _sum(same, [one for kind, one in kinds if kind is False])
     if first := _FIRST.search(text, max(gap - _NEAR, 0), gap):
-        for _, own, others in _between(written, first.start(), first.end("blanks") + 1, text):
-            odds += own - _sum(own, [one for piece, one in others if _NONE.match(piece)])
+        for _, ours, own, others in _between(written, first.start(), first.end("blanks") + 1, text):
+            none = [(_NONE.match(piece), piece, one) for piece, one in others]
+            odds += own - _sum(own, [one for found, p, one in none if found and (found[1] or ours.startswith(p))])
     return odds
 
 
-def _between(written: Written, begin: int, end: int, text: str) -> Iterator[tuple[int, float, list[tuple[str, float]]]]:
-    """The tokens that write some of a span: place, log-probability, and alternatives that differ in the span alone."""
+def _between(written: Written, begin: int, end: int, text: str) -> Iterator[tuple[int, str, float, Sequence[_Odds]]]:
+    """The tokens that write some of a span: place, from the span on, log-probability, alternatives that begin alike."""
     for number in range(max(bisect_right(written, begin, key=itemgetter(0)) - 1, 0), len(written)):
         start, token = written[number]
         if start >= end:
             return
         head = text[start:begin]
         others = [(piece[len(head) :], one) for piece, one in _others(token) if piece.startswith(head)]
-        yield start, max(min(token.logprob, 0.0), LOWEST), others
+        yield start, token.token[len(head) :], max(min(token.logprob, 0.0), LOWEST), others
 
 
 def _gap(text: str, begin: int) -> int:

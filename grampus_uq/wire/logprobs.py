@@ -31,7 +31,8 @@ _NEVER: Final = -1000.0
 _CERTAIN_TOO: Final = -5.0
 """Bounds of an alternative that tells how likely a token is that has 0: servers write -9999 for none."""
 _LIKELY: Final = math.log(0.5)
-"""Above this an alternative contradicts a token that has 0."""
+_LIKELIER: Final = math.log(0.55)
+"""Above these an alternative and its token contradict each other."""
 
 _new_token = builder(TokenLogprob)
 
@@ -192,17 +193,21 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
     """Refuse tokens that are certain because nobody computed how likely they are.
 
     For tokens that another model, or the text before, has proposed (speculative decoding), servers write 0 and list no
-    alternative, or one that is as certain; others write 0 for every token, or every one behind the first.
+    alternative, or one that is as certain; others write 0 for every token, or every one behind the first. Two tokens of
+    one place are not both likely.
     """
     certain: list[int] = []
-    problem = "its logprob was not computed: 0"
+    problem = "its logprob was not computed:"
     for place, token in enumerate(tokens):
-        if token.logprob < 0.0:
+        if token.logprob < _LIKELIER:
             continue
-        others = [logprob for name, logprob in token.top if name != token.token]
+        itself = (
+            token.logprob if token.logprob < 0.0 or not token.token else None
+        )  # marks may be listed, and not written
+        others = [logprob for name, logprob in token.top if name != token.token and logprob != itself]
         if max(others, default=_NEVER) > _LIKELY:
-            raise _BrokenError(f"token {place}: {problem} beside a likely alternative")
-        if not any(_NEVER < logprob < _CERTAIN_TOO for logprob in others):
+            raise _BrokenError(f"token {place}: {problem} {token.logprob:.3g} beside a likely alternative")
+        if token.logprob == 0.0 and not any(_NEVER < logprob < _CERTAIN_TOO for logprob in others):
             certain.append(place)
     if not certain:
         return
@@ -210,7 +215,7 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
     many = len(tokens) > _FEW or sum(len(token.token) for token in tokens) > _SHORT
     nothing_told = many and len(certain) + (certain[0] > 0) == len(tokens)
     if nothing_told or (bare and any(field(entry, "top_logprobs") for entry in entries)):
-        raise _BrokenError(f"token {(bare or certain)[0]}: {problem} without an alternative")
+        raise _BrokenError(f"token {(bare or certain)[0]}: {problem} 0 without an alternative")
 
 
 def _log_probability(value: Any) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from grampus_uq import StepEvent, UncertaintyMonitor, UncertaintyPolicy
@@ -73,6 +73,18 @@ def nameless(found: Entries, *names: str) -> Entries:
     return [{**one, "token": "", "bytes": []} if one["token"] in names else one for one in found]
 
 
+MARKS = ("<tool_call>", "</tool_call>", "<|im_end|>")
+
+
+def sure_of(found: Entries, *names: str) -> Entries:
+    """The tokens where some are certain, as a single float has it."""
+    own = [{**one, "logprob": 0.0} for one in found]
+    return [
+        {**one, "top_logprobs": [one, *entry["top_logprobs"][1:]]} if one["token"] in names else entry
+        for one, entry in zip(own, found, strict=True)
+    ]
+
+
 def forced(found: Entries) -> Entries:
     """As a server answers that masks what a grammar forbids: only in values is there anything to choose."""
     values = ("A", "-17", "850")
@@ -83,7 +95,9 @@ READ: dict[str, Server] = {
     "vLLM": lambda found: chat({"content": found}),
     "vLLM, gpt-oss": harmony,
     "vLLM, the lists of old": legacy,
-    "llama.cpp": lambda found: chat({"content": nameless(found, "<tool_call>", "</tool_call>", "<|im_end|>")}),
+    "llama.cpp": lambda found: chat({"content": nameless(found, *MARKS)}),
+    "llama.cpp, sure of its marks": lambda found: chat({"content": nameless(sure_of(found, *MARKS), *MARKS)}),
+    "raw tokens listed": lambda found: chat({"content": [{**one, "token": one["token"].strip()} for one in found]}),
     "SGLang": lambda found: chat({"content": found, "refusal": None}),
     "Fireworks": lambda found: chat({"content": [{**one, "sampling_logprob": 0.0, "token_id": 7} for one in found]}),
     "Together": legacy,
@@ -265,3 +279,16 @@ def test_what_nobody_computed_is_told_by_all_parts_of_an_answer_together() -> No
     assert joined_logprobs([certain]).tokens is not None
     for parts in ([certain, certain], [[sampled], certain], [certain, None, {"content": [sampled]}]):
         assert joined_logprobs(parts).tokens is None
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans())
+def test_of_two_tokens_of_one_place_that_are_both_likely_one_was_not_computed(
+    own: float, other: float, own_first: bool
+) -> None:
+    """More than rounding may make of halves, whether the server lists the token itself, and in whatever order."""
+    assume(own > 0.0 and other > 0.0 and own != other and not 0.5 <= own <= 0.55)
+    top = [{"token": "85", "logprob": math.log(own)}, {"token": "850", "logprob": math.log(other)}]
+    entry = {"token": "85", "logprob": math.log(own), "top_logprobs": top if own_first else top[1:]}
+    computed = {"token": "pay", "logprob": -0.1, "top_logprobs": [{"token": "get", "logprob": -6.0}]}
+    read = read_logprobs({"content": [computed, entry, computed]})
+    assert (read.tokens is None) is (own > 0.55 and other > 0.5), read.problem
