@@ -685,6 +685,29 @@ def test_nothing_is_approved_before_the_whole_call_was_on_screen(house: House, o
     page.wait_for_url("**/requests/*")
 
 
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["390", "1280"])
+def test_a_page_down_skips_nothing_and_a_key_scrolls_nothing(
+    house: House, open_page: Callable[..., Any], size: dict[str, int]
+) -> None:
+    """A browser scrolls by nearly a whole window, of which the buttons cover a part."""
+    page = open_page(size)
+    enter(page, house)
+    page.goto(f"{house.origin}/requests/{house.pause(mail('c', 'bob', 'x ' * 6_000))}")
+    approve = page.get_by_role("button", name="Approve", exact=True)
+    approve.wait_for()
+    for _ in range(60):
+        page.wait_for_timeout(600)
+        if not approve.is_disabled():
+            break
+        page.keyboard.press("PageDown")
+    assert not approve.is_disabled()
+    page.evaluate("() => { scrollTo(0, 500) }")
+    page.keyboard.press("r")
+    page.get_by_role("button", name="Sign: reject").wait_for()
+    page.wait_for_timeout(300)
+    assert page.evaluate("scrollY") == 500
+
+
 def test_everything_can_be_read_without_a_script(house: House, open_page: Callable[..., Any]) -> None:
     page = open_page()
     enter(page, house)

@@ -19,6 +19,7 @@ from grampus_uq.inbox.request_pages import listed
 from grampus_uq.inbox.visits import Inbox
 from grampus_uq.records.call_sentences import read_sentences, sentence_of
 from grampus_uq.records.visible_text import visible
+from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.runtime.asked_rows import row_key
 from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.drills import Drill, sealed_card
@@ -30,6 +31,7 @@ from tests.inbox.test_decisions import Desk, decide
 from tests.runtime.agents import mail
 from tests.runtime.drill_worlds import UNSEEN, plan
 from tests.runtime.test_drills import drills
+from tests.signals.test_call_tokens import one_a_character
 
 pytestmark = pytest.mark.anyio
 
@@ -53,6 +55,20 @@ async def test_pages_lead_from_the_oldest_to_the_newest(store: SessionStore) -> 
     assert "?after=" not in second
     for odd in ("x", "'", "9" * 900):
         assert (await ann.get(f"/requests?after={odd}")).status_code == 200
+
+
+async def test_a_row_says_why_its_call_is_held_and_is_marked_where_that_is_doubt(store: SessionStore) -> None:
+    """The run may be sure and the call not: who has little time opens the rows that stand out."""
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    call = mail("c", "bob@example.org", "hello there")
+    written = json.dumps({"name": call.name, "arguments": call.arguments})
+    request = await desk.pause(call, logprobs=one_a_character(written, "bob@", 0.9))
+    assert (request.level, request.rule) == (UncertaintyLevel.LOW, "call_evidence")
+    page = html.unescape((await ann.get("/requests")).text)
+    (said,) = re.findall(r'<span class="tag">(.*?)</span>', page)
+    assert said == f"{request.reason} · uncertainty of the run: low"
+    assert "least sure of `to` (0.66; in no message or tool result)" in said
 
 
 async def test_news_tell_the_count_and_change_with_the_list(store: SessionStore, monkeypatch: Any) -> None:
