@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 import click
 
@@ -15,7 +14,7 @@ from grampus_uq.cli.store_options import on_store, store_option, with_stores
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.fit.streams import finished_in_recordings
 from grampus_uq.recording.artifacts import load
-from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun, label_run, stored_statuses
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch, label_run, stored_statuses
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.stats.calibration_watch import WatchStatus
 
@@ -83,7 +82,7 @@ def feed(
         watch = CalibrationWatch(stores[0], detector, level=level, acting=not advisory)
         for run in finished_in_recordings(list(paths), loaded, task_key=key, served=served, on_refused=refuse):
             n_runs += 1
-            await watch.finished(FinishedRun(**asdict(run)))
+            await watch.finished(run)
         return await watch.statuses()
 
     with naming_refused() as refuse:

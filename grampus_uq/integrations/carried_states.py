@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from grampus_uq.gate.seal import SEAL
 from grampus_uq.integrations.call_records import VERSION, check_version
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.records.events import ALARMED, BRANCH
+from grampus_uq.records.latest import Latest
 
 _Belief = dict[str, Any]
 Turn = dict[str, Any]
@@ -73,7 +73,7 @@ class CarriedStates:
     def __init__(self, settings: AdapterSettings, gate: Gate) -> None:
         self._settings = settings
         self._gate = gate
-        self._at_hand: OrderedDict[str, tuple[str, Carried]] = OrderedDict()
+        self._at_hand: Latest[str, tuple[str, Carried]] = Latest(_MAX_AT_HAND)
         self._lock = threading.Lock()
 
     def read(
@@ -186,8 +186,6 @@ class CarriedStates:
             turn["calls"] = [write_record(record) for record in carried.records]
         with self._lock:
             self._at_hand[session.session_id] = tag, carried
-            while len(self._at_hand) > _MAX_AT_HAND:
-                self._at_hand.popitem(last=False)
         return self._gate.sealed(carried.place, {"belief": belief, "turn": turn})
 
     def latest(self, session_id: str) -> Carried | None:

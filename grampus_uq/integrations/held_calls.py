@@ -51,6 +51,7 @@ from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.call_records import OVER, CallRecords, Key
 from grampus_uq.integrations.model_turn import ModelTurn, end_aborted, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings
+from grampus_uq.records.latest import Latest
 
 _MAX_ARRIVED = 64
 _MAX_UNSEEN = 1_024
@@ -100,7 +101,7 @@ class HeldCalls:
         thread = session.session_id  # of which there may be other runs
         self.terms = self.gate.terms(session.agent_id, thread, policy, run_id=run_id, vouched=vouched, thread=thread)
         self.records = CallRecords()
-        self.unseen: dict[Key, list[str]] = {}
+        self.unseen: Latest[Key, list[str]] = Latest(_MAX_UNSEEN)
         self.from_outside: set[int] = set()
         self.arrived: dict[str, list[Arrived]] = {}
         self.rejected: list[str] = []
@@ -144,8 +145,6 @@ class HeldCalls:
         self.turns += 1
         for call in calls:
             self.unseen.setdefault(self.records.key(call), []).append(step_id)
-        while len(self.unseen) > _MAX_UNSEEN:
-            del self.unseen[next(iter(self.unseen))]
         return step_id
 
     # -- judging --------------------------------------------------------------------------------------------------

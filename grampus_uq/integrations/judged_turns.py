@@ -49,6 +49,7 @@ from grampus_uq.gate.starts import by_itself, permitted
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
 from grampus_uq.integrations.model_turn import ModelTurn, end_aborted, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings, Settings
+from grampus_uq.records.latest import Latest
 
 NOT_CLEARED = "Not executed: this call was not cleared. Propose it in a turn of the model."
 _STOPPED = "Not executed: the run was stopped ({why})."
@@ -66,7 +67,7 @@ class TurnJudge:
         """The tools as a model is offered them, as far as the adapter was given them; None for none."""
         self.gate = self.settings.gate(lambda name: self.schemas[name]() if name in self.schemas else None)
         self.states = CarriedStates(self.settings, self.gate)
-        self._overruled: dict[str, None] = {}
+        self._overruled: Latest[str, None] = Latest(_MAX_OVERRULED)
 
     @property
     def acts(self) -> bool:
@@ -295,8 +296,6 @@ class TurnJudge:
         others = [one for one in said if one not in record.decisions and one.kind is not ApprovalKind.APPROVE]
         if any(gate.approvals.holding(request, [gate.arrived(one, now_s)], gate.problem)[0] for one in others):
             self._overruled[request.id] = None
-            while len(self._overruled) > _MAX_OVERRULED:
-                self._overruled.pop(next(iter(self._overruled)), None)
         return request.id in self._overruled
 
     def answered(self, record: CallRecord, answers: Iterable[Any]) -> list[ApprovalDecision]:

@@ -48,6 +48,7 @@ from grampus_uq.integrations.langgraph_threads import (
     session_id_of,
 )
 from grampus_uq.integrations.langgraph_wrapping import Onward, is_pushed, leading
+from grampus_uq.records.latest import Latest
 
 _MAX_NOTED = 1_024
 
@@ -68,9 +69,9 @@ class GuardNodes:
     one_by_one: Callable[[], bool]
     """True for a graph with a key that takes one value in a superstep: the tools' node may write it for each call."""
     _name: str = field(default_factory=lambda: uuid.uuid4().hex)
-    _results: dict[str, list[Any]] = field(default_factory=dict)
+    _results: Latest[str, list[Any]] = field(default_factory=lambda: Latest(_MAX_NOTED))
     """Results of the tools' node for calls that run once, by what lets them run."""
-    _noted: dict[tuple[str, str], Asked] = field(default_factory=dict)
+    _noted: Latest[tuple[str, str], Asked] = field(default_factory=lambda: Latest(_MAX_NOTED))
     """Messages of the model as its node returned them, and what it was asked with, until `score` judges them."""
 
     # -- judging --------------------------------------------------------------------------------------------------
@@ -104,8 +105,6 @@ class GuardNodes:
             update = one.update if isinstance(one, Command) else one
             for message in _of_model(update.get(self.messages_key)) if isinstance(update, dict) else ():
                 self._noted[session_id_of(config), _content(message)] = asked_here()
-                while len(self._noted) > _MAX_NOTED:
-                    self._noted.pop(next(iter(self._noted)), None)
         return result
 
     def _take_noted(self, config: RunnableConfig, message: Any) -> Asked | None:
@@ -384,10 +383,7 @@ class GuardNodes:
         by = let_by(cleared[0], carried.terms.run_id) if len(records) == len(cleared) == 1 else None
         if by is None:  # a record that is not cleared may name the request of any thread
             return []
-        held = self._results.setdefault(by, [])
-        while len(self._results) > _MAX_NOTED:
-            self._results.pop(next(iter(self._results)), None)
-        return held
+        return self._results.setdefault(by, [])
 
     def _unjudged(self, state: Any, config: RunnableConfig) -> bool:
         """True where an edge led a proposal to the tools' node that was never judged: it is, before it runs."""

@@ -20,7 +20,6 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +35,7 @@ from grampus_uq import (
     Verdict,
 )
 from grampus_uq.integrations.model_turn import ModelTurn, hear_users, name_with_provider, say_made_with
+from grampus_uq.records.latest import Latest
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.wire import leading_system, read_messages
 
@@ -107,11 +107,11 @@ class UncertaintyCallback(CustomLogger):
         """Answers that could not be judged; the first is logged with its reason."""
         self._client, self._model_id = model_client, model_id
         self._prompt_hash, self._tools_hash = prompt_hash, tools_hash
-        self._max_sessions, self._expires_s = max_sessions, expires_s
-        self._sessions: OrderedDict[str, _Watched] = OrderedDict()
+        self._expires_s = expires_s
+        self._sessions: Latest[str, _Watched] = Latest(max_sessions)
         # By id and beginning, because users may give two calls one id. Was the answer judged; None while it waits.
-        self._known: OrderedDict[tuple[Any, Any], bool | None] = OrderedDict()
-        self._latest: OrderedDict[Any, Any] = OrderedDict()  # the beginning of the latest call with an id
+        self._known: Latest[tuple[Any, Any], bool | None] = Latest(_MAX_KNOWN)
+        self._latest: Latest[Any, Any] = Latest(_MAX_KNOWN)  # the beginning of the latest call with an id
         self._waiting: queue.Queue[_Call | None] = queue.Queue(max_waiting)
         self._lock = threading.Lock()
         self._over = threading.Condition(self._lock)
@@ -187,9 +187,6 @@ class UncertaintyCallback(CustomLogger):
         if key[0] is not None:
             self._known[key] = judged
             self._latest.setdefault(*key)
-            for kept in (self._known, self._latest):
-                while len(kept) > _MAX_KNOWN:
-                    kept.popitem(last=False)
             self._over.notify_all()
 
     def _failed(self, error: Exception) -> None:
@@ -245,11 +242,9 @@ class UncertaintyCallback(CustomLogger):
             watched = self._sessions.get(session_id)
             if watched is None:
                 session = self.monitor.session(session_id, model=None, advisory=self.advisory)
-                watched = self._sessions[session_id] = _Watched(session, 0, now_s)
+                watched = _Watched(session, 0, now_s)
             watched.used_s = now_s
-            self._sessions.move_to_end(session_id)
-            while len(self._sessions) > self._max_sessions:
-                self._sessions.popitem(last=False)
+            self._sessions[session_id] = watched
             return watched
 
     # -- asking ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
@@ -31,6 +31,7 @@ from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.runtime.store import Document, SessionStore, parsed
 from grampus_uq.stats.calibration_watch import (
     CalibrationWatchState,
+    FinishedRun,
     Variant,
     WatchStatus,
     start_watching,
@@ -43,32 +44,6 @@ from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 _WATCH, _RUN, _TASK = "watch", "watch-run", "watch-task"
 _TRIES = 100
 Read = TypeVar("Read", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedRun:
-    """A finished run, as the watch records it.
-
-    Attributes:
-        run_id: its session id.
-        log_peak: largest log M_t of the watched detector up to its first alarm; -inf for a run without readings.
-        touched: True when a human or the monitor changed or stopped it: its outcome is then selected, and only the
-            variant without labels takes it.
-        success: its outcome; None while nobody knows.
-        task: of which it is a trial: trials resemble each other, so the watch counts the first one reported, whatever
-            became of it. None: a task of its own.
-    """
-
-    run_id: str
-    log_peak: float
-    touched: bool = False
-    success: bool | None = None
-    task: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "run_id", replace_lone_surrogates(self.run_id))  # as a store gives it back
-        if math.isnan(self.log_peak):
-            raise ConfigurationError.of("log_peak", "FinishedRun", "a number", self.log_peak)
 
 
 def finished_run(
@@ -180,7 +155,7 @@ async def label_run(store: SessionStore, run_id: str, success: bool) -> list[Wat
 
     A label that was counted stays counted: a bet cannot be taken back.
     """
-    run_id = replace_lone_surrogates(run_id)
+    run_id = replace_lone_surrogates(run_id)  # as a store gives it back
     found: list[WatchStatus] = []
     for document in await store.scan(_WATCH):
         state = _read(_Stored, document).state
@@ -230,6 +205,7 @@ async def _take(
     store: SessionStore, fresh: CalibrationWatchState, run: FinishedRun
 ) -> tuple[tuple[WatchStatus, ...], bool]:
     """Count a run in the variants that it belongs to and is not in yet; also says whether it was counted in any."""
+    run = replace(run, run_id=replace_lone_surrogates(run.run_id))
     for attempt in range(_TRIES):
         try:
             found = await store.get(_WATCH, fresh.detector)

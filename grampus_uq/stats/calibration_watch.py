@@ -40,6 +40,31 @@ class Variant(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """A finished run, as the watch records it.
+
+    Attributes:
+        run_id: its session id.
+        log_peak: largest log M_t of the watched detector up to its first alarm; -inf for a run without readings.
+        touched: True when a human or the monitor changed or stopped it: its outcome is then selected, and only the
+            variant without labels takes it.
+        success: its outcome; None while nobody knows.
+        task: of which it is a trial: trials resemble each other, so the watch counts the first one reported, whatever
+            became of it. None: a task of its own.
+    """
+
+    run_id: str
+    log_peak: float
+    touched: bool = False
+    success: bool | None = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.log_peak):
+            raise ConfigurationError.of("log_peak", "FinishedRun", "a number", self.log_peak)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchStatus:
     """The findings of one variant on one calibration.
 

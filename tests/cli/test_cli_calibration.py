@@ -24,8 +24,9 @@ from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, Provenanc
 from grampus_uq.recording.labels import Label
 from grampus_uq.recording.labels import label as label_recording
 from grampus_uq.recording.runs import find_run
-from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.stores import open_store
+from grampus_uq.stats.calibration_watch import FinishedRun
 from grampus_uq.stats.eprocess import log_peaks
 from tests.cli.test_cli_fit import cli, record
 from tests.learn.evaluate.recorded import events, write

@@ -22,9 +22,9 @@ from grampus_uq.core.state import Profile
 from grampus_uq.learn.profiles import FitOptions, fit_profile
 from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.recording.artifacts import ProfileArtifact
-from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun, finished_run
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch, finished_run
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.stats.calibration_watch import Variant, start_watching, take_run, watch_statuses
+from grampus_uq.stats.calibration_watch import FinishedRun, Variant, start_watching, take_run, watch_statuses
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore
 from grampus_uq.stats.eprocess_thresholds import ville_threshold

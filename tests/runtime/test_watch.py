@@ -20,13 +20,13 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreErr
 from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.records.events import BRANCH
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
-from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun, finished_run, label_run, stored_statuses
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch, finished_run, label_run, stored_statuses
 from grampus_uq.runtime.store import Change, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.postgres import PostgresStore
 from grampus_uq.runtime.stores.redis import RedisStore
 from grampus_uq.runtime.stores.sqlite import SQLiteStore
-from grampus_uq.stats.calibration_watch import REFERENCE_RUNS, Variant, WatchStatus
+from grampus_uq.stats.calibration_watch import REFERENCE_RUNS, FinishedRun, Variant, WatchStatus
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_thresholds import Mode, conformal_threshold
 from tests.binomial import binomial_ceiling

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 
@@ -29,6 +29,7 @@ from grampus_uq.learn.eligibility import SELECTED
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.runs import Paths, Refused, run_digest, runs
 from grampus_uq.records.vocabulary import TASK, StopReason
+from grampus_uq.stats.calibration_watch import FinishedRun
 from grampus_uq.stats.eprocess import log_peaks
 from grampus_uq.stats.step_blocks import step_blocks
 
@@ -91,18 +92,6 @@ def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool, at_
     return replace(found, excluded=dict(sorted(excluded.items())), others=others, cut=cut, at_calls=at_calls)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRun:
-    """A run that ended: its id, its largest log M_t (-inf without a score), whether it was touched, its outcome, and
-    the task of which it is a trial."""
-
-    run_id: str
-    log_peak: float
-    touched: bool
-    success: bool | None
-    task: str | None
-
-
 def finished_in_recordings(
     paths: Paths,
     profile: Profile,
@@ -110,7 +99,7 @@ def finished_in_recordings(
     task_key: str = TASK,
     served: Set[str] = frozenset(),
     on_refused: Refused | None = None,
-) -> Iterator[RecordedRun]:
+) -> Iterator[FinishedRun]:
     """Yield every recorded run that has ended and has a step of the model, judged by the profile's detector.
 
     A run that a human or the monitor touched, or that did not end by itself, has no outcome of its own. A run whose
@@ -133,7 +122,7 @@ def finished_in_recordings(
         if not columns.rows or not len(values):
             continue
         clean = outcome.stop_reason is StopReason.CLEAN
-        yield RecordedRun(
+        yield FinishedRun(
             run_id=run.session_id,
             log_peak=float(log_peaks(detector, step_blocks(values, np.array([len(values)])))[0]),
             touched=run.touched or not clean,
