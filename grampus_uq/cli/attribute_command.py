@@ -33,6 +33,7 @@ from grampus_uq.learn.pages import write_page
 from grampus_uq.recording import runs
 from grampus_uq.recording.artifacts import is_profile, load
 from grampus_uq.recording.copies import distinct_runs
+from grampus_uq.records.vocabulary import TASK
 
 _RECORDING: Final = b'{"v":'
 _SHOWN: Final = 600
@@ -50,6 +51,7 @@ _METHOD: Final = "vcp: the fewest steps, for reading; lf_envelope and lf: suffix
 )
 @click.option("--level", type=float, help="Coverage, in (0, 1).  [default: 0.8]")
 @click.option("--method", type=click.Choice(list(METHODS)), help=_METHOD)
+@click.option("--task-key", default=TASK, help="Session metadata with the run's task.")
 @click.option("--run", "run_id", help="Analyse only this run of FAILED.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the split and of tie draws.")
 @as_json_option
@@ -59,6 +61,7 @@ def command(
     calibration: Path,
     level: float | None,
     method: str | None,
+    task_key: str,
     run_id: str | None,
     seed: int,
     as_json: bool,
@@ -85,7 +88,7 @@ def command(
                 plan, method=METHODS[method] if method else plan.method, level=plan.level if level is None else level
             )
             same = {run.trajectory_id for run in trajectories}
-            calibrated = fit_and_calibrate(_labelled(calibration, same, left_out, refuse), plan)
+            calibrated = fit_and_calibrate(_labelled(calibration, same, task_key, left_out, refuse), plan)
         elif level is not None or method is not None:
             plan = calibrated.plan
             fitted = f"{plan.method.name} at {plan.level:g}"
@@ -131,7 +134,7 @@ def _of_profile(path: Path) -> CalibratedAttribution | None:
 
 
 def _labelled(
-    path: Path, failed: Collection[str], left_out: list[str], refuse: Callable[[DataError], None]
+    path: Path, failed: Collection[str], task_key: str, left_out: list[str], refuse: Callable[[DataError], None]
 ) -> list[LabelledTrajectory]:
     """The failures whose errors are known, without the failed runs; what is left out is named before a fit may fail."""
     recorded = _is_recording(path)
@@ -144,7 +147,7 @@ def _labelled(
             refuse(error)
 
     if recorded:
-        items = labelled_recordings(distinct_runs(path, on_refused=refuse), leave_out)
+        items = labelled_recordings(distinct_runs(path, on_refused=refuse), leave_out, task_key)
     else:
         items = read_labelled_failures(path, on_left_out=leave_out)
     for name in (item.trajectory.trajectory_id for item in items if item.trajectory.trajectory_id in failed):

@@ -34,7 +34,7 @@ from grampus_uq.recording.packing import pack
 from grampus_uq.recording.parallel import cores, in_order
 from grampus_uq.recording.replay import ReplayCounts, replay_all
 from grampus_uq.recording.run_names import file_name
-from grampus_uq.recording.runs import files_below, recording_files
+from grampus_uq.recording.runs import files_at, recording_files
 from grampus_uq.recording.whole_file import place_new
 from grampus_uq.records.events import Event
 from grampus_uq.records.vocabulary import quantity
@@ -95,7 +95,7 @@ def import_(paths: tuple[str, ...], output: str, workers: int | None, as_json: b
     (`count_calls`, ...), which `fit` and `evaluate` use like those of a live run, whatever --content keeps of
     the texts.
     """
-    files = list(_files(paths))
+    files = list(files_at(paths))
     refuse_none(files, paths, "file")
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -123,15 +123,6 @@ def import_(paths: tuple[str, ...], output: str, workers: int | None, as_json: b
     if refused:
         raise SystemExit(1)
     refuse_none(sum(one.runs for one in found), paths)
-
-
-def _files(paths: tuple[str, ...]) -> Iterator[Path]:
-    """Files as they are; of a folder all that are not hidden, at any depth, sorted."""
-    for given in paths:
-        start = Path(given)
-        if not start.exists():
-            raise DataError("does not exist.", path=given)
-        yield from files_below(start) if start.is_dir() else [start]
 
 
 def _import_file(plan: _Plan, path: Path) -> _Imported:

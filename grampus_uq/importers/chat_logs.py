@@ -55,6 +55,8 @@ def _entry(element: Element) -> ImportedRun:
             output_tokens=token_count(usage.get("completion_tokens"), f"{answered}usage.completion_tokens", refuse),
         )
         messages.append(answer)
+    elif "response" in value:
+        raise refuse(f"{answered}choices", "is missing: this entry has no answer.")
     elif given is None:
         raise refuse("messages", "is missing, and so are `choices`.")
     model = response.get("model", request.get("model"))

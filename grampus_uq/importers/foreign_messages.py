@@ -39,10 +39,10 @@ def message_of(value: Any, field: str, refuse: Refuse) -> Message:
         elif isinstance(value.get("data"), dict):  # {"type": "ai", "data": {}}
             data, place = value["data"], f"{field}.data"
     listed(data.get("tool_calls"), f"{place}.tool_calls", refuse)
-    calls = proposed_in(data)
+    calls, content = proposed_in(data), "content" if data.get("content") is not None else "refusal"
     return Message(
         role=role_of(role, named, refuse),
-        content=_content(data.get("content"), f"{place}.content", refuse),
+        content=_content(data.get(content), f"{place}.{content}", refuse),
         name=text_or_none(data.get("name"), f"{place}.name", refuse),
         tool_calls=tuple(tool_call(call, f"{place}.tool_calls[{i}]", refuse) for i, call in enumerate(calls)),
         tool_call_id=text_or_none(data.get("tool_call_id"), f"{place}.tool_call_id", refuse),
@@ -60,5 +60,5 @@ def _content(value: Any, field: str, refuse: Refuse) -> str | None:
         return value
     if not isinstance(value, list) or not all(isinstance(part, str | dict) for part in value):
         raise refuse(field, f"must be text, null or a list of parts. Got {type(value).__name__}.")
-    texts = [part if isinstance(part, str) else part.get("text") for part in value]
+    texts = [part if isinstance(part, str) else part.get("text", part.get("refusal")) for part in value]
     return "\n".join(text for text in texts if isinstance(text, str))

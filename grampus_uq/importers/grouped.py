@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -16,18 +16,22 @@ _MAX_OPEN_CHARS: Final = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped(Generic[_Item]):
-    """One record: the group that it belongs to, its size in characters, where it stands, and what it is."""
+    """One record: the group that it belongs to, its size in characters, where it stands, and what it is.
+
+    `same` is equal for a record that came twice, as exporters send it that had no answer; None where that is unknown.
+    """
 
     key: str
     chars: int
     line: int | None
     item: _Item
+    same: Hashable = None
 
 
 def grouped(
     read: Callable[[Refused | None], Iterable[Grouped[_Item]]], path: str, on_refused: Refused | None
 ) -> Iterator[tuple[str, list[_Item]]]:
-    """Yield `(key, items)` for each group, as soon as its last record was read.
+    """Yield `(key, items)` for each group, as soon as its last record was read; one that came twice counts once.
 
     `read` is called twice: at first only to count, what is refused being dropped, then with `on_refused`.
 
@@ -39,20 +43,19 @@ def grouped(
     for record in read(lambda _: None):
         name = hash(record.key)
         counts[name] = counts.get(name, 0) + 1
-    waiting: dict[str, list[_Item]] = {}
-    sizes: dict[str, int] = {}
+    waiting: dict[str, dict[Hashable, Grouped[_Item]]] = {}
     open_chars = 0
     for record in read(on_refused):
         name = hash(record.key)
-        items = waiting.setdefault(record.key, [])
-        items.append(record.item)
-        sizes[record.key] = sizes.get(record.key, 0) + record.chars
-        open_chars += record.chars
+        held = waiting.setdefault(record.key, {})
+        if held.setdefault(len(held) if record.same is None else (record.same,), record) is record:
+            open_chars += record.chars
         counts[name] = counts.get(name, 1) - 1
         if counts[name] <= 0:
-            open_chars -= sizes.pop(record.key)
-            yield record.key, waiting.pop(record.key)
+            open_chars -= sum(one.chars for one in waiting.pop(record.key).values())
+            yield record.key, [one.item for one in held.values()]
         elif open_chars > _MAX_OPEN_CHARS:
             reason = f"{len(waiting)} traces are unfinished here, with more than {_MAX_OPEN_CHARS} characters"
             raise DataError(f"{reason}: sort the file by trace.", path=path, line=record.line)
-    yield from waiting.items()  # two keys of one hash, or a file that grew in between
+    for key, held in waiting.items():  # two keys of one hash, or a file that grew in between
+        yield key, [one.item for one in held.values()]

@@ -75,7 +75,7 @@ def line_records(path: str | os.PathLike[str], on_refused: Refused | None) -> It
         index, (number, line) = numbered
         if isinstance(line, DataError):
             raise line
-        value = json_object(line, path=name, line=number)
+        value = json_object(line, path=name, line=number, unique_names=True)
         return Element(value=value, path=name, line=number, index=index, in_array=False, chars=len(line))
 
     return each(enumerate(chain(head, lines)), element, on_refused)

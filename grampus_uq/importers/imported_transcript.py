@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from grampus_uq.importers.imported_run import MessageFacts
@@ -20,7 +21,7 @@ class ImportedTranscript:
         self.messages: list[Message] = []
         self.facts: dict[int, MessageFacts] = {}
         self._answered: set[str] = set()
-        self._observed: list[str] = []
+        self._observed = Counter[str]()
 
     def add_given(self, given: Sequence[Message], time_s: float | None) -> None:
         """Take in what a model was given: what is new of it, and at the very beginning the system's instructions."""
@@ -32,7 +33,7 @@ class ImportedTranscript:
                     self._add(message, MessageFacts(time_s=time_s))
             elif index > last and not self._known(message):
                 self._add(message, MessageFacts(time_s=time_s))
-        self._observed = []
+        self._observed.clear()
 
     def add_answer(self, message: Message, facts: MessageFacts) -> None:
         """Add an answer of the model, whatever role its format gives it: a step."""
@@ -45,7 +46,7 @@ class ImportedTranscript:
                 return
             self._answered.add(message.tool_call_id)
         else:
-            self._observed.append(message.content or "")
+            self._observed[message.content or ""] += 1
         self._add(message, facts)
 
     def _known(self, message: Message) -> bool:
@@ -53,8 +54,8 @@ class ImportedTranscript:
             return False
         if message.tool_call_id and message.tool_call_id in self._answered:
             return True
-        if (message.content or "") in self._observed:  # observed without an id, repeated with one
-            self._observed.remove(message.content or "")
+        if self._observed[message.content or ""] > 0:  # observed without an id, repeated with one
+            self._observed[message.content or ""] -= 1
             return True
         if message.tool_call_id:
             self._answered.add(message.tool_call_id)

@@ -63,7 +63,8 @@ def read_langsmith(
             if not isinstance(trace, str) or not trace:
                 refuse_to(report, element.error("trace_id", f"must be the id of a trace. Got {trace!r:.50}."))
                 continue
-            yield Grouped(key=trace, chars=element.chars, line=element.line, item=element)
+            same = hash(repr(element.value)) if "id" in element.value or "run_id" in element.value else None
+            yield Grouped(key=trace, chars=element.chars, line=element.line, item=element, same=same)
 
     for trace, elements in grouped(keyed, os.fspath(path), on_refused):
         if spans := list(each(elements, _span, on_refused)):
@@ -142,12 +143,16 @@ def _ask(transcript: ImportedTranscript, span: _Span) -> None:
 
 def _usage(value: Any, field: str, refuse: Refuse) -> tuple[int, int]:
     """The tokens that a message says it took, input and output; zeros where it says nothing."""
-    data = value.get("kwargs", value) if isinstance(value, dict) else {}
-    usage = object_or_none(data.get("usage_metadata") if isinstance(data, dict) else None, field, refuse) or {}
+    usage = object_or_none(_fields(value).get("usage_metadata"), field, refuse) or {}
     return (
         token_count(usage.get("input_tokens"), f"{field}.input_tokens", refuse),
         token_count(usage.get("output_tokens"), f"{field}.output_tokens", refuse),
     )
+
+
+def _fields(message: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a message, as it is or as LangChain serialises it."""
+    return next((message[name] for name in ("kwargs", "data") if isinstance(message.get(name), dict)), message)
 
 
 def _answer(outputs: Any) -> tuple[Any, str]:
@@ -170,12 +175,13 @@ def _tool(transcript: ImportedTranscript, span: _Span) -> None:
     outputs = object_or_none(element.value.get("outputs"), "outputs", element.error) or {}
     error = text_or_none(element.value.get("error"), "error", element.error)
     found = outputs.get("output", outputs or None)
-    message = Message(role=Role.TOOL, content=error or "")
+    message, failed = Message(role=Role.TOOL, content=error or ""), error is not None
     if isinstance(found, dict) and ("kwargs" in found or found.get("type") == "tool"):
         message = message_of(found, "outputs.output", element.error)
+        failed = failed or _fields(found).get("status") == "error"  # LangGraph's tools answer with their errors
     elif found is not None and not error:
         message = Message(role=Role.TOOL, content=shown(found))
-    transcript.add_observation(message, MessageFacts(time_s=span.time_s, is_error=error is not None))
+    transcript.add_observation(message, MessageFacts(time_s=span.time_s, is_error=failed))
 
 
 def _model(value: dict[str, Any]) -> str:
@@ -194,7 +200,7 @@ def _success(spans: list[_Span], outcome: str | None) -> bool | None:
     for span in sorted(spans, key=lambda span: not span.root):
         stats = object_or_none(span.element.value.get("feedback_stats"), "feedback_stats", span.element.error) or {}
         found = stats.get(outcome) if outcome is not None else None
-        if isinstance(found, dict):
+        if isinstance(found, dict) and found.get("n") != 0:  # nobody said anything
             average = number_or_none(found.get("avg"), f"feedback_stats.{outcome}.avg", span.element.error)
             said.append({0.0: False, 1.0: True}.get(average) if average is not None else None)
             if span.root:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
@@ -51,7 +51,7 @@ class OtlpSpan:
     events: tuple[SpanEvent, ...]
     failed: bool
     chars: int
-    place: Element
+    place: Element = field(repr=False)
 
 
 def read_otlp_spans(path: str | os.PathLike[str], on_refused: Refused | None = None) -> Iterator[OtlpSpan]:

@@ -22,9 +22,9 @@ from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
 
 _ASKS: Final = frozenset({"chat", "text_completion", "generate_content"})
-_GOOD: Final = {"pass": True, "passed": True, "correct": True, "true": True, "success": True}
-_BAD: Final = {"fail": False, "failed": False, "incorrect": False, "false": False, "failure": False}
-_LABELS: Final = _GOOD | _BAD
+_LABELS: Final = dict.fromkeys(("pass", "passed", "correct", "true", "success"), True) | dict.fromkeys(
+    ("fail", "failed", "incorrect", "false", "failure"), False
+)
 
 
 def read_otlp(
@@ -34,16 +34,16 @@ def read_otlp(
 
     `run_id` is the session or conversation that all of a trace's spans name, else (or when it came before) the trace.
     The file is read twice, and holds the traces that are unfinished where it is (`grouped`). `outcome` names the
-    evaluation (an event `gen_ai.evaluation.result`) whose label (pass or fail) or score (1 or 0) says how a trace
-    ended; the last one counts, also one that says neither. Without it no outcome is known. A trace whose root failed
-    stopped for `tool_error`.
+    evaluation (an event `gen_ai.evaluation.result`) whose label (pass or fail), or score (1 or 0) where it has no
+    label, says how a trace ended; the last one counts, also one that says neither. Without it no outcome is known. A
+    trace whose root failed stopped for `tool_error`.
 
     Raises DataError as `read_otlp_spans`, with path, line and attribute; traces without a step are passed over.
     """
 
     def keyed(report: Refused | None) -> Iterator[Grouped[OtlpSpan]]:
         for span in read_otlp_spans(path, report):
-            yield Grouped(key=span.trace_id, chars=span.chars, line=span.place.line, item=span)
+            yield Grouped(key=span.trace_id, chars=span.chars, line=span.place.line, item=span, same=hash(repr(span)))
 
     seen: set[str] = set()
     traces = grouped(keyed, os.fspath(path), on_refused)
@@ -131,8 +131,8 @@ def _success(spans: list[OtlpSpan], outcome: str | None) -> bool | None:
                 continue
             label = attributes.get("gen_ai.evaluation.score.label")
             score = attributes.get("gen_ai.evaluation.score.value")
-            if isinstance(label, str) and label.lower() in _LABELS:
-                known = _LABELS[label.lower()]
+            if isinstance(label, str) and label.strip():  # one that says neither may stand beside a score of a scale
+                known = _LABELS.get(label.strip().lower())
             else:
                 known = bool(score) if not isinstance(score, bool) and score in (0, 1) else None
     return known

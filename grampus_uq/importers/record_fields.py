@@ -110,7 +110,7 @@ def decoded(value: Any, field: str, refuse: Refuse) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return parse_json(value)
+        return parse_json(value, unique_names=True)
     except ValueError as error:
         raise refuse(field, str(error)) from error
 

@@ -119,10 +119,10 @@ def recording_files(paths: Paths) -> Iterator[Path]:
     The later parts of a rotated recording belong to its first file and are not yielded by themselves. Links to folders
     are not followed, hidden files not taken. A folder that cannot be read comes as a file, which its reader cannot read
     either. A file that is there twice, by another name too, comes once. Raises
-    DataError for a path that does not exist.
+    DataError for a path that does not exist, and for a pipe.
     """
     met: set[tuple[int, int]] = set()
-    for path in _recording_files(paths):
+    for path in files_at(paths, _is_recording):
         try:
             found = path.stat()
         except OSError:
@@ -133,13 +133,16 @@ def recording_files(paths: Paths) -> Iterator[Path]:
             yield path
 
 
-def _recording_files(paths: Paths) -> Iterator[Path]:
+def files_at(paths: Paths, wanted: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """Yield files as they are, and of folders the `wanted` as `files_below`. Raises DataError as `recording_files`."""
     for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
         start = Path(given)
         if os.fspath(given) == "":
-            raise DataError("an empty path names no recordings.")
+            raise DataError("an empty path names no file.")
         if os.path.isdir(start):
-            yield from files_below(start, _is_recording)
+            yield from files_below(start, wanted)
+        elif start.is_fifo():  # what is read is read more than once
+            raise DataError("is a pipe. Write what comes out of it to a file.", path=os.fspath(given))
         elif os.path.exists(start):
             yield start
         else:

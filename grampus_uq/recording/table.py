@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,13 +15,8 @@ from grampus_uq.recording.packed import pyarrow_for
 from grampus_uq.recording.runs import Paths, Refused, Run, runs
 from grampus_uq.recording.whole_file import whole_file
 from grampus_uq.records.events import StepEvent
-from grampus_uq.records.vocabulary import Effect, UncertaintyAction
 
 TableForm = Literal["csv", "parquet"]
-
-
-def _word(value: Effect | UncertaintyAction | None) -> str | None:
-    return None if value is None else value.value
 
 
 def _was_read(event: StepEvent) -> bool:
@@ -42,7 +38,7 @@ TABLE_COLUMNS: Final[dict[str, tuple[type, Callable[[Run, StepEvent], Any]]]] = 
     "step_type": (str, lambda run, e: e.step.kind),
     "time_s": (float, lambda run, e: e.step.time_s),
     "tool_name": (str, lambda run, e: e.step.tool_name),
-    "effect": (str, lambda run, e: _word(e.step.effect)),
+    "effect": (str, lambda run, e: e.step.effect and e.step.effect.value),
     "proposed_calls": (int, lambda run, e: len(e.step.tool_calls)),
     "fused_confidence": (float, lambda run, e: e.assessment.fused_confidence if _was_read(e) else None),
     "propagated_confidence": (float, lambda run, e: e.assessment.propagated_confidence),
@@ -51,7 +47,7 @@ TABLE_COLUMNS: Final[dict[str, tuple[type, Callable[[Run, StepEvent], Any]]]] = 
     "log_e_value": (float, lambda run, e: e.assessment.log_e_value),
     "level": (str, lambda run, e: e.assessment.level.value),
     "action": (str, lambda run, e: e.assessment.action.value),
-    "advisory_action": (str, lambda run, e: _word(e.assessment.advisory_action)),
+    "advisory_action": (str, lambda run, e: e.assessment.advisory_action and e.assessment.advisory_action.value),
     "rule": (str, lambda run, e: e.assessment.rule),
     "missing_reason": (str, lambda run, e: e.assessment.missing_reason),
     "monitor_calls": (int, lambda run, e: sum(x.calls for x in e.readings)),
@@ -68,6 +64,7 @@ TABLE_COLUMNS: Final[dict[str, tuple[type, Callable[[Run, StepEvent], Any]]]] = 
 """The fixed columns by name: type, and value at a step of a run. A column `reading_<source>` a signal follows."""
 
 _BATCH: Final = 20_000
+_FORMULA: Final = re.compile(r"[\t\r\n]|\s*[=+@\uff1d\uff0b\uff0d\uff20-]")  # in full width too
 
 
 def reading_columns(
@@ -134,7 +131,7 @@ def write_rows(rows: Iterable[dict[str, Any]], columns: Sequence[str], stream: T
 
 def _no_formula(value: Any) -> Any:
     """A text that a spreadsheet would run, as text: names are a model's, ids those of whoever wrote the recording."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def _write_parquet(rows: Iterable[dict[str, Any]], columns: Sequence[str], path: Path) -> int:

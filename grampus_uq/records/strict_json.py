@@ -30,7 +30,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-STRICT_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+STRICT_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
 """For whoever decodes one value out of a longer text (`raw_decode`)."""
 
 

@@ -25,7 +25,7 @@ from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.concurrent_tasks import run_together, run_with_watch
 from grampus_uq.runtime.graph_nodes import ESCALATES, PASSED, NodeHandler
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.session_lease import half_gone
+from grampus_uq.runtime.session_lease import half_gone, put_own
 from grampus_uq.runtime.store import Document, SessionStore, parsed
 from grampus_uq.runtime.stores.memory import MemoryStore
 
@@ -44,6 +44,7 @@ class GraphCheckpoint(BaseModel):
     done: dict[str, AgentState] = Field(default_factory=dict)
     holder: str | None = None
     lease_s: float = 0.0
+    saves: int = 0
     _store: SessionStore = PrivateAttr()
     _key: str = PrivateAttr("")
     _version: int = PrivateAttr(0)  # of this execution, not of the graph: one graph may serve several at once
@@ -54,20 +55,23 @@ class GraphCheckpoint(BaseModel):
         return list(dict.fromkeys(self.waiting))
 
     async def save(self) -> None:
-        """Compare and set, again over a write of this very execution whose answer was lost."""
+        """Compare and set as `put_own` does; a checkpoint is of the execution that holds it, its `saves`-th."""
         async with self._lock:
+            self.saves += 1
             began, body, label = time.monotonic(), self.model_dump_json(), self.state.status.value
-            while True:
-                try:
-                    self._version = await self._store.put("graph", self._key, body, expected=self._version, label=label)
-                    break
-                except SessionConflictError:
-                    found = await self._store.get("graph", self._key)
-                    if found is None or found.version == self._version:
-                        raise
-                    if parsed(GraphCheckpoint, found.body, "A checkpoint").holder != self.holder:
-                        raise
-                    self._version = found.version
+
+            async def write() -> None:
+                self._version = await self._store.put("graph", self._key, body, expected=self._version, label=label)
+
+            async def was_made() -> bool:
+                found = await self._store.get("graph", self._key)
+                made = None if found is None else parsed(GraphCheckpoint, found.body, "A checkpoint")
+                if found is None or made is None or made.holder != self.holder:
+                    raise SessionConflictError(f"Graph {self._key!r:.80} was taken over by another worker.")
+                self._version = found.version
+                return made.saves >= self.saves
+
+            await put_own(write, was_made, "The checkpoint")
             self._saved_at = began
 
 
@@ -100,14 +104,10 @@ def _used(before: TokenUsage, after: TokenUsage | None) -> TokenUsage | None:
     """Return the usage between two counts; None if nothing was counted."""
     if after is None or after == before:
         return None
+    counts = ("input_tokens", "output_tokens", "total_tokens")
+    used: dict[str, Any] = {name: max(0, getattr(after, name) - getattr(before, name)) for name in counts}
     cost = None if after.cost_usd is None else after.cost_usd - (before.cost_usd or 0.0)
-    return TokenUsage(
-        input_tokens=max(0, after.input_tokens - before.input_tokens),
-        output_tokens=max(0, after.output_tokens - before.output_tokens),
-        total_tokens=max(0, after.total_tokens - before.total_tokens),
-        cost_usd=cost,
-        model=after.model,
-    )
+    return after.model_copy(update={**used, "cost_usd": cost})
 
 
 Route = Callable[[AgentState], Awaitable[str] | str]

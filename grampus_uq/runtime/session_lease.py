@@ -34,6 +34,22 @@ def half_gone(saved_at: float, lease_s: float) -> bool:
     return time.monotonic() - saved_at > max(lease_s / 2, _AT_LEAST_S)
 
 
+async def put_own(write: Callable[[], Awaitable[None]], was_made: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Compare and set, with one retry after an error. A write whose answer was lost may have been made: the next one
+    then conflicts with this writer's own, which `was_made` finds in the store and takes up."""
+    for attempt in range(_WRITES):
+        try:
+            await write()
+            return
+        except SessionConflictError:
+            if await was_made():
+                return
+        except StoreError:
+            if attempt > 0:
+                raise
+    raise StoreError(f"{what} could not be written: its own earlier writes kept arriving first.")
+
+
 class Leases:
     """Leases sessions of one store to one worker, for `lease_s` seconds that each lease renews."""
 
@@ -117,23 +133,15 @@ class SessionLease:
         return True
 
     async def _put(self) -> None:
-        """Compare and set, with one retry after an error. A write whose answer was lost may have been made: the next
-        one then conflicts with this worker's own, which is found in the store and taken up."""
         first = self.state.saves + 1
-        for attempt in range(_WRITES):
+
+        async def write() -> None:
             self.state.saves += 1
             number, notes = self.state.saves, [note for _, note in self._notes]
-            try:
-                self.version = await self.ledger.save(self.state, self.version, notes)
-                self._written(number)
-                return
-            except SessionConflictError:
-                if await self._was_made(first):
-                    return
-            except StoreError:
-                if attempt > 0:
-                    raise
-        raise StoreError("The session could not be written: its own earlier writes kept arriving first.")
+            self.version = await self.ledger.save(self.state, self.version, notes)
+            self._written(number)
+
+        await put_own(write, lambda: self._was_made(first), "The session")
 
     async def _was_made(self, first: int) -> bool:
         """True when the store holds this save, from its `first` write on; SessionConflictError: another worker's."""

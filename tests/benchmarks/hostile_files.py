@@ -22,6 +22,18 @@ from grampus_uq.errors import DataError
 from grampus_uq.importers import read_runs
 from tests.benchmarks._report import emit
 
+
+def _answers_without_ids(n: int) -> bytes:
+    """Tools that ran, and behind them a model that is given their answers from the last to the first."""
+    answers = [b"%08d" % number for number in range(n // 180)]
+    tool = b'{"run_type": "tool", "trace_id": "t", "start_time": "2026-01-01", "outputs": {"output": "%b"}}\n'
+    given = b", ".join(
+        b'{"role": "tool", "tool_call_id": "c%b", "content": "%b"}' % (one, one) for one in answers[::-1]
+    )
+    asked = b'{"run_type": "llm", "trace_id": "t", "start_time": "2026-01-02", "inputs": {"messages": [%b]}}\n' % given
+    return b"".join(tool % one for one in answers) + asked
+
+
 KINDS: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "one long text": ("chat-log", lambda n: b'{"messages": [{"role": "user", "content": "' + b"x" * n + b'"}]}\n'),
     "a text without end": ("chat-log", lambda n: b'{"messages": "' + b"x" * n),
@@ -31,6 +43,7 @@ KINDS: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "empty simulations": ("tau2", lambda n: b'{"simulations": [' + b"{}," * (n // 3)),
     "a long array beside": ("tau2", lambda n: b'{"a": [' + b"0," * (n // 2)),
     "one trace": ("langsmith", lambda n: b'{"run_type": "llm", "trace_id": "t"}\n' * (n // 38)),
+    "answers without ids": ("langsmith", _answers_without_ids),
     "empty spans, protobuf": ("otlp", lambda n: b"\x0a\x06\x12\x04\x12\x02\x0a\x00" * (n // 8)),
     "empty spans, JSON": ("otlp", lambda n: b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * (n // 3)),
     "empty requests": ("otlp", lambda n: b'{"resourceSpans":[]}\n' * (n // 21)),

@@ -163,9 +163,9 @@ def test_a_hostile_text_cannot_steer_the_terminal(
     assert not {"\x1b", "\x07", "\ud800", "\u202e"} & set(shown)
 
 
-def record(folder: Path, name: str, error: int, content: Content = "full") -> None:
+def record(folder: Path, name: str, error: int, content: Content = "full", **metadata: str) -> None:
     processor = RecordingProcessor(folder, content=content)
-    session = UncertaintyMonitor(processors=[processor]).session(name, "agent")
+    session = UncertaintyMonitor(processors=[processor]).session(name, "agent", metadata=metadata)
 
     async def steps() -> None:
         for i in range(6):
@@ -196,6 +196,21 @@ def test_recordings_serve_on_both_sides_when_their_labels_name_the_step(
         (True, False),
         (False, True),
     ]
+
+
+def test_trials_of_a_task_count_once_by_whatever_name_their_recordings_give_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "labelled"
+    for i in range(24):
+        record(folder, f"r{i}", i % 6, case=f"case {i % 12}")
+        label(folder, Label(session_id=f"r{i}", success=False, note=f"error at llm_{i % 6}"), by="ann")
+    record(tmp_path / "failed", "f", 3)
+    counted = {}
+    for key in ("task_id", "case"):
+        assert called(tmp_path / "failed", "--calibration", folder, "--task-key", key, "--json") == 0
+        counted[key] = json.loads(capsys.readouterr().out)["calibration"]["failures"]
+    assert counted["case"] <= 6 < counted["task_id"]
 
 
 @pytest.mark.parametrize("content", ["hashed", "none"])

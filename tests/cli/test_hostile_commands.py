@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from grampus_uq.cli import _COMMANDS, _group, main
 from grampus_uq.core.state import Profile
+from grampus_uq.errors import DataError
 from grampus_uq.recording.artifacts import ProfileArtifact, save
 from tests.learn.evaluate.recorded import events, write
 
@@ -400,7 +401,7 @@ def test_a_full_disk_and_a_reader_that_has_enough_are_no_traceback(place: Path) 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_an_interrupt_ends_with_130_and_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "slow.jsonl")
-    program = [sys.executable, "-m", "grampus_uq.cli", "runs", "list", "slow.jsonl"]
+    program = [sys.executable, "-m", "grampus_uq.cli", "runs", "label", ".", "--from", "slow.jsonl", "--by", "me"]
     with (
         subprocess.Popen(program, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process,
         (tmp_path / "slow.jsonl").open("wb"),  # opens when the command has begun to read
@@ -411,6 +412,24 @@ def test_an_interrupt_ends_with_130_and_one_line(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert err.splitlines()[-1] == "grampus-uq: interrupted."
     assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("command", ["runs list PIPE", "evaluate PIPE", "runs import PIPE -o x"])
+def test_a_pipe_given_for_what_is_read_twice_is_refused_and_never_waited_for(tmp_path: Path, command: str) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    ran = CliRunner().invoke(_group, command.replace("PIPE", str(tmp_path / "pipe.jsonl")).split())
+    assert isinstance(ran.exception, DataError)
+    assert "is a pipe" in str(ran.exception)
+
+
+def test_an_empty_path_is_not_the_folder_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("log.jsonl").write_text('{"messages": [{"role": "assistant", "content": "Hi."}]}\n')
+    ran = CliRunner().invoke(_group, ["runs", "import", "", "-o", "out"])
+    assert isinstance(ran.exception, DataError)
+    assert "empty path" in str(ran.exception)
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import tempfile
@@ -200,6 +201,47 @@ def test_the_last_evaluation_of_a_trace_counts_also_where_it_says_neither(said: 
     assert run.outcome.success is EVALUATIONS.get(said[-1])
 
 
+@pytest.mark.parametrize("score", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("label", ["toxic", "1 of 5", "Passed "])
+def test_a_label_that_says_neither_is_not_overruled_by_the_score_beside_it(
+    tmp_path: Path, label: str, score: float
+) -> None:
+    """A score of 1 is the worst on a scale from 1 to 5, and of what measures harm."""
+    said = {"name": "q", "score.label": label, "score.value": score}
+    named = {f"gen_ai__evaluation__{name.replace('.', '__')}": value for name, value in said.items()}
+    span = samples.span(1, "chat", None, 0.0, gen_ai__operation__name="chat", **named)
+    (run,) = read_otlp(written(tmp_path, json.dumps(samples.request([span])).encode()), outcome="q")
+    assert run.outcome.success is (True if label == "Passed " else None)
+
+
+def test_feedback_that_nobody_gave_is_no_failure(tmp_path: Path) -> None:
+    said = {"feedback_stats": {"right": {"n": 0, "avg": 0.0}}}
+    lines = samples.json_lines([*samples.LANGSMITH[:3], samples.LANGSMITH[3] | said])
+    (run,) = read_langsmith(written(tmp_path, lines), outcome="right")
+    assert run.outcome.success is None
+
+
+@pytest.mark.parametrize("form", ["otlp", "langsmith"])
+@given(places=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=4))
+def test_a_span_that_was_delivered_twice_counts_once(form: str, places: list[tuple[int, int]]) -> None:
+    """An exporter that got no answer sends again: a step twice would be a call that no tool answered."""
+    spans = samples.OTLP_SPANS if form == "otlp" else samples.LANGSMITH
+    sent = list(spans)
+    for which, place in places:
+        sent.insert(place, spans[which])
+    lines = samples.json_lines([samples.request([span]) for span in sent] if form == "otlp" else sent)
+    with tempfile.TemporaryDirectory() as folder:
+        (run,) = read_runs(written(Path(folder), lines), form)
+    assert transcript(run) == WEATHER
+
+
+def test_an_error_that_a_tools_message_states_is_an_error_of_the_tool(tmp_path: Path) -> None:
+    lines = samples.FILES["langsmith"].replace(b'"57 F, rain"', b'"no such city", "status": "error"', 1)
+    (run,) = read_langsmith(written(tmp_path, lines))
+    assert [event.is_error for event in events(run) if isinstance(event, ObservationEvent) and event.text[:2] == "no"]
+    assert {number: facts.is_error for number, facts in run.facts.items() if facts.is_error} == {3: True}
+
+
 def test_langsmith_takes_the_forms_of_a_wrapped_client_and_of_a_traced_function(tmp_path: Path) -> None:
     asked = {"messages": [{"role": "user", "content": "2+2?"}]}
     base = {"run_type": "llm", "start_time": "2026-03-01T10:00:00Z", "dotted_order": ""}
@@ -213,6 +255,45 @@ def test_langsmith_takes_the_forms_of_a_wrapped_client_and_of_a_traced_function(
     lines = [{**base, "id": f"t{i}", "inputs": asked, "outputs": output} for i, output in enumerate(outputs)]
     found = list(read_langsmith(written(tmp_path, samples.json_lines(lines))))
     assert [transcript(run) for run in found] == [[("user", "2+2?"), ("assistant", "4")]] * len(outputs)
+
+
+@pytest.mark.parametrize("response", [None, {"error": {"message": "rate limit"}}, {"status_code": 500, "body": {}}])
+def test_a_request_whose_response_failed_is_left_out_and_named(tmp_path: Path, response: Any) -> None:
+    """What it was asked with holds earlier answers: they are not the answer to it."""
+    asked = [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "?"},
+    ]
+    refused: list[DataError] = []
+    lines = samples.json_lines([{"request": {"messages": asked}, "response": response}])
+    assert list(read_chat_logs(written(tmp_path, lines), on_refused=refused.append)) == []
+    assert [("no answer" in error.reason, error.line) for error in refused] == [(True, 1)]
+
+
+@pytest.mark.parametrize(
+    "said", [{"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}]
+)
+def test_what_a_model_refuses_with_is_its_text(tmp_path: Path, said: dict[str, Any]) -> None:
+    (run,) = read_chat_logs(written(tmp_path, samples.json_lines([{"messages": [{"role": "assistant", **said}]}])))
+    assert transcript(run) == [("assistant", "No.")]
+
+
+@pytest.mark.parametrize("form", sorted(samples.FILES))
+def test_a_name_that_comes_twice_in_an_object_is_refused_whichever_was_meant(tmp_path: Path, form: str) -> None:
+    """The last one won: `"reward": 0, "reward": 1` was a success."""
+    names = {"tau2": "reward", "tau-bench": "reward", "failure-log": "mistake_step", "langsmith": "run_type"}
+    name = names.get(form, "messages" if form == "chat-log" else "traceId")
+    whole = samples.FILES[form]
+    at = whole.index(f'"{name}"'.encode())
+    path = written(tmp_path, whole[:at] + f'"{name}": 0, '.encode() + whole[at:])
+    refused: list[DataError] = []
+    with contextlib.suppress(DataError):
+        for _ in read_runs(path, form, on_refused=refused.append):
+            pass
+        raise refused[0]
+    with pytest.raises(DataError, match=f"the name '{name}' appears twice"):
+        list(read_runs(path, form))
 
 
 def test_a_chat_log_gives_log_probabilities_and_tokens_in_each_of_its_forms(tmp_path: Path) -> None:

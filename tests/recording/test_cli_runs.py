@@ -123,7 +123,9 @@ def test_label_refuses_half_a_label(tmp_path: Path, run: Any, arguments: list[st
     assert run("label", tmp_path, *arguments).status == 2
 
 
-@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize(
+    "name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "\n=1", " =1", "\u2003@A", "\uff1d1"]
+)
 def test_no_name_from_a_recording_is_a_formula_of_the_spreadsheet_that_opens_its_table(
     tmp_path: Path, run: Any, name: str
 ) -> None:

@@ -409,6 +409,47 @@ async def test_whichever_answer_of_the_store_is_lost_no_finished_node_runs_again
     assert visited == ["a", "b", "c"] == [message.content for message in state.messages]
 
 
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("lost", range(1, 6))
+async def test_a_graph_does_not_end_for_one_error_of_the_store_nor_runs_a_node_twice(lost: int, after: bool) -> None:
+    class Fails(MemoryStore):
+        left = lost
+
+        async def write(self, *changes: Change) -> float:
+            self.left -= 1
+            if self.left == 0 and not after:
+                raise StoreError("not made")
+            written = await super().write(*changes)
+            if self.left == 0:
+                raise StoreError("made, but its answer was lost")
+            return written
+
+    visited = list[str]()
+    graph = Graph(graph_id="g", store=Fails())
+    for name in "abc":
+        graph.add_node(name, say(name, visited))
+    state = await graph.add_edge("a", "b").add_edge("b", "c").execute(fresh())
+    assert (state.status, visited) == (AgentStatus.COMPLETED, ["a", "b", "c"])
+
+
+async def test_a_graph_ends_where_every_write_is_delivered_twice_and_the_second_is_answered() -> None:
+    """Its own write is in the store each time it looks: writing once more would go on for ever."""
+
+    class Twice(MemoryStore):
+        writes = 0
+
+        async def write(self, *changes: Change) -> float:
+            self.writes += 1
+            assert self.writes < 20
+            await super().write(*changes)
+            return await super().write(*changes)
+
+    visited, store = list[str](), Twice()
+    graph = Graph(graph_id="g", store=store).add_node("a", say("a", visited)).add_node("b", say("b", visited))
+    state = await graph.add_edge("a", "b").execute(fresh())
+    assert (state.status, visited, store.writes) == (AgentStatus.COMPLETED, ["a", "b"], 4)
+
+
 @pytest.mark.parametrize("wrong", [None, {"messages": []}, "done"])
 async def test_a_node_that_returns_no_state_is_refused_and_costs_no_checkpoint(wrong: Any) -> None:
     store, visited = MemoryStore(), list[str]()

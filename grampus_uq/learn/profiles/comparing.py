@@ -90,8 +90,6 @@ def compare_profiles(
     w = np.array([one.weight for one, _ in replayed])
     sides = ([one for one, _ in replayed], [other for _, other in replayed])
     measures = [*_shares(good, w), *_scores(sides, good, w)]
-    # A run that names no task is one of its own, also where another has its session id.
-    tasks = [task or f"run {place}" for place, task in enumerate(tasks)]
     rows = [_compared(measure, sides, tasks, rng, draws) for measure in measures]
     used = {"success": int(good.sum()), "failure": int((~good).sum())}
     return Comparison(rows=tuple(rows), counts={**used, **dict(sorted(left_out.items()))})
@@ -111,7 +109,7 @@ def _under_both(
         else:
             one, other = (replace(counterfactual(run, of), weight=decided.weight) for of in (first, second))
             found.append((one, other))
-            tasks.append(task_of(run, task_key) or "")
+            tasks.append(task_of(run, task_key) or f"run {run.path}:{run.line}")  # others may have its session id
     return found, tasks, left_out
 
 
