@@ -135,7 +135,7 @@ class AgentWatch:
         Raises ConfigurationError for those that the user did not name; a guard that only advises reports them.
         """
         acts = self.acts()
-        gated, _ = gate_tools(tools, self.current, acts=acts, allow_ungated=self.allow_ungated if acts else None)
+        gated, _ = gate_tools(tools, self.current, self.allow_ungated if acts else None)
         late = [tool for tool, known in zip(tools, gated, strict=True) if tool is not known]
         names = [_server(tool) or tool.name for tool in late]
         refused = [name for name in names if name not in self.allow_ungated] if acts else []
@@ -160,8 +160,7 @@ class AgentWatch:
 
     def _gated(self, tools: Collection[Any]) -> list[Any]:
         """The tools with gates; names those that have none, once."""
-        acts = self.acts()
-        gated, without = gate_tools(tools, self.current, acts=acts, allow_ungated=self.allow_ungated if acts else None)
+        gated, without = gate_tools(tools, self.current, self.allow_ungated if self.acts() else None)
         for tool in gated:
             if hasattr(tool, "name"):
                 form = next((form for kind, form in _FORMS if isinstance(tool, kind)), None)

@@ -70,12 +70,13 @@ def without_gate(tool: Any) -> Any:
 
 
 def gate_tools(
-    tools: Collection[Any], current: Gate, *, acts: bool, allow_ungated: Collection[str] | None
+    tools: Collection[Any], current: Gate, allow_ungated: Collection[str] | None
 ) -> tuple[list[Any], list[str]]:
     """The tools with a gate before each, and the names of those that have none.
 
-    Raises ConfigurationError for those that act and are not in `allow_ungated`; None allows all. Where a guard does not
-    act, a function tool's own `needs_approval` alone says what waits, read as the SDK reads it of a tool without gate.
+    Raises ConfigurationError for those that act and are not in `allow_ungated`; None is that of a guard which does not
+    act: it allows all, and a function tool's own `needs_approval` alone says what waits, read as the SDK reads it of a
+    tool without gate.
     """
     gated, without = [], []
     for given in tools:
@@ -84,7 +85,7 @@ def gate_tools(
             continue
         tool = without_gate(given)  # one that is shared with another guard's agent
         if isinstance(tool, FunctionTool):
-            gated.append(_gate_function(tool, current, acts))
+            gated.append(_gate_function(tool, current, acts=allow_ungated is not None))
         elif isinstance(tool, ApplyPatchTool | CustomTool) or (
             isinstance(tool, ShellTool) and tool.executor is not None
         ):
@@ -155,7 +156,7 @@ async def _own_rule(rule: Any, *given: Any) -> bool:
 # -- function tools ---------------------------------------------------------------------------------------------------
 
 
-def _gate_function(tool: FunctionTool, current: Gate, acts: bool) -> FunctionTool:
+def _gate_function(tool: FunctionTool, current: Gate, *, acts: bool) -> FunctionTool:
     gated = copy.copy(tool)
     own, invoke = gated.needs_approval, gated.on_invoke_tool
     given, delegates = _context_for(invoke), getattr(tool, "_agent_instance", None) is not None

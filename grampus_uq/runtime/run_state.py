@@ -257,15 +257,12 @@ class AgentState(BaseModel):
         self.turn = []
         for call in calls:
             self.turn.append(CallRecord.new(call, step_id))
-            self.messages.append(
-                Message(
-                    role=Role.TOOL,
-                    content=_PLACEHOLDER,
-                    name=call.name,
-                    tool_call_id=call.id,
-                    metadata={"placeholder": True},
-                )
-            )
+            self.messages.append(placeholder(call, _PLACEHOLDER))
+
+
+def placeholder(call: ToolCall, text: str) -> Message:
+    """The message in the place of a call's result, until it has one."""
+    return Message(role=Role.TOOL, content=text, name=call.name, tool_call_id=call.id, metadata={"placeholder": True})
 
 
 class _PendingCall(BaseModel):

@@ -34,7 +34,7 @@ from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.asked_rows import sessions_asking
 from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Note
-from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.run_state import AgentState, placeholder
 from grampus_uq.runtime.turn import Turn
 
 _POLL_S: Final = 0.3
@@ -218,11 +218,7 @@ class GuardedCalls:
             open_calls = {record.proposed.id for record in state.turn}  # what became of one is read from its message
             state.messages = [m for m in state.messages if m.tool_call_id in open_calls]
         state.messages.append(Message(role=Role.ASSISTANT, tool_calls=(call,)))
-        waits = {"placeholder": True}
-        text = "This call has not been executed."
-        state.messages.append(
-            Message(role=Role.TOOL, content=text, name=call.name, tool_call_id=call.id, metadata=waits)
-        )
+        state.messages.append(placeholder(call, "This call has not been executed."))
         state.current_step += 1
 
     async def _read(self, turn: Turn, call: ToolCall, request: str | None) -> None:
