@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,8 @@ from grampus_uq.errors import DataError
 from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns, evaluate, read_recordings
 from grampus_uq.learn.evaluate.evaluation_report import SHOWN_SIGNALS, SIGNAL_COLUMNS, signal_rows
 from grampus_uq.learn.evaluate.plug_in import plug_in
-from grampus_uq.recording.artifacts import ProfileArtifact, load
+from grampus_uq.recording.artifacts import load
 from grampus_uq.recording.csv_rows import csv_rows
-from grampus_uq.recording.runs import Refused
 from grampus_uq.records.vocabulary import TASK, quantity
 
 _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc", "t_ece", "t_brier")
@@ -83,7 +81,17 @@ def command(
     with naming_refused() as refuse:
         watch = [] if store is None else read_statuses(store)
         artifact = None if profile is None else load(profile)
-        runs = _read(paths, artifact, task_key, workers, refuse)
+        with progress("Reading runs") as advance:
+            runs = read_recordings(
+                paths,
+                profile=artifact.profile if artifact else None,
+                task_key=task_key or (artifact.provenance.task_key if artifact else TASK),
+                on_runs=advance,
+                on_refused=refuse,
+                workers=workers,
+            )
+        if artifact is not None:
+            caution_of_others(paths, artifact)
         how = _censoring(runs, censoring, continuation)
         found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
         if served := of_fits(n_files_of_fits(paths, [artifact] if artifact else [])):
@@ -100,18 +108,6 @@ def command(
         _print(found, every_row)
         if output is not None:
             say_beside(f"Report written to {output}.")
-
-
-def _read(
-    paths: Sequence[str], artifact: ProfileArtifact | None, task_key: str | None, workers: int, refuse: Refused
-) -> ForecastRuns:
-    judge = None if artifact is None else artifact.profile
-    key = task_key or (TASK if artifact is None else artifact.provenance.task_key)
-    with progress("Reading runs") as advance:
-        found = read_recordings(paths, profile=judge, task_key=key, on_runs=advance, on_refused=refuse, workers=workers)
-    if artifact is not None:
-        caution_of_others(paths, artifact)
-    return found
 
 
 def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:

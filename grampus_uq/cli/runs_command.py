@@ -275,18 +275,16 @@ def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool)
         raise click.UsageError("FILE has no known suffix; give --format csv or parquet.")
     refuse_none(next(recording_files(paths), None), paths, "recording")
     with naming_refused() as refuse:
+        if output == "-":
+            if wanted == "parquet":
+                raise click.UsageError("Parquet needs a FILE.")
+            rows = step_rows(paths, on_refused=refuse)
+            if sys.stdout.isatty():  # which obeys what is in a text
+                rows = ({k: one_line(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows)
+            write_rows(rows, (*TABLE_COLUMNS, *reading_columns(paths, on_refused=refuse)), sys.stdout)
+            return
         with progress("Exporting") as advance:
-
-            def one_more(_: object) -> None:
-                advance(1)
-
-            if output == "-":
-                if wanted == "parquet":
-                    raise click.UsageError("Parquet needs a FILE.")
-                columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=one_more, on_refused=refuse))
-                write_rows(step_rows(paths, on_run=one_more, on_refused=refuse), columns, sys.stdout)
-                return
-            count = export(paths, output, wanted, on_run=one_more, on_refused=refuse)
+            count = export(paths, output, wanted, on_run=lambda _: advance(1), on_refused=refuse)
         refuse_none(count, paths, "step")
         print_result(as_json, {"rows": count, "output": output}, [f"{count} rows written to {output}."])
 

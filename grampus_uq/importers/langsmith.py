@@ -78,8 +78,7 @@ def _span(element: Element) -> _Span:
         raise refuse("run_type", f"must be text. Got {kind!r:.50}.")
     time_s = iso_time_s(value.get("start_time"), "start_time", refuse)
     dotted = text_or_none(value.get("dotted_order"), "dotted_order", refuse) or ""
-    parent = value.get("parent_run_id")
-    text_or_none(parent, "parent_run_id", refuse)
+    parent = text_or_none(value.get("parent_run_id"), "parent_run_id", refuse)
     last = dotted.rpartition(".")[2]  # its own part begins with its start
     return _Span(
         element=element, kind=kind, root=not parent, order=(0.0 if time_s is None else time_s, last), time_s=time_s

@@ -257,10 +257,9 @@ class Graph:
     def _answered(self, checkpoint: GraphCheckpoint, node: str | None) -> str:
         """The waiting node that an answer is for."""
         waiting = checkpoint.waits_at()
-        if node is None and len(waiting) == 1:
-            return waiting[0]
-        if node in waiting:
-            return node
+        meant = waiting if node is None else [name for name in waiting if name == node]
+        if len(meant) == 1:
+            return meant[0]
         graph = f"Graph {checkpoint._key!r:.80}"
         if not waiting:
             raise SessionError(f"{graph} waits for no answer (it is {checkpoint.state.status}): nothing was taken.")

@@ -41,8 +41,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_a_terminal(*arguments: str, piped: bool = False) -> str:
-    """What a terminal shows of a command; with `piped` its standard output goes elsewhere."""
+def on_a_terminal(*arguments: str, piped: bool = False, whole: bool = False) -> str:
+    """What a terminal shows of a command: its standard output, with `piped` its standard error, `whole` both."""
     import fcntl
     import struct
     import termios
@@ -52,7 +52,7 @@ def on_a_terminal(*arguments: str, piped: bool = False) -> str:
     command = [sys.executable, "-m", "grampus_uq.cli", *arguments]
     environment = {**os.environ, "TERM": "xterm"}
     shown = b""
-    out, err = (subprocess.DEVNULL, its) if piped else (its, subprocess.DEVNULL)
+    out, err = (subprocess.DEVNULL, its) if piped else (its, its if whole else subprocess.DEVNULL)
     with subprocess.Popen(command, stdout=out, stderr=err, env=environment):
         os.close(its)
         try:
@@ -67,6 +67,17 @@ def on_a_terminal(*arguments: str, piped: bool = False) -> str:
 
 def test_a_reader_of_the_table_has_the_terminal_for_itself(folder: Path) -> None:
     assert on_a_terminal("runs", "list", str(folder), piped=True) == ""
+
+
+def test_a_table_that_is_written_to_a_terminal_has_every_row_and_no_sign_that_the_terminal_obeys(
+    tmp_path: Path,
+) -> None:
+    """The counter beside it swallowed every row, whose ends it took for its own."""
+    (tmp_path / "s.jsonl").write_bytes(b"".join(map(encode, session("s\x1b]0;own\x07\u202e"))))
+    shown = on_a_terminal("runs", "table", str(tmp_path), "-o", "-", "--format", "csv", whole=True)
+    lines = [line for line in shown.splitlines() if line.startswith("s\\x1b]0;own\\x07\\u202e,")]
+    assert (len(lines), shown.count("session_id")) == (3, 1)
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
 
 
 def test_no_line_is_wider_than_the_terminal_and_every_name_is_whole_when_its_lines_are_joined(folder: Path) -> None:

@@ -73,22 +73,20 @@ def compare_profiles(
 
     Raises `DataError` for no run that may be used, and a damaged recording, unless `on_refused` takes it.
     """
-    replayed: list[tuple[Counterfactual, Counterfactual]] = []
-    tasks: list[str] = []
+    replayed: list[tuple[Counterfactual, Counterfactual, str]] = []
     left_out: Counter[str] = Counter()
     work = partial(_under_both, first, second, task_key)
-    for pairs, named, others in over_parts(work, paths, workers=workers, on_refused=on_refused):
-        replayed += pairs
-        tasks += named
+    for judged, others in over_parts(work, paths, workers=workers, on_refused=on_refused):
+        replayed += judged
         left_out += others
         if on_runs is not None:
-            on_runs(len(pairs) + others.total())
+            on_runs(len(judged) + others.total())
     if not replayed:
         why = ", ".join(f"{n} {reason}" for reason, n in left_out.items()) or "there is no run"
         raise DataError(f"no run with an outcome of its own ({why}).")
-    good = np.array([one.success for one, _ in replayed], dtype=np.bool_)
-    w = np.array([one.weight for one, _ in replayed])
-    sides = ([one for one, _ in replayed], [other for _, other in replayed])
+    good = np.array([one.success for one, _, _ in replayed], dtype=np.bool_)
+    w = np.array([one.weight for one, _, _ in replayed])
+    sides, tasks = ([run[0] for run in replayed], [run[1] for run in replayed]), [run[2] for run in replayed]
     measures = [*_shares(good, w), *_scores(sides, good, w)]
     rows = [_compared(measure, sides, tasks, rng, draws) for measure in measures]
     used = {"success": int(good.sum()), "failure": int((~good).sum())}
@@ -97,10 +95,9 @@ def compare_profiles(
 
 def _under_both(
     first: Profile, second: Profile, task_key: str, runs: Iterator[Run], refuse: Refused | None
-) -> tuple[list[tuple[Counterfactual, Counterfactual]], list[str], Counter[str]]:
-    """The runs of a part under both profiles, their tasks, and how many are left out, by reason."""
-    found: list[tuple[Counterfactual, Counterfactual]] = []
-    tasks: list[str] = []
+) -> tuple[list[tuple[Counterfactual, Counterfactual, str]], Counter[str]]:
+    """The runs of a part under both profiles with their tasks, and how many are left out, by reason."""
+    found: list[tuple[Counterfactual, Counterfactual, str]] = []
     left_out: Counter[str] = Counter()
     for run in runs:
         decided = eligibility(run)
@@ -108,9 +105,9 @@ def _under_both(
             left_out[decided.reason or "no_step"] += 1
         else:
             one, other = (replace(counterfactual(run, of), weight=decided.weight) for of in (first, second))
-            found.append((one, other))
-            tasks.append(task_of(run, task_key) or f"run {run.path}:{run.line}")  # others may have its session id
-    return found, tasks, left_out
+            task = task_of(run, task_key) or f"run {run.path}:{run.line}"  # others may have its session id
+            found.append((one, other, task))
+    return found, left_out
 
 
 _Side = Sequence[Counterfactual]
