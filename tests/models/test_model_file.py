@@ -6,6 +6,7 @@ import base64
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -152,6 +153,19 @@ def test_a_cache_that_cannot_be_written_names_the_folder_and_the_way_out(
     monkeypatch.setenv("GRAMPUS_UQ_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ModelError, match="GRAMPUS_UQ_CACHE names another folder"):
         find_model_file(quiet, source=TINY)
+
+
+@pytest.mark.skipif(not os.path.isdir("/sys/kernel"), reason="needs a folder that nobody may write to")
+def test_a_home_that_is_read_only_is_told_in_the_systems_words_once(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAMPUS_UQ_CACHE", "/sys/kernel/grampus_uq")
+    with pytest.raises(ModelError) as caught:
+        find_model_file(lambda _: None, source=TINY)
+    assert re.fullmatch(
+        r"The model's file cannot be stored in /sys/kernel/grampus_uq: [A-Z][a-z ]+\. It needs about \d+ MB; .*",
+        str(caught.value),
+    )
 
 
 def test_without_pip_uv_fetches_the_file(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,8 +99,8 @@ def _by_accuracy(cases: Cases, target: float, options: FitOptions) -> tuple[Rele
     if not weighted and certified.threshold is not None:
         return _certified(cases, certified, target, delta)
     needs = _needs(cases, target, delta)
-    why = _WEIGHED if weighted else "No threshold passed the test."
-    shortage = f"No certificate on {certified.cases} cases. {why} {needs}".strip()
+    lacks = f"That {percent(target)} of the released are right has no certificate on {certified.cases} cases."
+    shortage = f"{lacks} {_WEIGHED if weighted else 'No threshold passed the test.'} {needs}".strip()
     budget = options.wrong_releases or min(BUDGET, 1.0 - target)
     rule, part = _by_budget(cases, budget, options, instead=shortage)
     if rule is not None:

@@ -68,6 +68,15 @@ def test_the_labels_that_a_budget_is_said_to_lack_buy_it_where_half_of_them_are_
     assert fit_profile(tmp_path, base=BASE, options=options).artifact.profile.release.delta == 0.1
 
 
+def test_the_accuracy_that_a_budget_stands_in_for_is_named(tmp_path: Path) -> None:
+    """Beside the budget's promise, a missing certificate of nobody knows what reads as a contradiction."""
+    fit = fit_profile(recorded(tmp_path, 60, skill=(0.2, 1.0)), base=BASE, options=FitOptions(accuracy=0.95))
+    assert fit.artifact.profile.release.mode == "wrong_releases"
+    shortage = fit.artifact.profile.release.shortage
+    assert shortage.startswith("That 95 % of the released are right has no certificate on ")
+    assert shortage in part(fit, "release").why
+
+
 def test_where_nothing_was_asked_for_and_no_detector_can_be_had_a_budget_is_what_labels_buy_first(
     tmp_path: Path,
 ) -> None:
