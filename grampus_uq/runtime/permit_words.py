@@ -56,7 +56,7 @@ def stands(standing: Standing) -> str:
     if state.spent(permit):
         return "withdrawn for good: asks about everything"
     threshold = state.threshold(permit)
-    now = "asks about everything" if threshold is None else f"lets ahead from {permit.stream} {threshold:g} on"
+    now = "asks about everything" if threshold is None else f"lets calls ahead from {permit.stream} {threshold:g} on"
     return f"{now}; began anew" if state.withdrawn else now
 
 

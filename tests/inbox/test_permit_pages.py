@@ -63,7 +63,7 @@ async def test_what_is_granted_on_the_page_lets_calls_ahead_once_answers_earned_
     assert standing.state.released > 0
     assert standing.permit.id == permit_id
     listed = html.unescape((await ann.get("/permits")).text)
-    assert "lets ahead from confidence" in listed
+    assert "lets calls ahead from confidence" in listed
     page = html.unescape((await ann.get(f"/permits/{permit_id}")).text)
     assert "goes ahead: at most 50 %" in page
     assert "from 0.99 on" in page or "to 0.99 on" in page
