@@ -7,19 +7,20 @@ effect, and blocks no other.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grampus_uq.errors import ApprovalError, ChangedToolsError
+from grampus_uq.errors import ApprovalError, ChangedToolsError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord, cleared, decided, doubt_of, expired, guided, remembered
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import record_answer
+from grampus_uq.gate.gate import Gate, record_answer
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.begun_with import BegunWith, broken, contracts
 from grampus_uq.runtime.cards import card
-from grampus_uq.runtime.ledger import decision_digest
+from grampus_uq.runtime.ledger import Ledger, decision_digest
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.turn import Turn
@@ -220,20 +221,42 @@ async def _carry_out(
 
 async def hear_replaced(turn: Turn) -> None:
     """Remember a human's rejection of a call that another look was replacing meanwhile. Raises StoreError."""
-    state, ledger = turn.lease.state, turn.ledger
+    state = turn.lease.state
     while left := state.replaced():
         held = left.pop(0)
-        (request,) = held.requests
-        arrived = (await ledger.decisions([request.id]))[request.id]
-        standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
-        deciding, _ = turn.gate.approvals.holding(request, arrived, turn.gate.problem, standing)
-        if deciding:
-            new = decided(held, deciding)
-            if deciding[0].kind is ApprovalKind.REJECT:
-                await turn.gate.answered(new.change(requests=held.requests), turn.terms())
-                _tell(turn, request, held.proposed, deciding)
-            state.rejected = remembered(state.rejected, new)
+        new = await as_decided(turn.ledger, turn.gate, held)
+        if new.decisions and new.decisions[0].kind is ApprovalKind.REJECT:
+            await turn.gate.answered(new.change(requests=held.requests), turn.terms())
+            _tell(turn, held.requests[0], held.proposed, new.decisions)
+        state.rejected = remembered(state.rejected, new)
         state.keep_replaced(left)
+
+
+async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord:
+    """A call after the stored decisions on it; as it is where they do not settle it, or it waits for none of its own.
+
+    Raises StoreError.
+    """
+    request = held.requests[0] if held.waiting and len(held.requests) == 1 else None
+    if request is None or held.child_session is not None:
+        return held
+    arrived = (await ledger.decisions([request.id]))[request.id]
+    standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
+    deciding, _ = gate.approvals.holding(request, arrived, gate.problem, standing)
+    return decided(held, deciding) if deciding else held
+
+
+async def take_up_last(turn: Turn) -> None:
+    """Take up what humans decided, in sub-agents too, as the run is ended: in the session's next run a "no" holds."""
+    state = turn.lease.state
+    left = [record for record in state.turn if record.waiting or record.child_session is not None]
+    for _ in range(2 if left else 0):  # the store may fail once
+        with contextlib.suppress(StoreError):
+            for record in left:
+                if record.child_session is not None and record.call.name in turn.delegates:
+                    await turn.delegates[record.call.name].hear_rejections(state, record.child_session)
+            await apply_response(turn, None)
+            return
 
 
 def _tell(turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding: tuple[ApprovalDecision, ...]) -> None:

@@ -103,11 +103,10 @@ async def rollback(
     restored = await read_checkpoint(runner.ledger, old, to_step)
     policy = runner.policy()
     known = {call.idempotency_key for call in old.discarded}
-    rejected = list[str]()
-    done = [call for call in await _took_effect(runner, old, to_step, rejected) if call.idempotency_key not in known]
+    done = [call for call in await _took_effect(runner, old, to_step) if call.idempotency_key not in known]
     text = (note or "")[:_MAX_NOTE]
     new = _branched(old, restored, to_step, done).replaces(old)
-    new.rejected = remembered([*restored.rejected, *rejected])
+    new.rejected = remembered([*restored.rejected, *old.rejected])
     new.stops_seen = await stops_now(runner.ledger, new)  # orders given before are for the branch that is gone
     new.vouched = old.vouched and restored.vouched and all(map(runner.gate.believes, (old.sealed, restored.sealed)))
     terms = runner.gate.terms(agent_id, session_id, policy, run_id=new.run_id, started_by=new.started_by)
@@ -182,9 +181,8 @@ async def _not_running(runner: AgentRunner, agent_id: str, session_id: str) -> t
     return state, version
 
 
-async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int, rejected: list[str]) -> list[ExecutedCall]:
-    """The executed calls of discarded steps, a sub-agent's in place of its beginning; rejections go into `rejected`."""
-    rejected += state.rejected
+async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int) -> list[ExecutedCall]:
+    """The executed calls of discarded steps, a sub-agent's in place of its beginning; `state` hears its rejections."""
     entries = await AuditLog(runner.ledger.store, state.agent_id, state.session_id).entries()
     found = list[ExecutedCall]()
     for call in executed_calls(entries, state, to_step, runner.policy()):
@@ -194,7 +192,8 @@ async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int, rej
             child = began.child_session(CallRecord.new(call.call, call.step_id))
             if await agent.runner.ledger.store.get("session", session_key(agent.agent.name, child)) is not None:
                 below, _ = await _not_running(agent.runner, agent.agent.name, child)
-                found += [*below.discarded, *await _took_effect(agent.runner, below, 0, rejected)]
+                found += [*below.discarded, *await _took_effect(agent.runner, below, 0)]
+                await agent.hear_rejections(state, child)
                 continue
         found.append(call)
     return found

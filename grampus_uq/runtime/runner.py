@@ -25,7 +25,7 @@ from grampus_uq.records.events import ALARMED, BRANCH
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message
 from grampus_uq.records.vocabulary import ENDED, AgentStatus, Effect, Role, StopReason, parse_effect
-from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response, meet_changes, refuse_changes
+from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response, meet_changes, refuse_changes, take_up_last
 from grampus_uq.runtime.begun_with import BEGUN_WITH, BegunWith, ChangedTools
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
@@ -307,6 +307,7 @@ class AgentRunner:
                 async for event in events:
                     yield event
         except StoppedError as stopped:
+            await take_up_last(self._turn(lease))
             ended = "Interrupted: the run was ordered to stop."
             why = ("stopped", {"why": str(stopped)})
             yield RunEvent(

@@ -15,6 +15,7 @@ from grampus_uq.monitor.session import Session
 from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
 from grampus_uq.records.vocabulary import ENDED, AgentStatus, UncertaintyLevel, UncertaintySource
+from grampus_uq.runtime.apply_decisions import as_decided
 from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
@@ -100,19 +101,28 @@ class SubAgent:
         finally:
             within_parent.reset(within)
         with contextlib.suppress(*([StoreError] if loaded is None else [])):  # begun just now: nobody was asked
-            await self._hear_rejections(state, child_id)
+            await self.hear_rejections(state, child_id)
         if result is None:
             return outcome
         if result.status is AgentStatus.WAITING_FOR_HUMAN:
             return [request.model_copy(update={"child_session": child_id}) for request in result.pending]
         return self._finished_run(record, parent, result)
 
-    async def _hear_rejections(self, state: AgentState, child_id: str) -> None:
-        """A human's "no" to a call of the child counts for the parent, and for sub-agents that it begins later."""
-        ledger = self.runner.ledger
+    async def hear_rejections(self, state: AgentState, child_id: str) -> None:
+        """A human's "no" to a call of the child counts for the parent, and for sub-agents that it begins later.
+
+        Also one that the child did not take up: nobody may resume it. Raises StoreError.
+        """
+        ledger, below = self.runner.ledger, self.runner.sub_agents
         found = await ledger.store.get("session", session_key(self.agent.name, child_id))
-        rejected = [] if found is None else ledger.state_in(found).rejected
-        state.rejected = remembered([*state.rejected, *rejected])
+        if found is None:
+            return
+        child = ledger.state_in(found)
+        for record in (*child.replaced(), *child.turn):
+            child.rejected = remembered(child.rejected, await as_decided(ledger, self.runner.gate, record))
+            if record.child_session is not None and record.call.name in below:
+                await below[record.call.name].hear_rejections(child, record.child_session)
+        state.rejected = remembered([*state.rejected, *child.rejected])
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         if not result.metadata.get("unvouched"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 from grampus_uq import (
@@ -19,6 +20,8 @@ from grampus_uq import (
 )
 from grampus_uq.gate.call import REJECTED_IN_THREAD
 from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime.cards import card
+from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.run_state import REJECTED_BEFORE, AgentState
 from grampus_uq.testing import ScriptedModel, answer
 
@@ -54,7 +57,7 @@ class Clerk:
 
         sub_agents = [SubAgent(self.process("payer"), PAYER)] if self.delegates and name == "clerk" else []
         given: dict[str, Any] = {"store": self.store, "sub_agents": sub_agents}
-        given["uncertainty_monitor"] = UncertaintyMonitor(advisory=self.advisory)
+        given |= {"uncertainty_monitor": UncertaintyMonitor(advisory=self.advisory), "checkpoints": True}
         return AgentRunner(ScriptedModel(reply), FunctionTools(pay), **given)
 
     async def run(self, task: str, *, sure: bool = True, session: str = "s") -> list[Any]:
@@ -92,7 +95,7 @@ async def test_a_sub_agents_rejection_is_heard_also_where_the_store_fails_as_its
 ) -> None:
     clerk = Clerk(delegates=True, delegations=2)
     (request,) = await clerk.run("5", sure=False)
-    hears, failed = SubAgent._hear_rejections, list[str]()
+    hears, failed = SubAgent.hear_rejections, list[str]()
 
     async def fails_once(one: SubAgent, state: AgentState, child_id: str) -> None:
         with monkeypatch.context() as patch:
@@ -101,7 +104,7 @@ async def test_a_sub_agents_rejection_is_heard_also_where_the_store_fails_as_its
                 patch.setattr(clerk.store, "get", _down)
             await hears(one, state, child_id)
 
-    monkeypatch.setattr(SubAgent, "_hear_rejections", fails_once)
+    monkeypatch.setattr(SubAgent, "hear_rejections", fails_once)
     clerk.sure = True
     with pytest.raises(StoreError):
         await clerk.decide(request, "reject")
@@ -115,7 +118,7 @@ async def test_a_sub_agent_that_ends_as_the_store_fails_has_rejected_nothing_and
     async def fails(one: SubAgent, state: AgentState, child_id: str) -> None:
         raise StoreError("down")
 
-    monkeypatch.setattr(SubAgent, "_hear_rejections", fails)
+    monkeypatch.setattr(SubAgent, "hear_rejections", fails)
     clerk = Clerk(delegates=True)
     assert (await clerk.run("5"), clerk.paid) == ([], [5])
 
@@ -153,3 +156,70 @@ def test_a_damaged_list_of_rejections_is_read_as_far_as_it_goes_and_it_stays_bou
     assert new.rejected_before() == [*kept, "y"]
     new.rejected = [str(number) for number in range(300)]
     assert len(AgentState(agent_id="a", session_id="s").replaces(new).rejected_before()) == 256
+
+
+@pytest.mark.parametrize("ended", ["stopped", "rolled back"])
+@pytest.mark.parametrize("delegates", [False, True])
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_a_rejection_that_nobody_took_up_before_a_stop_or_a_rollback_holds_as_well(
+    ended: str, delegates: bool, kind: str
+) -> None:
+    """Also a sub-agent's: a stored answer of a human counts from the moment it was given."""
+    clerk = Clerk(delegates=delegates)
+    (request,) = [one.model_copy(update={"child_session": None}) for one in await clerk.run("5", sure=False)]
+    more = {"arguments": {"to": "bob", "amount": 7.0}} if kind == "edit" else {}
+    decision, runner = request.decide(kind, principal="ann", **more), clerk.process()
+    await runner.ledger.decide(decision, shown=card(request), wake=False)
+    clerk.sure = True
+    if ended == "stopped":
+        await runner.stop("clerk", "s")
+        assert (await runner.resume("clerk", "s")).metadata["stop_reason"] == "cancelled"
+        (again,) = await clerk.run("5")
+        assert again.rule == "rejected_in_thread"
+    else:
+        result = await rollback(runner, "clerk", "s", 0)
+        assert [one.rule for one in result.pending] == (["rejected_in_thread"] if kind == "edit" else [])
+    assert clerk.paid == []
+
+
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_a_run_that_is_stopped_while_another_call_runs_takes_up_first_what_was_decided_on_those_that_wait(
+    kind: Any,
+) -> None:
+    store, sure, paid, looking = MemoryStore(), [0.65], list[float](), anyio.Event()
+
+    def process() -> AgentRunner:
+        @tool(effect="irreversible")
+        def pay(amount: float) -> str:
+            """Pay."""
+            paid.append(amount)
+            return "paid"
+
+        @tool(effect="read")
+        async def look() -> str:
+            """Look."""
+            looking.set()
+            await anyio.sleep(60.0 if sure[0] < 0.9 else 0.0)
+            return "seen"
+
+        def reply(messages: Any, options: Any) -> Any:
+            if "Reply with" in messages[-1].content:
+                return f'{{"p_true": {sure[0]}}}'
+            calls = [ToolCall(id="1", name="pay", arguments={"amount": 5}), ToolCall(id="2", name="look", arguments={})]
+            return "Done." if messages[-1].role == "tool" else answer("I pay.", tool_calls=calls)
+
+        monitor = UncertaintyMonitor()
+        return AgentRunner(ScriptedModel(reply), FunctionTools(pay, look), store=store, uncertainty_monitor=monitor)
+
+    runner = process()
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: runner.run(CLERK, "Pay.", session_id="s"))
+        await looking.wait()
+        (request,) = (await runner.ledger.known("clerk", "s"))[0].pending()
+        more = {"arguments": {"amount": 7}} if kind == "edit" else {}
+        decision = request.decide(kind, principal="ann", **more)
+        await runner.ledger.decide(decision, shown=card(request), wake=False)
+        await runner.stop("clerk", "s")
+    sure[0] = 0.99
+    result = await process().run(CLERK, "Pay.", session_id="s")
+    assert ([one.rule for one in result.pending], paid) == (["rejected_in_thread"], [])

@@ -23,7 +23,7 @@ from grampus_uq.integrations.mcp.call_outcomes import matters
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import ENDED, StopReason
-from grampus_uq.runtime.apply_decisions import apply_response
+from grampus_uq.runtime.apply_decisions import take_up_last
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger, Note, session_key
@@ -219,11 +219,7 @@ class ConnectionSession:
 
     async def _over(self, reason: StopReason, unrun: str, notes: Sequence[Note] = ()) -> None:
         """End the session, once what humans decided is taken up: where it begins anew, a rejection holds back."""
-        waits = any(one.waiting for one in self.current().lease.state.turn)
-        for _ in range(2 if waits else 0):
-            with contextlib.suppress(StoreError):
-                await apply_response(self.current(), None)
-                break
+        await take_up_last(self.current())
         await self._endings.end(self.current().lease, reason, unrun=unrun, notes=notes)
 
 
