@@ -61,7 +61,7 @@ from grampus_uq.integrations.langchain_messages import (
     with_arguments,
     with_ids,
 )
-from grampus_uq.integrations.langgraph_steps import AWAITING, BLOCKING, Log, Steps, read_log, to_its_end
+from grampus_uq.integrations.langgraph_steps import AWAITING, BLOCKING, Log, Steps, Way, read_log, to_its_end
 from grampus_uq.integrations.langgraph_threads import (
     KEY,
     answers_of_run,
@@ -70,6 +70,7 @@ from grampus_uq.integrations.langgraph_threads import (
     place_of,
     read_state,
     resume,
+    sent_before,
     waiting,
 )
 
@@ -126,26 +127,34 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
     ) -> Any:
         """Call the model and judge its turn: no interrupt, so it runs once."""
-        request, edits, decided = self._edited(request)
+        request, edits, decided = await self._edited(request, AWAITING)
         with Asked() as asked:
             response = await handler(request)
         return await self._judged(request, response, asked, edits, decided)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """`awrap_model_call` for agents that run without awaiting."""
-        request, edits, decided = self._edited(request)
+        request, edits, decided = to_its_end(self._edited(request, BLOCKING))
         with Asked() as asked:
             response = handler(request)
         return run_blocking(lambda: self._judged(request, response, asked, edits, decided))
 
-    def _edited(self, request: ModelRequest[Any]) -> tuple[ModelRequest[Any], list[Any], list[CallRecord]]:
+    async def _edited(
+        self, request: ModelRequest[Any], way: Way
+    ) -> tuple[ModelRequest[Any], list[Any], list[CallRecord]]:
         """The request with the calls as humans edited them, the message that holds them, and what humans decided."""
         state = _state(request.state)
         kept = type(state) is dict or isinstance(state, Mapping)  # `read_state` says what is wrong with any other
-        if not kept or not state.get("decided"):
+        waited = _waited(state) if kept and self.judge.acts else set()
+        if not kept or not (waited or state.get("decided")):
             return request, [], []
-        decided = self.judge.states.read_decided(place_of(self.judge, get_config(), state), state)
-        return *_with_edits(request, decided), decided
+        config, states = get_config(), self.judge.states
+        place = place_of(self.judge, config, state)
+        decided = {one.proposed.id: one for one in states.read_decided(place, state)}
+        for sent in await sent_before(way, config, KEY) if waited - decided.keys() else ():
+            said = states.read_decided(place, {**state, "decided": sent.get("decided", ())})
+            decided |= {one.proposed.id: one for one in said}
+        return *_with_edits(request, [*decided.values()]), [*decided.values()]
 
     async def _judged(
         self, request: ModelRequest[Any], response: Any, asked: Asked, beside: list[Any], decided: list[CallRecord]
@@ -399,6 +408,14 @@ def _digest(answer: Any) -> str:
 
 def _state(agent_state: Any) -> dict[str, Any]:
     return agent_state.get(KEY) or {}
+
+
+def _waited(state: Mapping[str, Any]) -> set[str]:
+    """Ids of the calls of the latest turn that waited for humans; none in a state that holds no turn."""
+    try:
+        return {one["proposed"]["id"] for one in state["turn"]["calls"] if one["phase"] == CallPhase.WAITING}
+    except (KeyError, TypeError):
+        return set()
 
 
 def _of_judged(carried: Carried, messages: Sequence[Any]) -> bool:

@@ -103,9 +103,9 @@ def with_ids(message: Any) -> Any:
 
 
 def with_arguments(message: Any, records: Iterable[CallRecord]) -> Any:
-    """The model's message with the arguments that humans gave."""
-    edited = {record.proposed.id: dict(record.call.arguments) for record in records if record.edited}
-    calls = [{**call, "args": edited.get(call["id"], call["args"])} for call in message.tool_calls]
+    """The model's message with the arguments of these calls as they run, or as it gave them: an edit may be void."""
+    now = {record.proposed.id: dict(record.call.arguments) for record in records}
+    calls = [{**call, "args": now.get(call["id"], call["args"])} for call in message.tool_calls]
     return message.model_copy(update={"tool_calls": calls})
 
 

@@ -176,10 +176,10 @@ class GuardNodes:
         after, refused = await judge.decide(before, answer)
         fresh = [new for new, old in zip(after.records, before.records, strict=True) if new.phase is not old.phase]
         beside: list[Any] = answers_of(fresh)
-        if any(record.edited for record in fresh):
-            messages = state[self.messages_key]
-            index = last_answer(messages)
-            beside[:0] = [] if index is None else [with_arguments(messages[index], after.records)]
+        messages = state[self.messages_key]
+        if (index := last_answer(messages)) is not None:
+            as_decided = with_arguments(messages[index], fresh)
+            beside[:0] = [] if as_decided.tool_calls == messages[index].tool_calls else [as_decided]
         reviewed = ((after.turn or {}).get("reviewed") or [None])[0]
         kinds = [decision.kind.value for record in fresh for decision in record.decisions]
         after = judge.record_decisions(after, fresh)

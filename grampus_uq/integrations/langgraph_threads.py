@@ -6,12 +6,13 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from grampus_uq import ApprovalDecision, ApprovalError, ApprovalRequest, MissingDependencyError
 from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.carried_states import Carried
 from grampus_uq.integrations.judged_turns import TurnJudge
+from grampus_uq.integrations.langgraph_steps import Way
 
 with MissingDependencyError.unless("langgraph", "langgraph", "Resuming a graph"):
     from langgraph.types import Command, interrupt
@@ -116,6 +117,22 @@ def place_of(judge: TurnJudge, config: RunnableConfig, state: Any = None) -> str
     thread = _thread_of(config)
     place, session_id = session_place(judge.settings.agent_id, thread), session_id_of(config, state)
     return place if session_id == thread or not thread else f"{place}/{session_place('', session_id)}"
+
+
+async def sent_before(way: Way, config: RunnableConfig, channel: str) -> list[dict[str, Any]]:
+    """The values that the step before this one sent to a channel, as checkpointed, applied or not.
+
+    A task within a task sent them in vain where that one ended in an earlier run, beside one that waited.
+    """
+    given = config.get("configurable", {})
+    namespace, saver = str(given.get("checkpoint_ns") or ""), cast(Any, given.get(_CHECKPOINTER))
+    at: Any = {"configurable": {"thread_id": _thread_of(config), "checkpoint_ns": "|".join(namespace.split("|")[:-1])}}
+    found = list[dict[str, Any]]()
+    for _ in range(0 if saver is None else 2):  # this step's checkpoint may not be written yet
+        kept = at and await way.call(saver.aget_tuple if way.awaits else saver.get_tuple, at)
+        found += [sent for _, name, sent in (kept and kept.pending_writes) or () if name == channel]
+        at = kept and kept.parent_config
+    return found
 
 
 def answers_of_run(config: RunnableConfig) -> list[Any]:

@@ -29,9 +29,10 @@ KINDS = ["own node", "own node, guarded", "tools", "sub-graph", "langchain"]
 
 
 class Model(BaseChatModel):
-    """Pays a number of times, then is done."""
+    """Pays a number of times, then is done; or, where it `repeats`, first makes its first payment again."""
 
     payments: int
+    repeats: bool = False
 
     @property
     def _llm_type(self) -> str:
@@ -45,6 +46,8 @@ class Model(BaseChatModel):
         answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
         asked = {one["id"] for message in messages if isinstance(message, AIMessage) for one in message.tool_calls}
         assert answered == asked, "the model is asked when each of its calls has a result"
+        if self.repeats and len(asked) == self.payments:
+            calls, asked = [{**calls[0], "id": f"{self.payments}"}], set()
         answer = AIMessage("Done.") if asked else AIMessage("I pay.", tool_calls=calls)
         return ChatResult(generations=[ChatGeneration(message=answer)])
 
@@ -55,8 +58,8 @@ class Model(BaseChatModel):
 class Run:
     """A thread in which approved payments are cancelled."""
 
-    def __init__(self, kind: str, payments: int, **settings: Any) -> None:
-        self._settings = settings
+    def __init__(self, kind: str, payments: int, *, repeats: bool = False, **settings: Any) -> None:
+        self._settings, self._repeats = settings, repeats
         self.paid: list[int] = []
         self.begun = asyncio.Event()
         self.broken = False
@@ -78,7 +81,7 @@ class Run:
             await asyncio.sleep(0)
             return f"paid {number}"
 
-        model = Model(payments=self._payments)
+        model = Model(payments=self._payments, repeats=self._repeats)
         monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
         self.app: Any
         if self._kind == "langchain":
@@ -114,19 +117,29 @@ class Run:
     async def waiting(self) -> list[Any]:
         return waiting(await self.app.aget_state(CONFIG))
 
-    async def decide(self, kind: str) -> Any:
-        state = await self.app.aget_state(CONFIG)
-        return resume(state, [request.decide(kind, principal="ann", message="") for request in waiting(state)])
+    async def decide(self, kind: str, *numbers: int) -> Any:
+        """Decide on what waits, or on these payments of it; an edit pays 100 more."""
+        state, decisions = await self.app.aget_state(CONFIG), []
+        for one in waiting(state):
+            number = one.call.arguments["number"] if one.call else 0
+            more: Any = {"arguments": {"number": number + 100}} if kind == "edit" else {"message": ""}
+            decisions += [one.decide(kind, principal="ann", **more)] if number in (numbers or (number,)) else []
+        return resume(state, decisions)
 
-    async def cancelled(self, steps: int | None) -> None:
-        """Approve all, and cancel: after so many steps of the event loop, or as soon as a tool has begun."""
-        task = asyncio.create_task(self.go(await self.decide("approve")))
+    async def cancelled(self, steps: int | None, kind: str = "approve") -> None:
+        """Decide on all, and cancel: after so many steps of the event loop, or as soon as a tool has begun."""
+        task = asyncio.create_task(self.go(await self.decide(kind)))
         if steps is None:
             await self.begun.wait()
         for _ in range(steps or 0):
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
+
+    async def shown(self) -> dict[int, int]:
+        """The payments of the transcript, by their calls."""
+        messages = (await self.app.aget_state(CONFIG)).values["messages"]
+        return {int(call["id"]): call["args"]["number"] for m in messages if m.type == "ai" for call in m.tool_calls}
 
     async def results(self) -> dict[int, str]:
         messages = (await self.app.aget_state(CONFIG)).values["messages"]
@@ -193,6 +206,47 @@ def test_a_call_of_unknown_outcome_is_asked_about_and_decided_on_in_any_process(
         await run.go(await run.decide(says))
         assert run.paid == ([0] if says == "approve" else [])
         assert list(await run.results()) == [0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("another", [True, False])
+@pytest.mark.parametrize("says", ["reject", "edit"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_calls_that_are_decided_one_after_another_each_answer_counts_in_the_turns_after_them(
+    kind: str, says: str, another: bool
+) -> None:
+    """In any process: the first payment is proposed again, after one of two was decided on while the other waited."""
+
+    async def run() -> None:
+        run = Run(kind, 2, repeats=True)
+        await run.go(PROMPT)
+        await run.go(await run.decide(says, 0))
+        if another:
+            run.restart()
+        await run.go(await run.decide("approve", 1))
+        rules, ran = [one.rule for one in await run.waiting()], [1] if says == "reject" else [100, 1]
+        assert (rules, run.paid) == ([] if says == "reject" else ["rejected_in_thread"], ran)
+        await run.go(await run.decide("reject") if rules else None)
+        assert await run.shown() == {0: ran[0] if says == "edit" else 0, 1: 1, 2: 0}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("says", ["approve", "reject", "respond", "edit"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_transcript_shows_what_ran_also_where_an_edit_was_void(kind: str, says: str) -> None:
+    """The edited call was cut off: the human is asked about it as it was proposed."""
+
+    async def run() -> None:
+        run = Run(kind, 1)
+        await run.go(PROMPT)
+        await run.cancelled(None, "edit")
+        await run.go()
+        while await run.waiting():
+            await run.go(await run.decide(says))
+        assert run.paid == {"approve": [0], "edit": [100]}.get(says, [])
+        assert await run.shown() == {0: 100 if says == "edit" else 0}
 
     asyncio.run(run())
 
