@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from grampus_uq.gate.call import CallPhase, CallRecord, answer_text, decided, settled
 from grampus_uq.gate.gate import here_s
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest, Arrived
@@ -68,3 +70,17 @@ def read_decided(item: Mapping[str, Any]) -> CallRecord:
     call = ToolCall.model_validate(item["call"])
     decision = ApprovalDecision.model_validate(item["decision"])
     return decided(CallRecord(proposed=call, call=call, step_id=""), [decision])
+
+
+def read_decisions(answer: Any) -> tuple[list[ApprovalDecision], list[str]]:
+    """The decisions in an answer: one or several, as objects or JSON; what is none is refused."""
+    raw = answer.get("decisions") if isinstance(answer, Mapping) and "decisions" in answer else answer
+    found, refusals = [], []
+    for item in raw if isinstance(raw, list | tuple) else [raw]:
+        try:
+            found.append(item if isinstance(item, ApprovalDecision) else ApprovalDecision.model_validate(item))
+        except ValidationError:
+            refusals.append(
+                f"This is not an ApprovalDecision: {item!r:.200}. Build it with ApprovalRequest.decide(...)."
+            )
+    return found, refusals

@@ -38,6 +38,7 @@ from grampus_uq.gate.call import (
     RAN_BEFORE,
     REJECTED_IN_THREAD,
     STANDING_APPROVAL,
+    UNKNOWN_OUTCOME,
     UNREAD,
     CallPhase,
     CallRecord,
@@ -55,6 +56,7 @@ from grampus_uq.records.latest import Latest
 
 _MAX_ARRIVED = 64
 _MAX_UNSEEN = 1_024
+_HUMANS_ALONE = (REJECTED_IN_THREAD.rule, UNKNOWN_OUTCOME.rule)
 _WENT_ON = "Not executed: the run went on before anybody decided."
 
 
@@ -103,6 +105,7 @@ class HeldCalls:
         self.records = CallRecords()
         self.unseen: Latest[Key, list[str]] = Latest(_MAX_UNSEEN)
         self.from_outside: set[int] = set()
+        self.renewed: set[int] = set()
         self.arrived: dict[str, list[Arrived]] = {}
         self.rejected: list[str] = []
         self.turns = 0
@@ -204,11 +207,14 @@ class HeldCalls:
     # -- deciding -------------------------------------------------------------------------------------------------
 
     def _renew(self, slot: int) -> CallRecord:
-        return self.records.keep(slot, self.gate.renewed(self.records[slot], self.terms))
+        record = self.gate.renewed(self.records[slot], self.terms)
+        self.renewed |= {slot} if record is not self.records[slot] else set()
+        return self.records.keep(slot, record)
 
     def requests(self) -> tuple[ApprovalRequest, ...]:
-        """The pending requests, in order; one that expired is replaced by a new one."""
+        """The pending requests, in order, for humans to see; one that expired is replaced by a new one."""
         records = [self._renew(slot) for slot in self.records]
+        self.renewed.clear()
         return tuple(request for record in records if record.waiting for request in record.requests)
 
     def pending(self) -> list[str]:
@@ -277,13 +283,14 @@ class HeldCalls:
     ) -> bool:
         """Take the framework's own approval of a waiting call, if this policy takes decisions unsigned from anybody.
 
-        `arguments` are those of an edit. One that is `standing`, of a whole tool or a program's, teaches permits
-        nothing, and lets no call run that a human answered against before, unless it waited when the run began.
+        `arguments` are those of an edit. None is of a request that was renewed since humans saw one. One that is
+        `standing`, of a whole tool or a program's, teaches permits nothing, and lets no call run that a human answered
+        against before, or that may have run, unless it waited when the run began.
         """
         record, slot = self.records.find(call), self.records.slot_of(call)
-        if record is None or not record.waiting or not record.requests:
+        if record is None or not record.waiting or not record.requests or slot in self.renewed:
             return False
-        if standing and slot not in self.from_outside and record.requests[0].rule == REJECTED_IN_THREAD.rule:
+        if standing and slot not in self.from_outside and record.requests[0].rule in _HUMANS_ALONE:
             return False
         kind = ApprovalKind.APPROVE if arguments is None else ApprovalKind.EDIT
         message = STANDING_APPROVAL if standing else None

@@ -15,8 +15,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from typing import Any, Unpack
 
-from pydantic import ValidationError
-
 from grampus_uq import (
     ApprovalDecision,
     ApprovalKind,
@@ -41,7 +39,7 @@ from grampus_uq.gate.call import (
     settled,
     under,
 )
-from grampus_uq.gate.carried import read_arrived, write_arrived
+from grampus_uq.gate.carried import read_arrived, read_decisions, write_arrived
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import both, record_answer
 from grampus_uq.gate.requests import Arrived
@@ -187,7 +185,7 @@ class TurnJudge:
         What waits on is asked anew where its request expired or its precondition failed; too few approvals are kept.
         """
         now_s = self.gate.now_s()
-        decisions, refusals = _decisions(answer)
+        decisions, refusals = read_decisions(answer)
         on = {request.id: record for record in carried.records for request in record.requests}
         said = [(on[decision.request_id], decision) for decision in decisions if decision.request_id in on]
         failed = await self.gate.tell_first(said, carried.terms, now_s)  # what permits must know of and could not store
@@ -301,7 +299,7 @@ class TurnJudge:
     def answered(self, record: CallRecord, answers: Iterable[Any]) -> list[ApprovalDecision]:
         """The decisions in these answers that are on this call's requests."""
         ids = {request.id for request in record.requests}
-        return [one for answer in answers for one in _decisions(answer)[0] if one.request_id in ids]
+        return [one for answer in answers for one in read_decisions(answer)[0] if one.request_id in ids]
 
     def ask_again(self, carried: Carried, record: CallRecord, *, began: bool = False) -> CallRecord:
         """The cleared record with a new request: about its unknown outcome where it `began`, here or elsewhere."""
@@ -330,17 +328,3 @@ class TurnJudge:
 def _on(requests: Sequence[ApprovalRequest], arrived: Sequence[Arrived]) -> list[Arrived]:
     ids = {request.id for request in requests}
     return [entry for entry in arrived if entry[0].request_id in ids]
-
-
-def _decisions(answer: Any) -> tuple[list[ApprovalDecision], list[str]]:
-    """The decisions in an answer: one or several, as objects or JSON; what is none is refused."""
-    raw = answer.get("decisions") if isinstance(answer, Mapping) and "decisions" in answer else answer
-    found, refusals = [], []
-    for item in raw if isinstance(raw, list | tuple) else [raw]:
-        try:
-            found.append(item if isinstance(item, ApprovalDecision) else ApprovalDecision.model_validate(item))
-        except ValidationError:
-            refusals.append(
-                f"This is not an ApprovalDecision: {item!r:.200}. Build it with ApprovalRequest.decide(...)."
-            )
-    return found, refusals

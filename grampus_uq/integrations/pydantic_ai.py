@@ -19,13 +19,12 @@ import contextlib
 import copy
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
 from grampus_uq import (
-    ApprovalDecision,
     ApprovalError,
     ConfigurationError,
     DataError,
@@ -34,6 +33,7 @@ from grampus_uq import (
     UncertaintyError,
     UncertaintyMonitor,
 )
+from grampus_uq.gate.carried import read_decisions
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.integrations.carried_calls import take_up
 from grampus_uq.integrations.held_calls import Release
@@ -58,8 +58,10 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     name_of,
     native_calls,
     plain,
+    proposed_call,
     standing_instructions,
     tool_schema,
+    with_arguments,
 )
 from grampus_uq.integrations.pydantic_ai_runs import (
     RUNNING,
@@ -178,17 +180,16 @@ class UncertaintyCapability(AbstractCapability[Any]):
             for name, schema in _mapping(carried, "schemas").items():
                 self._schemas.setdefault(name, schema)
         over = carried is not None and not carries_latest(ctx.messages)  # a run took the decisions, and went on
-        try:
-            await calls.tell_first(_readable(decisions))
-        except ApprovalError:
-            if calls.acts and not over:
-                raise
-        for decision in decisions:
-            try:
-                calls.decide(ApprovalDecision.model_validate(decision))
-            except (ApprovalError, ValueError) as error:
-                if calls.acts and not over:
-                    raise error if isinstance(error, ApprovalError) else ApprovalError("no decision") from error
+        strict = calls.acts and not over
+        given, wrong = read_decisions(list(decisions))
+        if wrong and strict:
+            raise ApprovalError(wrong[0])
+        lenient = contextlib.suppress(*(() if strict else (ApprovalError,)))
+        with lenient:
+            await calls.tell_first(given)
+        for decision in given:
+            with lenient:
+                calls.decide(decision)
         if over:
             calls.close()
         run.decided = bool(decisions)
@@ -336,6 +337,9 @@ class UncertaintyCapability(AbstractCapability[Any]):
             return ToolDenied(release.answer) if release.record.is_error else release.answer
         if not release.run:
             run.proposed_here.add(proposed.id)
+            run.calls.from_outside.discard(release.slot)  # a program may be asked now, and no human was since
+            if part is not None and proposed != release.record.proposed:  # an edit is void: it shows what is asked
+                with_arguments(ctx.messages, proposed_call(part), release.record.proposed.arguments)
             run.write_into(ctx.messages)
             raise ApprovalRequired(metadata=metadata_of(release.record))
         unapproved = ours and not release.record.decisions  # `resume` brought it here: that is nobody's approval
@@ -450,13 +454,6 @@ def _validator(ctx: RunContext[Any], name: str) -> Any:
     """Return the validator of a tool's arguments; None if unknown."""
     tools = (None if ctx.tool_manager is None else ctx.tool_manager.tools) or {}
     return tools[name].args_validator if name in tools else None
-
-
-def _readable(decisions: Iterable[Any]) -> Iterator[ApprovalDecision]:
-    """Those that are decisions."""
-    for decision in decisions:
-        with contextlib.suppress(ValueError):
-            yield ApprovalDecision.model_validate(decision)
 
 
 def _mapping(values: Any, name: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from agents import (
     ModelBehaviorError,
     ModelResponse,
     Runner,
+    RunState,
     SQLiteSession,
     Usage,
     WebSearchTool,
@@ -127,6 +128,24 @@ class Bank:
 
 def sign(request: Any, kind: str = "approve", by: str = "ann", key: Ed25519Signer = ANN, **more: Any) -> Any:
     return key.sign(request.decide(kind, principal=by, **more))
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_the_sdks_own_approval_of_a_request_that_lapsed_since_runs_nothing(late: bool) -> None:
+    """It expired, or the rules changed."""
+    first = Bank(signed=False, approvals=ApprovalPolicy(expires_s=0.2 if late else None))
+    result = await first.guard.run(first.agent, "Pay.", session_id="s")
+    policy = UncertaintyPolicy(irreversible_tool_names=["pay"], low_threshold=0.8 if late else 0.85)
+    await anyio.sleep(0.3 if late else 0.0)
+    then = Bank(signed=False, approvals=ApprovalPolicy(expires_s=9.0), policy=policy)
+    then.guard.watch(then.agent)
+    snapshot = first.guard.watched(result).snapshot()
+    with then.guard.session("s", "clerk", snapshot=snapshot):
+        state = await RunState.from_json(then.agent, result.to_state().to_json())
+        state.approve(state.get_interruptions()[0])
+        result = await Runner.run(then.agent, state)
+    assert (first.paid, then.paid) == ([], [])
+    assert "a human has to see this call first" in str(result.to_input_list())
 
 
 EVIL = {"to": "eve", "amount": 9}

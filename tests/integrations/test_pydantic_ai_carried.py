@@ -496,3 +496,16 @@ def test_native_tools_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records if "web_search" in record.getMessage()] == [
         "the provider runs these tools, and nothing here can stop them: web_search"
     ]
+
+
+async def test_an_edit_that_lapsed_leaves_the_call_that_is_asked_about_in_the_history_and_it_is_what_runs() -> None:
+    """Otherwise the human is asked about one call, and the next run brings the other one."""
+    bank = Bank(precondition=lambda call: "not now" if call.arguments["amount"] == 7 else None)
+    (request,) = waiting(result := await bank.go())
+    edit = sign(request, "edit", arguments={"to": "bob", "amount": 7})
+    result = await bank.agent.run(**resume(result.all_messages_json(), [edit]))
+    (request,) = waiting(result)
+    parts = [part for m in result.all_messages() for part in m.parts if isinstance(part, ToolCallPart)]
+    assert ([part.args for part in parts], bank.paid) == ([request.call.arguments], [])
+    result = await bank.agent.run(**resume(result.all_messages_json(), [sign(request)]))
+    assert (waiting(result), bank.paid) == ((), [["bob", 5]])

@@ -192,3 +192,41 @@ async def test_pydantic_ai_asks_about_what_was_rejected_in_a_session_whose_histo
         agent = Agent(FunctionModel(scripted), capabilities=[HandleDeferredToolCalls(yes), guard], **given)
     (request,) = waiting(await agent.run("Pay, as I said before."))
     assert (request.rule, paid) == (RULE, [])
+
+
+@pytest.mark.parametrize("kind", ["rejected", "began"])
+async def test_no_program_answers_a_question_of_pydantic_ai_that_is_for_humans_also_in_a_run_that_goes_on(
+    kind: str,
+) -> None:
+    """What was rejected, undecided while another call is decided on, and what may have run, as it is given again."""
+    calls, paid = ["c", "d"] if kind == "rejected" else ["c"], list[str]()
+
+    def scripted(messages: Any, _: Any) -> ModelResponse:
+        if messages[-1].parts[-1].part_kind == "tool-return":
+            return ModelResponse(parts=[TextPart("Well.")])
+        proposed = [ToolCallPart("pay", {"to": "bob"}, tool_call_id=one) for one in calls]
+        return ModelResponse(parts=[TextPart("I pay."), *proposed])
+
+    def pay(to: str) -> str:
+        paid.append(to)
+        return "paid"
+
+    def yes(_: Any, requests: Any) -> DeferredToolResults:
+        return DeferredToolResults(approvals={call.tool_call_id: True for call in requests.approvals})
+
+    judge = ScriptedModel('{"p_true": 0.7}')
+    guard = UncertaintyCapability(UncertaintyMonitor(policy=POLICY), session_id=lambda ctx: "s", model_client=judge)
+    given: Any = {"output_type": [str, DeferredToolRequests], "tools": [pay]}
+    plain: Any = Agent(FunctionModel(scripted), capabilities=[guard], **given)
+    handled: Any = Agent(FunctionModel(scripted), capabilities=[HandleDeferredToolCalls(yes), guard], **given)
+    result = await plain.run("Pay.")
+    said = "reject" if kind == "rejected" else "approve"
+    before, decisions = result.all_messages_json(), [one.decide(said, principal="ann") for one in waiting(result)]
+    await plain.run(**resume(before, decisions))
+    if kind == "rejected":
+        result = await handled.run("Pay, as I said before.")
+        before, decisions = result.all_messages_json(), [waiting(result)[1].decide("reject", principal="ann")]
+    result = await handled.run(**resume(before, decisions))
+    rule = RULE if kind == "rejected" else "unknown_outcome"
+    assert [(one.rule, one.call and one.call.id) for one in waiting(result)] == [(rule, "c")]
+    assert paid == ([] if kind == "rejected" else ["bob"])
