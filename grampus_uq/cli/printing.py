@@ -15,6 +15,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.records.visible_text import visible
 
 _GOES_ON = "    > "
+_WORD = 18  # columns; a longer word may be broken
 
 
 def one_line(value: object) -> str:
@@ -88,23 +89,38 @@ def say_beside(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table on a terminal, as wide as that is; anywhere else a line of names and lines of tab-separated cells."""
+    """A table on a terminal, as wide as that is; anywhere else a line of names and lines of tab-separated cells.
+
+    On a terminal without room for the words of every column, each row is lines of names and cells.
+    """
     if not sys.stdout.isatty():
         click.echo("\t".join(columns))
         for row in rows:
             click.echo("\t".join(map(one_line, row)))
         return
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    names = [name.replace("_", " ") for name in columns]
+    cells = [[one_line(cell)[:500] for cell in row] for row in rows]
+    console, texts = Console(), [*zip(names, *cells, strict=True)]
+    least = [min(_WORD, max(map(cell_len, " ".join(text).split()))) for text in texts]
+    widths, room = [max(map(cell_len, text)) for text in texts], console.width - 2 * len(texts)
+    if sum(least) > room:  # a part of an amount or an id would be read as another one
+        for row in cells:
+            print_whole("", *(f"{name}: {cell}" for name, cell in zip(names, row, strict=True) if cell))
+        return
+    while sum(widths) > room:
+        widths[max(range(len(widths)), key=lambda at: widths[at] - least[at])] -= 1
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")  # an id is there to be copied
-    for row in rows:
-        table.add_row(*(Text(one_line(cell)[:500]) for cell in row))
-    Console().print(table)
+    for name, width in zip(names, widths, strict=True):
+        table.add_column(name, width=width, overflow="fold")  # an id is there to be copied
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
 def print_list(

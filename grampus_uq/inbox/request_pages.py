@@ -51,12 +51,11 @@ class ListedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One argument as it is shown; `block` for a text of several lines."""
+    """One argument as it is shown."""
 
     name: str
     kind: str
     text: str
-    block: bool
     doubted: bool
 
 
@@ -212,9 +211,8 @@ async def seen_token(visit: Visit, shown: Card) -> str:
 
 def _argument(shown: Card, name: str, value: Any) -> Argument:
     block = isinstance(value, str) and "\n" in value
-    text = (
-        value if block else json.dumps(value, ensure_ascii=False, indent=1 if isinstance(value, dict | list) else None)
-    )
+    indent = 1 if isinstance(value, dict | list) else None
+    text = value if block else json.dumps(value, ensure_ascii=False, indent=indent)
     edges = [where for where, text in (("begins", value[:1]), ("ends", value[-1:])) if text.isspace()] if block else []
     large = type(value) in (int, float) and 10_000 <= abs(value) < 1e15
     number = f"number, {value:,}" if large else "number"
@@ -227,7 +225,7 @@ def _argument(shown: Card, name: str, value: Any) -> Argument:
         dict: "object",
     }
     doubted = shown.doubt is not None and shown.doubt.part == name
-    return Argument(name=name, kind=kinds.get(type(value), "nothing"), text=text, block=block, doubted=doubted)
+    return Argument(name=name, kind=kinds.get(type(value), "nothing"), text=text, doubted=doubted)
 
 
 def mark_of(rows: Sequence[ListedRow], following: str | None) -> str:

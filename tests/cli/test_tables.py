@@ -41,14 +41,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_a_terminal(*arguments: str, piped: bool = False, whole: bool = False) -> str:
+def on_a_terminal(*arguments: str, piped: bool = False, whole: bool = False, columns: int = 100) -> str:
     """What a terminal shows of a command: its standard output, with `piped` its standard error, `whole` both."""
     import fcntl
     import struct
     import termios
 
     mine, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     command = [sys.executable, "-m", "grampus_uq.cli", *arguments]
     environment = {**os.environ, "TERM": "xterm"}
     shown = b""
@@ -67,6 +67,25 @@ def on_a_terminal(*arguments: str, piped: bool = False, whole: bool = False) -> 
 
 def test_a_reader_of_the_table_has_the_terminal_for_itself(folder: Path) -> None:
     assert on_a_terminal("runs", "list", str(folder), piped=True) == ""
+
+
+@sampled("columns", [60, 80], full=[40, 60, 72, 80, 90, 95, 100, 120])
+def test_no_amount_and_no_id_is_broken_on_a_narrow_terminal(tmp_path: Path, columns: int) -> None:
+    """`amount=8` in one line and `5.5` in the next was read as 8."""
+    store = f"sqlite:///{tmp_path}/s.db"
+
+    async def pause() -> str:
+        kept = open_store(store)
+        turns = [answer("I will.", tool_calls=[mail("c", "bob", "amount=85.5")]), answer("Done.")]
+        result = await runner(World(), turns, store=kept).run(AGENT, "mail bob", session_id="order-17")
+        await kept.aclose()
+        return result.pending[0].id[:8]
+
+    request = anyio.run(pause)
+    shown = on_a_terminal("approvals", "list", "--store", store, columns=columns)
+    assert max(map(len, shown.splitlines())) <= columns
+    for whole in (request, "order-17", 'body="amount=85.5"', "irreversible", "pending"):
+        assert whole in shown
 
 
 def test_a_table_that_is_written_to_a_terminal_has_every_row_and_no_sign_that_the_terminal_obeys(
