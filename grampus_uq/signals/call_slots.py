@@ -107,8 +107,7 @@ class Written:
     """Places of the calls in the rest of a text; text before `since`, the end of the thoughts, counts for none.
 
     `all` are the spans, and `own` that of each call, None where it is not certain: no span is two calls' own, and equal
-    calls are written as often as they are listed, in one form. `opened`: what is begun and left open beside them,
-    `opened_beside`: beside the places that are read alone.
+    calls are written as often as they are listed, in one form. `opened`: what is begun and left open beside them.
     """
 
     def __init__(self, rest: Rest, calls: Sequence[ToolCall], since: int = 0) -> None:
@@ -133,11 +132,6 @@ class Written:
     def opened(self) -> list[Open]:
         """The slots begun and left open beside all that is written."""
         return left_open(self._rest, self.all, [call.name for call in self._calls], self._since)
-
-    @cached_property
-    def opened_beside(self) -> list[Open]:
-        """The slots begun and left open beside the places that are read."""
-        return left_open(self._rest, (), [call.name for call in self._calls], self._since)
 
     @cached_property
     def own(self) -> list[Span | None]:

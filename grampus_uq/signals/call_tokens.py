@@ -191,8 +191,6 @@ def _is_left_open(
     own = written.own[number]
     if is_cut(rest, 0 if own is None else own[1]):
         return True
-    if places and not may_be(rest, call, found.others, written.opened_beside):
-        return False
     meant = [place for place in places if place.form != MENTION]
     if meant:
         strong = max(meant, key=lambda place: place.span).form != APPLICATION

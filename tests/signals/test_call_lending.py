@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -242,3 +243,15 @@ def test_of_two_calls_the_damaged_one_is_below_the_floor(
 def test_what_a_line_lends_is_not_the_calls(text: str) -> None:
     (found,) = odds(tokens(text), ToolCall(name="pay", arguments={"amount": 500}))
     assert found == 0.0
+
+
+def test_a_draft_without_marks_holds_a_call_beside_it_only_where_a_value_of_the_call_stands_in_it() -> None:
+    call = ToolCall(name="pay", arguments={"to": "Mallory Smith", "amount": 500})
+    wrong = []
+    for form, value in itertools.product(FORMS, ("Mallory Smith", "500", "Trent Smith", "700")):
+        for draft in (f"send({value}\n", f'{{"action": "give {value}"}}\n', f"transfer(of=that, {value}\n"):
+            (found,) = odds(tokens(draft + FORMS[form]("pay", call.arguments)), call)
+            holds = value in ("Mallory Smith", "500")
+            if found != (0.0 if holds else 1.0) and (holds or form not in UNMARKED):
+                wrong.append((form, draft, found))
+    assert wrong == []

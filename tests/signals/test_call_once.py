@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from grampus_uq import ToolCall
@@ -32,6 +32,7 @@ def test_as_many_equal_calls_are_vouched_for_as_are_written(
 
 
 @given(TURNS, st.integers(2, 5))
+@example(("pay", {"amount": 500}, "marks", "a copy in code"), 2)
 def test_a_line_in_another_form_vouches_for_no_second_call(turn: Turn, times: int) -> None:
     name, arguments, form, before = turn
     text = LINES[before](name, arguments) + FORMS[form](name, arguments)
