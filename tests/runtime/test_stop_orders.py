@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from typing import Any
 
 import anyio
@@ -26,8 +27,9 @@ from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.session_lease import Leases
-from grampus_uq.runtime.stopping import order_stop
+from grampus_uq.runtime.stopping import StopOrders, order_stop, stops_to_heed
 from grampus_uq.runtime.store import Change, Document, Put
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
@@ -213,3 +215,18 @@ async def test_no_writer_of_the_store_talks_a_session_out_of_an_order_that_was_g
     with contextlib.suppress(GrampusError):
         await runner().resume("mailer", "s", ann.sign(request.decide("approve", principal="ann")))
     assert ran == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("to_one", [False, True])
+@pytest.mark.parametrize("status", AgentStatus)
+async def test_an_order_outlives_the_worker_that_it_was_given_to(status: AgentStatus, to_one: bool) -> None:
+    """Whoever takes up what a dead worker ran stops as that one would have; what waited ignores an order to all."""
+    ledger = Ledger(MemoryStore())
+    state = AgentState(agent_id="mailer", session_id="s", status=status, stops_seen=(0, 0))
+    await order_stop(ledger, *(("mailer", "s") if to_one else ()), principal="ann")
+    seen = state.stops_seen = await stops_to_heed(ledger, state)
+    orders, looked_at, stopped = StopOrders(ledger), 0, to_one or status is AgentStatus.RUNNING
+    for _ in range(2):  # however often it asks
+        reached, looked_at = await orders.reached(state, looked_at, since=time.monotonic())
+        assert reached is stopped, seen
