@@ -502,6 +502,19 @@ async def test_approving_again_after_a_worker_died_before_acting_on_it_is_the_sa
     assert world.sent == [("bob", "hi")]
 
 
+async def test_an_edit_beside_another_edit_that_was_stored_first_is_refused() -> None:
+    world, store = World(), MemoryStore()
+    (request,) = (await runner(world, store=store).run(AGENT, "mail bob", session_id="s")).pending
+    first, other = (
+        request.decide("edit", principal="ann", arguments={"to": to, "body": "hi"}) for to in ("ann", "eve")
+    )
+    await Ledger(store).decide(first)
+    with pytest.raises(ApprovalError, match="already decided"):
+        await runner(world, store=store).resume("mailer", "s", other)
+    assert (await runner(world, store=store).resume("mailer", "s", first)).status is AgentStatus.COMPLETED
+    assert world.sent == [("ann", "hi")]
+
+
 async def test_an_unsigned_decision_in_the_store_does_not_stand_in_the_way_of_a_signed_one() -> None:
     world, store, signer = World(), MemoryStore(), HmacSigner("k" * 32)
     one = runner(world, store=store, approvals=ApprovalPolicy(signer=signer))
