@@ -22,8 +22,8 @@ from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
 
 _ASKS: Final = frozenset({"chat", "text_completion", "generate_content"})
-_LABELS: Final = dict.fromkeys(("pass", "passed", "correct", "true", "success"), True) | dict.fromkeys(
-    ("fail", "failed", "incorrect", "false", "failure"), False
+_LABELS: Final = dict.fromkeys(("pass", "passed", "correct", "true", "success", "yes"), True) | dict.fromkeys(
+    ("fail", "failed", "incorrect", "false", "failure", "no"), False
 )
 
 

@@ -178,7 +178,14 @@ def test_a_langsmith_trace_has_the_outcome_of_its_root_or_one_that_no_other_cont
     assert run.outcome.success is ({1.0: True, 0.0: False}.get(said.pop()) if len(said) == 1 else None)
 
 
-EVALUATIONS: dict[str | float, bool | None] = {"pass": True, "Failed": False, "partial": None, 1.0: True, 0.0: False}
+EVALUATIONS: dict[str | float, bool | None] = {
+    "pass": True,
+    "Failed": False,
+    "no": False,
+    "partial": None,
+    1.0: True,
+    0.0: False,
+}
 
 
 @given(said=st.lists(st.sampled_from([*EVALUATIONS, 0.5]), min_size=1, max_size=4))
