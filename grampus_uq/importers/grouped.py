@@ -16,10 +16,7 @@ _MAX_OPEN_CHARS: Final = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped(Generic[_Item]):
-    """One record: the group that it belongs to, its size in characters, where it stands, and what it is.
-
-    `same` is equal for a record that came twice, as exporters send it that had no answer; None where that is unknown.
-    """
+    """One record of a group, its size in characters, its line; `same` is equal where it came twice, None if unknown."""
 
     key: str
     chars: int
