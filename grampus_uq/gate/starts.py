@@ -133,12 +133,16 @@ class CallStarts:
             self._taken[own] = True
         return first
 
-    async def reject(self, call: ToolCall, terms: Terms) -> None:
-        """A human rejected this call: all sessions of its thread ask about an equal one. Raises StoreError."""
+    def know_rejected(self, call: ToolCall, terms: Terms) -> None:
+        """A human rejected this call: all sessions of its thread in this process ask about an equal one."""
         if terms.thread:
-            self._rejected[by := _rejection(call, terms)] = None
-            if self._store is not None:
-                await self._store.take(by, _REJECTED)
+            self._rejected[_rejection(call, terms)] = None
+
+    async def reject(self, call: ToolCall, terms: Terms) -> None:
+        """`know_rejected`, in all processes that share the store. Raises StoreError."""
+        self.know_rejected(call, terms)
+        if terms.thread and self._store is not None:
+            await self._store.take(_rejection(call, terms), _REJECTED)
 
     async def rejected(self, call: ToolCall, terms: Terms, *, stored: bool) -> bool:
         """True if a human rejected such a call in this thread: here or, where that is `stored`, in another process.

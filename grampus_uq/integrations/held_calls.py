@@ -42,6 +42,7 @@ from grampus_uq.gate.call import (
     UNREAD,
     CallPhase,
     CallRecord,
+    against,
     remembered,
     settled,
 )
@@ -276,6 +277,8 @@ class HeldCalls:
         for one in after.decisions:
             record_answer(self.session, one, step_id=after.step_id, call=after.proposed)
         self.rejected = remembered(self.rejected, after)
+        if against(after) is not None:
+            self.gate.starts.know_rejected(after.proposed, self.terms)
         return after
 
     def accept_foreign(

@@ -148,7 +148,8 @@ async def test_a_standing_approval_of_the_agents_sdk_lets_nothing_run_that_was_r
     assert "rejected exactly this call" in str(result.to_input_list()[-2])
 
 
-async def test_the_agents_sdks_own_rejection_counts_where_the_run_ends_without_asking_its_model() -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_agents_sdks_own_rejection_counts_where_the_run_ends_without_asking_its_model(streamed: bool) -> None:
     sure = [0.7]
     judge = ScriptedModel(lambda messages, options: f'{{"p_true": {sure[0]}}}')
     bank = Bank((0.7, [pay()]), (0.7, []), signed=False, model_client=judge)
@@ -157,7 +158,11 @@ async def test_the_agents_sdks_own_rejection_counts_where_the_run_ends_without_a
     state = result.to_state()
     state.reject(state.get_interruptions()[0])
     with bank.guard.session("s", "clerk", snapshot=bank.guard.watched(result).snapshot()):
-        assert not (await Runner.run(bank.agent, state)).interruptions
+        if streamed:
+            async for _ in Runner.run_streamed(bank.agent, state).stream_events():
+                pass
+        else:
+            assert not (await Runner.run(bank.agent, state)).interruptions
     sure[0] = 0.99
     assert ([one.rule for one in (await bank.go()).requests], bank.paid) == ([RULE], [])
 
