@@ -16,11 +16,12 @@ PUBLIC = {
     "grampus_uq.monitor.snapshot",
     "grampus_uq.recording",
     "grampus_uq.records.events",
+    "grampus_uq.records.latest",
     "grampus_uq.records.protocols",
     "grampus_uq.runtime",
     "grampus_uq.wire",
 }
-"""Beside the root and the gate, whose hosts adapters are. The first and the third are what a fork reads and tells."""
+"""Beside the root and the gate, whose hosts adapters are. The first and the third are what a fork reads and tells, the fourth bounds."""
 
 
 def imported(path: Path) -> set[tuple[str, str]]:
