@@ -21,7 +21,7 @@ PUBLIC = {
     "grampus_uq.runtime",
     "grampus_uq.wire",
 }
-"""Beside the root and the gate, whose hosts adapters are. The first and the third are what a fork reads and tells, the fourth bounds."""
+"""Beside the root and the gate, whose hosts adapters are. The first and the third are what a fork reads and tells."""
 
 
 def imported(path: Path) -> set[tuple[str, str]]:
