@@ -54,6 +54,7 @@ from grampus_uq.integrations.call_records import OVER, CallRecords, Key
 from grampus_uq.integrations.model_turn import ModelTurn, end_aborted, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.records.latest import Latest
+from grampus_uq.wire import observed_text
 
 _MAX_ARRIVED = 64
 _MAX_UNSEEN = 1_024
@@ -413,12 +414,12 @@ class HeldCalls:
             if suspends(error):
                 self._suspend(release)
             else:
-                self.settle(release, f"{type(error).__name__}: {error}", is_error=True)
+                self.settle(release, _text(error, lambda failed: f"{type(failed).__name__}: {failed}"), is_error=True)
             raise
         if suspends(result):
             self._suspend(release)
         else:
-            self.settle(release, result if isinstance(result, str) else plain(result))
+            self.settle(release, _text(result, plain))
         return result
 
     def settle(self, release: Release, output: Any, *, is_error: bool = False) -> None:
@@ -438,5 +439,9 @@ class HeldCalls:
         return self.session.would_allow(call, effect=self.gate.effects.resolve(call)).allowed
 
 
-def _text(output: Any) -> str:
-    return output if isinstance(output, str) else str(output)
+def _text(output: Any, plain: Callable[[Any], Any] = lambda output: output) -> str:
+    """The text of what a tool gave: that it has none, or that it cannot be made, is nothing to the run."""
+    try:
+        return output if isinstance(output, str) else str(plain(output))
+    except Exception:  # noqa: BLE001 (a value of the user's that cannot even be printed)
+        return observed_text(output)

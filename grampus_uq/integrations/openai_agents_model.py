@@ -123,7 +123,7 @@ class WatchedModel(Model):
             "requested": self._name(),
             "system": "\n\n".join([text for text in (system, leading) if text] + stored),
             "offered": [*map(tool_schema, shown), *map(_handoff_schema, handoffs)],
-            "shape": None if shape is None or shape.is_plain_text() else shape.json_schema(),
+            "shape": None if shape is None or shape.is_plain_text() else _json_schema(shape),
         }
         return told, items, shown, sent
 
@@ -180,6 +180,14 @@ def _is_json(value: Any) -> bool:
     except (AttributeError, TypeError, ValueError):
         return False
     return True
+
+
+def _json_schema(shape: Any) -> Any:
+    """The schema of an answer; what is no JSON, and so unknown, where it has none: not every model asks it for one."""
+    try:
+        return shape.json_schema()
+    except Exception as error:  # noqa: BLE001 (the user's own)
+        return error
 
 
 def _handoff_schema(handoff: Any) -> dict[str, Any]:

@@ -395,7 +395,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
         await run.calls.judge(known_as, from_model=True, unread=unread)
         release = await run.calls.release(known_as, running=call)
         if release.run:
-            self._judged_outputs[ctx.tool_call_id or ""] = plain(output)
+            if run.calls.acts:
+                self._judged_outputs[ctx.tool_call_id or ""] = plain(output)
             return await self._execute(ctx, release, lambda: handler(output))
         if release.answer is not None:
             raise ModelRetry(release.answer)
@@ -411,7 +412,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
     async def before_output_process(self, ctx: RunContext[Any], *, output_context: Any, output: Any) -> Any:
         """The last look at what an output function is given, after all other capabilities' hooks."""
         judged = self._judged_outputs.pop(ctx.tool_call_id or "", _NOTHING)
-        if judged is not _NOTHING and plain(output) != judged and self._current().calls.acts:
+        if judged is not _NOTHING and plain(output) != judged:
             raise UncertaintyError("Not executed: another capability changed the output after it had been judged.")
         return output
 

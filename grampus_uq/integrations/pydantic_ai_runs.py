@@ -81,8 +81,10 @@ class WatchedRun:
     def running(self, proposed: ToolCall, meant: Callable[[Mapping[str, Any]], Any], args: Any) -> tuple[ToolCall, Any]:
         """The call that is about to run: the model's, or as a human edited it, unless `args` are others; and with what.
 
-        `meant` is `pydantic_ai_messages.meant` of these `args`.
+        `meant` is `pydantic_ai_messages.meant` of these `args`, which may validate once more: advice does without.
         """
+        if not self.calls.acts:
+            return proposed, args
         record = self.calls.records.find(proposed)
         for call in (record.call, proposed) if record is not None and record.edited else (proposed,):
             if (values := meant(call.arguments)) is not OTHER:

@@ -14,6 +14,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.events import Event
 from grampus_uq.records.protocols import Processor, ResumableProcessor
 from grampus_uq.records.values import canonical_json
+from grampus_uq.signals.driver import AT_ONCE
 
 log = logging.getLogger("grampus_uq.monitor.monitor")
 
@@ -42,7 +43,7 @@ class Processing:
         for processor in self.processors:
             try:
                 processor.on_event(event)
-            except Exception as error:  # noqa: BLE001 (the processor loop: a failing sink must not stop the agent)
+            except AT_ONCE as error:  # the processor loop: a failing sink must not stop the agent
                 self._count_failure(processor, error)
 
     def begin(self, session_id: str, entries: Mapping[str, Mapping[str, Any]]) -> Callable[[], Mapping[str, JsonValue]]:
@@ -50,7 +51,7 @@ class Processing:
         for processor in self._resumable:
             try:
                 processor.begin(session_id, entries.get(processor.snapshot_key))
-            except Exception as error:  # noqa: BLE001 (a failing sink must not stop the agent)
+            except AT_ONCE as error:  # a failing sink must not stop the agent
                 self._count_failure(processor, error)
         keys = {processor.snapshot_key for processor in self._resumable}
         unread = {name: dict(entry) for name, entry in entries.items() if name not in keys}
@@ -65,11 +66,11 @@ class Processing:
                     entry = dict(entry)
                     canonical_json(entry)  # any other entry would cost the session its whole snapshot
                     entries[processor.snapshot_key] = entry
-            except Exception as error:  # noqa: BLE001 (a failing sink must not stop the agent)
+            except AT_ONCE as error:  # a failing sink must not stop the agent
                 self._count_failure(processor, error)
         return entries
 
-    def _count_failure(self, processor: Processor, error: Exception) -> None:
+    def _count_failure(self, processor: Processor, error: BaseException) -> None:
         name = type(processor).__qualname__
         with self._lock:
             self._failures[name] = self._failures.get(name, 0) + 1

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
 from grampus_uq.errors import SessionError
 from grampus_uq.runtime.store import Result
-from grampus_uq.signals.driver import cancelled_from_outside
+from grampus_uq.signals.driver import cancel_requests, cancelled_from_outside
 
 
 class CancelledItselfError(RuntimeError):
     """Work raised CancelledError although nobody had cancelled it."""
 
 
-async def outcome_of(work: Callable[[], Awaitable[Result]]) -> Result:
-    """Await the work; a cancellation that only it raised is an error: a task group would take the work for done."""
+async def outcome_of(work: Callable[[], Awaitable[Result]], *, alone: bool = False) -> Result:
+    """Await the work; a cancellation that only it raised is an error: a task group would take the work for done.
+
+    `alone`: in a task of its own, which only scopes around it cancel: that it cancelled its task is an error too.
+    """
+    requests = math.inf if alone else cancel_requests()
     try:
         return await work()
     except asyncio.CancelledError as error:
-        if cancelled_from_outside():
+        if cancelled_from_outside(requests):
             raise
         raise CancelledItselfError("nobody cancelled it, but it raised CancelledError") from error
 
@@ -32,7 +37,7 @@ async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish
 
     async def guarded(work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
         try:
-            await outcome_of(work)
+            await outcome_of(work, alone=True)
         except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
             failures.append(error)
             if not finish:
@@ -52,7 +57,7 @@ async def run_with_watch(work: Callable[[], Awaitable[Result]], watch: Callable[
 
     async def keep_watch(scope: anyio.CancelScope) -> None:
         try:
-            await watch()
+            await outcome_of(watch, alone=True)
         except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, like the work's own)
             ended.append(error)
         scope.cancel()

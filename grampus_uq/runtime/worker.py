@@ -32,6 +32,7 @@ from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import WAKING
 from grampus_uq.runtime.worker_jobs import TIMER, Job, Taken, finish, looked_after, set_aside, standing_letter, take
 from grampus_uq.runtime.worker_places import Places, StorePlaces
+from grampus_uq.signals.driver import cancelled_from_outside
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _POLL_S = 1.0
@@ -324,7 +325,7 @@ class Worker:
                 return _End(how="store_failures", why=_said(error), again=_untaken(job), due_s=now_s() + _POLL_S)
             return self._failed(job, error)
         except anyio.get_cancelled_exc_class() as error:
-            if anyio.current_effective_deadline() == -math.inf:
+            if cancelled_from_outside(math.inf):
                 raise  # this worker is being cancelled
             return self._failed(job, error)  # a model client let its own out
         except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001 (a model, a tool or a row of one session must not end the others)

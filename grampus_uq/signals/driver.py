@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("grampus_uq.signals")
 
+AT_ONCE: Final = (Exception, asyncio.CancelledError)
+"""The failures of other people's code that is called without awaiting: nobody can cancel that from outside."""
 _GRACE_S = 0.25  # a signal may still return what it has when its last model call ran into the deadline
 
 
@@ -99,6 +102,7 @@ class MeteredContext:
         if remaining_s <= 0.0:
             raise ModelTimeoutError(f"The signal's {self.budget.timeout_s} s are over.")
         self.calls += 1
+        requests = cancel_requests()
         try:
             with anyio.fail_after(remaining_s):
                 reply = await ask_model(
@@ -111,7 +115,7 @@ class MeteredContext:
         except Exception as error:
             raise ModelError(f"The model client raised {type(error).__name__}.") from error
         except asyncio.CancelledError as error:
-            if cancelled_from_outside():
+            if cancelled_from_outside(requests):
                 raise
             raise ModelError("The model client cancelled its own call.", retryable=True) from error
         usage = reply.token_usage
@@ -137,13 +141,14 @@ class MeteredContext:
         )
 
 
-def cancelled_from_outside() -> bool:
-    """Return True if the running task was cancelled, False if a CancelledError was only raised in it.
+def cancelled_from_outside(requests_before: float) -> bool:
+    """Return True if a scope around the running task, or since `cancel_requests` was read the task, was cancelled.
 
     On asyncio anything may raise CancelledError: a client whose own inner task was cancelled (a closed connection pool,
     a lost leader) does. Passing that on would end an agent that nobody cancelled, and a task group would swallow it.
+    Requests of earlier cancellations stay with a task whose code swallowed them.
     """
-    return cancel_requests() > 0  # on another loop asyncio's exception cancels nobody
+    return anyio.current_effective_deadline() == -math.inf or cancel_requests() > requests_before
 
 
 def cancel_requests() -> int:
@@ -157,7 +162,7 @@ def cancel_requests() -> int:
 async def stop_if_cancelled(requests_before: int) -> None:
     """Raise a cancellation requested after `cancel_requests` was read, even if other code swallowed it."""
     await anyio.lowlevel.checkpoint_if_cancelled()
-    if cancel_requests() > requests_before:
+    if cancelled_from_outside(requests_before):
         raise asyncio.CancelledError
 
 
@@ -166,7 +171,7 @@ def read_instant(signal: InstantSignal, step: Step) -> Reading:
     try:
         reading, source = signal.read(step), signal.source
         return reading if reading.source == source else replace(reading, source=source)
-    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+    except AT_ONCE as error:  # the signal driver: a failing signal must not stop the agent
         return _failed(signal.source, error)
 
 
@@ -195,7 +200,7 @@ def _log_failure(source: str, error: BaseException) -> None:
     log.warning("signal %s failed: %s (%s)", source, type(error).__name__, places)
 
 
-def _failed(source: str, error: Exception) -> Reading:
+def _failed(source: str, error: BaseException) -> Reading:
     _log_failure(source, error)
     return Reading(source=source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
 
@@ -238,13 +243,14 @@ async def _attempt(
     work: Callable[[], Awaitable[T]], timeout_s: float
 ) -> tuple[T | None, MissingReason | None, BaseException | None]:
     """What the work gives within its deadline, or why it gave nothing, and what it raised."""
+    requests = cancel_requests()
     try:
         with anyio.move_on_after(timeout_s):
             return await work(), None, None
     except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
         return None, next(reason for kind, reason in _REASONS if isinstance(error, kind)), error
     except asyncio.CancelledError as error:
-        if cancelled_from_outside():
+        if cancelled_from_outside(requests):
             raise
         return None, MissingReason.SIGNAL_ERROR, error
     return None, MissingReason.TIMEOUT, None

@@ -168,12 +168,13 @@ def test_the_reflection_is_a_system_message_with_the_guides_words():
 
 
 class Failing:
-    def __init__(self):
+    def __init__(self, error=RuntimeError):
         self.seen = 0
+        self.error = error
 
     def on_event(self, event):
         self.seen += 1
-        raise RuntimeError("the disk is full")
+        raise self.error("the disk is full")
 
 
 class Exiting:
@@ -182,8 +183,9 @@ class Exiting:
 
 
 @pytest.mark.anyio
-async def test_a_processor_that_fails_is_logged_once_counted_and_touches_nothing(caplog):
-    failing, after = Failing(), Captured()
+@pytest.mark.parametrize("error", [OSError, asyncio.CancelledError])
+async def test_a_processor_that_fails_is_logged_once_counted_and_touches_nothing(caplog, error):
+    failing, after = Failing(error), Captured()
     monitor = UncertaintyMonitor(processors=[failing, after])
     quiet = UncertaintyMonitor()
     with caplog.at_level(logging.DEBUG):
@@ -195,7 +197,7 @@ async def test_a_processor_that_fails_is_logged_once_counted_and_touches_nothing
     assert monitor.processor_failures == {"Failing": 6}
     assert failing.seen == len(after.events) == 6
     assert len([record for record in caplog.records if "Failing" in record.getMessage()]) == 1
-    assert "the disk is full" in caplog.text
+    assert error.__name__ in caplog.text
 
 
 def test_an_interrupt_in_a_processor_is_not_swallowed():

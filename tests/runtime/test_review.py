@@ -47,7 +47,7 @@ from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import ModelResponse, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, UncertaintyLevel
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.concurrent_tasks import CancelledItselfError
+from grampus_uq.runtime.concurrent_tasks import CancelledItselfError, run_with_watch
 from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Change
@@ -283,6 +283,63 @@ async def test_a_call_whose_tool_cancelled_itself_is_a_failed_one_and_not_one_th
     assert said.get("c2") == ("rang ann" if beside else None)
     entries = await AuditLog(one.ledger.store, "mailer", "s").entries()
     assert [e["data"]["is_error"] for e in entries if e["what"] == "execution_finished"] == [True, *([False] * beside)]
+
+
+def cancel_here() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("advisory", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+async def test_a_tool_that_cancelled_its_task_may_have_acted_cuts_no_call_beside_it_and_a_human_is_asked(
+    anyio_backend: str, before: bool, advisory: bool
+) -> None:
+    sent: list[str] = []
+
+    @tool(effect="irreversible")
+    async def send(to: str) -> str:
+        sent.append(to)
+        cancel_here()
+        if before:  # as a timeout of its own does that takes the request for its cancellation not back
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            await cancels_itself()
+        await asyncio.sleep(0)
+        return "sent"
+
+    @tool(effect="irreversible")
+    async def ring(to: str) -> str:
+        await asyncio.sleep(0.01)
+        sent.append(to)
+        return f"rang {to}"
+
+    model = scripted(
+        [answer("I send.", tool_calls=[call("send", "c1", to="bob"), call("ring", "c2", to="ann")]), "Ok."]
+    )
+    monitor: Any = UncertaintyMonitor(advisory=True) if advisory else UNWATCHED
+    one = AgentRunner(model, FunctionTools(send, ring), uncertainty_monitor=monitor)
+    with pytest.raises(CancelledItselfError, match="nobody cancelled it"):
+        await one.run(AGENT, "x", session_id="s")
+    result = await one.resume("mailer", "s")
+    assert [request.rule for request in result.pending] == ["unknown_outcome"]
+    assert "rang ann" in [message.content for message in result.messages]
+    assert sent == ["bob", "ann"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_watch_that_cancelled_itself_failed_and_one_cancelled_before_cancels_no_later_work(
+    anyio_backend: str,
+) -> None:
+    with pytest.raises(CancelledItselfError):
+        await run_with_watch(anyio.sleep_forever, cancels_itself)
+    cancel_here()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    with pytest.raises(CancelledItselfError):
+        await run_with_watch(cancels_itself, anyio.sleep_forever)
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import anyio
@@ -185,13 +186,24 @@ async def test_a_client_that_cancels_its_own_call_does_not_end_the_run(anyio_bac
     assert [reading.value for reading in readings[1:]] == [0.5] * (among - 1)
 
 
-async def test_a_signal_that_cancels_itself_does_not_end_the_run():
+@pytest.mark.parametrize("cancelled_before", [False, True])
+async def test_a_signal_that_cancels_itself_does_not_end_the_run(anyio_backend, cancelled_before):
     class CancelsItself:
         source = "odd"
 
         async def sense(self, step, context):
             raise asyncio.CancelledError
 
+        def read(self, step):
+            raise asyncio.CancelledError
+
+    if cancelled_before and anyio_backend == "asyncio":  # what a task swallowed before is over
+        asyncio.current_task().cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+    assert read_instant(CancelsItself(), said("x")).reason == MissingReason.SIGNAL_ERROR
+    assert (await sense(None, CancelsItself())).reason == MissingReason.SIGNAL_ERROR
+    assert (await sense(ScriptedModel([asyncio.CancelledError()]))).reason == MissingReason.MODEL_ERROR
     readings = await sense_all([CancelsItself(), Asks()], said("x"), lambda _: context(ScriptedModel(["ok"])))
     assert [reading.reason for reading in readings] == [MissingReason.SIGNAL_ERROR, None]
 
