@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -99,6 +100,42 @@ async def test_a_store_that_hangs_delays_nothing_and_what_is_not_looked_at_is_bo
         assert len(sides.sent) == 1_500
         assert any("unrecorded" in text for text in bench.said)
         group.cancel_scope.cancel()
+
+
+class Broken(MemoryStore):
+    """Raises what no store should, from one of its writes on."""
+
+    def __init__(self, error: BaseException, good: int) -> None:
+        super().__init__()
+        self._error, self._good = error, good
+
+    async def write(self, *changes: Any) -> float:
+        self._good -= 1
+        if self._good < 0:
+            raise self._error
+        return await super().write(*changes)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("good", [0, 1, 4])
+@pytest.mark.parametrize("error", [OSError("disk"), asyncio.CancelledError()])
+async def test_whatever_a_store_raises_every_message_passes(
+    anyio_backend: str, error: BaseException, good: int
+) -> None:
+    bench = Bench(Broken(error, good), hold_s=0.0, advisory=True)
+    sides = Sides(bench, advisory=True)
+    async with anyio.create_task_group() as group:
+        group.start_soon(sides.relay.run)
+        for number in range(5):
+            await sides.relay.from_client(_CALL.replace(b'"id":1', b'"id":%d' % number))
+            await anyio.wait_all_tasks_blocked()
+            await sides.relay.from_server(_DONE.replace(b'"id":1', b'"id":%d' % number))
+            await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(60):
+            await sides.relay.aclose()
+        group.cancel_scope.cancel()
+    assert len(sides.sent) == 10
+    assert bench.said
 
 
 @pytest.mark.slow

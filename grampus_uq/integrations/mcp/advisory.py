@@ -13,6 +13,7 @@ from grampus_uq.integrations.mcp.call_exchange import CallExchange
 from grampus_uq.integrations.mcp.guard import Guard
 from grampus_uq.integrations.mcp.message_lines import TooLong
 from grampus_uq.integrations.mcp.stdio_proxy import Relay, Send
+from grampus_uq.runtime.concurrent_tasks import outcome_of
 
 _MOST: Final = 1_000
 _MAX_BYTES: Final = 64 * 1024 * 1024
@@ -34,7 +35,7 @@ class Advisory(Relay):
         self._passed: deque[tuple[_Take, bytes | TooLong]] = deque()
         self._more, self._seen = anyio.Event(), anyio.Event()
         self._budget = ByteBudget(_MAX_BYTES)
-        self._missed, self._ended = False, False
+        self._missed = self._ended = self._failed = False
 
     async def from_client(self, line: bytes | TooLong) -> None:
         """Pass it to the server."""
@@ -47,7 +48,7 @@ class Advisory(Relay):
         await super().from_server(line)
 
     def _show(self, take: _Take, line: bytes | TooLong) -> None:
-        if len(self._passed) < _MOST and self._budget.take(_size(line)):
+        if not self._failed and len(self._passed) < _MOST and self._budget.take(_size(line)):
             self._passed.append((take, line))
             self._more.set()
         elif not self._missed:
@@ -55,7 +56,19 @@ class Advisory(Relay):
             self._say("more messages come than are looked at: some pass unrecorded")
 
     async def run(self) -> None:
-        """Show the guard what passed, until it is cancelled or nothing more comes."""
+        """Show the guard what passed, until it is cancelled, it fails or nothing more comes."""
+        await self._guarded(self._look)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Await the guard's work; where that fails messages go on to pass, unrecorded."""
+        try:
+            await outcome_of(work)
+        except Exception as error:  # noqa: BLE001 (whatever becomes of the record, the messages pass)
+            self._say(f"advisory, nothing was changed: no more is recorded ({type(error).__name__})")
+            self._missed, self._failed = True, True
+            self._seen.set()
+
+    async def _look(self) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(self._guard.run)
             while self._passed or not self._ended:
@@ -75,7 +88,8 @@ class Advisory(Relay):
         self._more.set()
         with anyio.move_on_after(_DRAIN_S):
             await self._seen.wait()
-        await self._guard.aclose()
+        if not self._failed:  # else its lease of the session runs out by itself
+            await self._guarded(self._guard.aclose)
 
 
 def _size(line: bytes | TooLong) -> int:
