@@ -123,8 +123,10 @@ class WatchedModel(Model):
             "requested": self._name(),
             "system": "\n\n".join([text for text in (system, leading) if text] + stored),
             "offered": [*map(tool_schema, shown), *map(_handoff_schema, handoffs)],
-            "shape": None if shape is None or shape.is_plain_text() else _json_schema(shape),
+            "shape": None if shape is None or shape.is_plain_text() else shape,  # no JSON, and so unknown
         }
+        with suppress(Exception):  # the user's own, and not every model asks it for its schema
+            sent["shape"] = sent["shape"] and shape.json_schema()
         return told, items, shown, sent
 
     def _name(self) -> str:
@@ -180,14 +182,6 @@ def _is_json(value: Any) -> bool:
     except (AttributeError, TypeError, ValueError):
         return False
     return True
-
-
-def _json_schema(shape: Any) -> Any:
-    """The schema of an answer; what is no JSON, and so unknown, where it has none: not every model asks it for one."""
-    try:
-        return shape.json_schema()
-    except Exception as error:  # noqa: BLE001 (the user's own)
-        return error
 
 
 def _handoff_schema(handoff: Any) -> dict[str, Any]:

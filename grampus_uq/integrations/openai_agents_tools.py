@@ -262,9 +262,7 @@ def _declared_context(invoke: Any) -> str:
 def _gate_other(tool: Any, current: Gate) -> Any:
     gated = copy.copy(tool)
     own, name = tool.needs_approval, tool.name
-    automatic = (
-        getattr(tool, "on_approval", None) is not None
-    )  # it may have approved: nobody can tell that from a human
+    automatic = getattr(tool, "on_approval", None) is not None  # nobody can tell its approval from a human's
 
     async def needs_approval(context: Any, given: Any, call_id: str) -> bool:
         asks = await _own_rule(own, context, given, call_id)

@@ -314,11 +314,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
         """Gate the tools that a capability around this one brings (a sandbox's, a search's)."""
         if call.tool_name in self.gated_tools:
             return await handler(args)
-
-        async def run(args: Any, own: RunContext[Any]) -> Any:
-            return await handler(args)
-
-        return await self.gate(ctx, call, call.tool_name, args, _validator(ctx, call.tool_name), run)
+        validator = _validator(ctx, call.tool_name)
+        return await self.gate(ctx, call, call.tool_name, args, validator, lambda given, own: handler(given))
 
     async def gate(
         self, ctx: RunContext[Any], part: ToolCallPart | None, name: str, args: Any, validator: Any, handler: Any

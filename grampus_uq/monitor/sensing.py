@@ -274,15 +274,20 @@ class SensingPlan:
             return self._over_cap(step, fast)
         if self.slow is None:
             return await self._fast(step, given, fast)
-        drawn: list[ModelResponse | ModelError] = []
+        slow, drawn = self.slow, list[ModelResponse | ModelError]()
         if self.speculative:
-            context = self._context(self.slow, given)
-            readings = await self._beside(step, given, fast, self.slow, context, drawn)
+            context = self._context(slow, given)
+
+            async def draw() -> None:
+                drawn.extend(await slow.first_samples(step, context))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(draw)
+                readings = await self._fast(step, given, fast)
         else:
             readings = await self._fast(step, given, fast)
-            context = self._context(self.slow, given)  # its clock starts after the fast path
-        if self.slow.source in profile.always_there or _needs_sampling(profile, [*instant, *readings]):
-            slow = self.slow
+            context = self._context(slow, given)  # its clock starts after the fast path
+        if slow.source in profile.always_there or _needs_sampling(profile, [*instant, *readings]):
             readings += _by_argument(
                 await sense_one(
                     slow.source,
@@ -291,7 +296,7 @@ class SensingPlan:
                 )
             )
         elif context.calls:
-            unused = Reading(source=self.slow.source, value=None, reason=MissingReason.NOT_NEEDED)
+            unused = Reading(source=slow.source, value=None, reason=MissingReason.NOT_NEEDED)
             readings.append(context.metered(unused))  # the drawn pair was not needed, but it was paid for
         return readings
 
@@ -306,29 +311,6 @@ class SensingPlan:
         if not fast:
             return []
         return await sense_all(fast, step, lambda signal: self._context(signal, given))
-
-    async def _beside(
-        self,
-        step: Step,
-        given: StepInput,
-        fast: Sequence[Signal],
-        slow: SemanticEntropy,
-        context: MeteredContext,
-        drawn: list[ModelResponse | ModelError],
-    ) -> list[Reading]:
-        """The fast signals and the slow path's first samples, side by side; the samples go into `drawn`."""
-        readings: list[Reading] = []
-
-        async def draw() -> None:
-            drawn.extend(await slow.first_samples(step, context))
-
-        async def read() -> None:
-            readings.extend(await self._fast(step, given, fast))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(draw)
-            group.start_soon(read)
-        return readings
 
     def _context(self, signal: Signal, given: StepInput) -> MeteredContext:
         budget = self.budgets.get(signal.source, self.budget)

@@ -79,10 +79,8 @@ class InputFile(BaseModel):
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -134,12 +134,10 @@ def _copied(digests: list[_Digests]) -> Iterator[tuple[_Digests, str]]:
 
 def _session_ids(path: str) -> set[str]:
     found: set[bytes] = set()
-    try:
+    with suppress(DataError, OSError):  # reported when the runs are read
         for _, line in raw_lines(path):
             if not isinstance(line, DataError):
                 found.update(_ID.findall(line))
-    except (DataError, OSError):
-        pass  # reported when the runs are read
     names = set[str]()
     for quoted in found:
         with suppress(ValueError):

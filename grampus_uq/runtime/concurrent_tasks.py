@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
 
 import anyio
 
@@ -55,20 +57,16 @@ async def run_with_watch(work: Callable[[], Awaitable[Result]], watch: Callable[
     outcome: list[Result] = []
     ended: list[Exception] = []
 
-    async def keep_watch(scope: anyio.CancelScope) -> None:
+    async def run(part: Callable[[], Awaitable[Any]], scope: anyio.CancelScope) -> None:
         try:
-            await outcome_of(watch, alone=True)
-        except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, like the work's own)
+            outcome.append(await part())
+        except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
             ended.append(error)
         scope.cancel()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(keep_watch, group.cancel_scope)
-        try:
-            outcome.append(await outcome_of(work))
-        except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
-            ended.append(error)
-        group.cancel_scope.cancel()
+        group.start_soon(run, partial(outcome_of, watch, alone=True), group.cancel_scope)
+        await run(partial(outcome_of, work), group.cancel_scope)
     if outcome:
         return outcome[0]
     raise _plain(ended[0])

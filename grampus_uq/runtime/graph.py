@@ -305,10 +305,8 @@ class Graph:
         async def renew() -> None:
             while True:
                 await anyio.sleep(self._lease_s / 3)
-                try:
+                with contextlib.suppress(StoreError):  # the next node's own checkpoint says so
                     await checkpoint.save()
-                except StoreError:
-                    continue  # the next node's own checkpoint says so
 
         try:
             await run_with_watch(lambda: self._run_ready(checkpoint), renew)

@@ -292,12 +292,10 @@ class Ledger:
         """The sessions that a live worker runs, by key, with the worker."""
         found = {}
         for document in await self.store.scan("session", label=AgentStatus.RUNNING.value):
-            try:
+            with contextlib.suppress(StoreError):  # nobody runs what nobody can read
                 state, left = self.head(document)
-            except StoreError:
-                continue  # nobody runs what nobody can read
-            if left and state.worker is not None:
-                found[document.key] = state.worker
+                if left and state.worker is not None:
+                    found[document.key] = state.worker
         return found
 
     async def find_request(self, request_id: str) -> tuple[AgentState, ApprovalRequest]:

@@ -38,7 +38,7 @@ from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
 from grampus_uq.runtime.worker_jobs import PARENT, Job
-from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
+from grampus_uq.wire.lone_surrogates import error_text, replace_lone_surrogates
 
 _Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
 """Makes up for calls; returns for each a text, what was done about it, or None. Called once for each call."""
@@ -360,7 +360,7 @@ async def _compensated(
     except (SessionError, StoreError):
         raise
     except Exception as error:  # noqa: BLE001 (a failing hook is a question to a human, with its error)
-        return replace_lone_surrogates(f"Making up for them failed: {type(error).__name__}: {error}"[:500])
+        return f"Making up for them failed: {error_text(error)}"[:500]
     if results is None:
         return None
     if isinstance(results, str) or not isinstance(results, Sequence) or len(results) != len(calls):

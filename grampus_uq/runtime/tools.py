@@ -18,7 +18,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, parse_effect
 from grampus_uq.runtime.concurrent_tasks import outcome_of
-from grampus_uq.wire.lone_surrogates import bounded_text
+from grampus_uq.wire.lone_surrogates import bounded_text, error_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _IDEMPOTENCY = "idempotency_key"
@@ -161,21 +161,17 @@ async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
     Executors are called as `execute(call)`, or `execute(name, arguments)` when the signature asks for two; with
     `idempotency_key` when the signature takes it.
     """
-    started = time.perf_counter()
+    started, failed = time.perf_counter(), False
     try:
         returned = await outcome_of(functools.partial(_executor_call, executor, call, key))
     except Exception as error:  # noqa: BLE001 (a failing tool is a result for the model, not the end of the agent)
-        return ToolResult(
-            tool_call_id=call.id,
-            output=f"The tool failed: {type(error).__name__}{_said(error)}"[:2_000],
-            is_error=True,
-            duration_ms=(time.perf_counter() - started) * 1e3,
-        )
+        returned, failed = f"The tool failed: {error_text(error)}"[:2_000], True
     if isinstance(returned, ToolResult):
         result = returned.model_copy(update={"tool_call_id": call.id}) if returned.tool_call_id != call.id else returned
     else:
         output = getattr(returned, "output", returned)
-        result = ToolResult(tool_call_id=call.id, output=output, duration_ms=(time.perf_counter() - started) * 1e3)
+        duration_ms = (time.perf_counter() - started) * 1e3
+        result = ToolResult(tool_call_id=call.id, output=output, is_error=failed, duration_ms=duration_ms)
     return _writable(result)
 
 
@@ -190,13 +186,6 @@ def _writable(result: ToolResult) -> ToolResult:
         text = output = f"The call ran, but its result cannot be written as text: {type(error).__name__}"
     short = bounded_text(text)
     return result.model_copy(update={"output": short if isinstance(output, str) or short is not text else output})
-
-
-def _said(error: Exception) -> str:
-    try:
-        return f": {error}"
-    except Exception:  # noqa: BLE001 (an error of the user's that cannot even be printed)
-        return ""
 
 
 def _executor_call(executor: Any, call: ToolCall, key: str) -> Awaitable[Any]:

@@ -33,7 +33,7 @@ from grampus_uq.runtime.store import WAKING
 from grampus_uq.runtime.worker_jobs import TIMER, Job, Taken, finish, looked_after, set_aside, standing_letter, take
 from grampus_uq.runtime.worker_places import Places, StorePlaces
 from grampus_uq.signals.driver import cancelled_from_outside
-from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
+from grampus_uq.wire.lone_surrogates import error_text
 
 _POLL_S = 1.0
 _EVERYWHERE_S = 0.25
@@ -42,7 +42,6 @@ _STAGGER_S = 0.02
 _LATEST_TRY_S = 300.0
 _REFUSED_S = 10.0
 _REFUSALS = 360  # an hour of a rolling deploy
-_MAX_ERROR = 2_000
 _DEATHS_PER_TRY = 5  # who dies takes innocent sessions along
 _log = logging.getLogger(__name__)
 
@@ -239,7 +238,7 @@ class Worker:
 
     def _count_failure(self, error: StoreError) -> None:
         self.counts.store_failures += 1
-        _log.warning("the store does not answer a worker: %s", ascii(_said(error))[:300])
+        _log.warning("the store does not answer a worker: %s", ascii(error_text(error))[:300])
 
     async def _find_orphans(self) -> None:
         """Make jobs of sessions whose worker died: one for each, however many workers see them."""
@@ -322,7 +321,7 @@ class Worker:
         except StoreError as error:
             if not await self._store_answers():
                 self._count_failure(error)
-                return _End(how="store_failures", why=_said(error), again=_untaken(job), due_s=now_s() + _POLL_S)
+                return _End(how="store_failures", why=error_text(error), again=_untaken(job), due_s=now_s() + _POLL_S)
             return self._failed(job, error)
         except anyio.get_cancelled_exc_class() as error:
             if cancelled_from_outside(math.inf):
@@ -338,7 +337,7 @@ class Worker:
         return _End(how="busy", again=again, due_s=now_s() + _BUSY_S[min(job.busy, 1)])
 
     def _failed(self, job: Job, error: BaseException) -> _End:
-        why, kind = _said(error), type(error).__name__  # the text may quote a message: the log has the kind
+        why, kind = error_text(error), type(error).__name__  # the text may quote a message: the log has the kind
         _log.warning("session %.80s of %.80s failed: %s", ascii(job.session_id), ascii(job.agent_id), kind)
         failed = job.model_copy(update={"failed": job.failed + 1, "why": why})
         if failed.failed >= self.tries:
@@ -348,7 +347,7 @@ class Worker:
 
     def _refused(self, job: Job, error: ChangedToolsError) -> _End:
         """Leave the session to workers of another release; after an hour nobody of them is there any more."""
-        why = _said(error)
+        why = error_text(error)
         again = _untaken(job).model_copy(update={"refused": job.refused + 1, "why": why})
         if again.refused >= _REFUSALS:
             return _End(how="set_aside", why=why)
@@ -387,15 +386,6 @@ class Worker:
         if job.sure or any(decisions.values()):
             return _Look(left_s=0.0)
         return _Look(expires_s=min((one.expires_s for one in requests if one.expires_s is not None), default=None))
-
-
-def _said(error: BaseException) -> str:
-    """An error in words that any store can hold, whatever its text is."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 (somebody else's class)
-        text = "(its text cannot be read)"
-    return replace_lone_surrogates(f"{type(error).__name__}: {text[:_MAX_ERROR]}")
 
 
 def _untaken(job: Job) -> Job:

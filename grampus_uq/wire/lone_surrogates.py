@@ -11,6 +11,7 @@ from typing import Final, overload
 from pydantic import JsonValue
 
 MAX_TEXT_CHARACTERS: Final = 1_000_000
+_MAX_ERROR: Final = 2_000
 
 
 @overload
@@ -43,6 +44,15 @@ def bounded_text(text: str) -> str:
     """The text without lone surrogates, cut to `MAX_TEXT_CHARACTERS` with a note of how many more there were."""
     excess = len(text) - MAX_TEXT_CHARACTERS
     return _encodable(text if excess <= 0 else f"{text[:MAX_TEXT_CHARACTERS]}… ({excess} more characters are not kept)")
+
+
+def error_text(error: BaseException) -> str:
+    """An error in words that any store can hold, whatever its text is."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 (somebody else's class)
+        text = "(its text cannot be read)"
+    return _encodable(f"{type(error).__name__}: {text[:_MAX_ERROR]}")
 
 
 def _encodable(text: str) -> str:
