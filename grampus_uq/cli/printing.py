@@ -107,11 +107,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     names = [name.replace("_", " ") for name in columns]
     cells = [[one_line(cell)[:500] for cell in row] for row in rows]
     console, texts = Console(), [*zip(names, *cells, strict=True)]
-    least = [min(_WORD, max(map(cell_len, " ".join(text).split()))) for text in texts]
-    widths, room = [max(map(cell_len, text)) for text in texts], console.width - 2 * len(texts)
+    least = [min(_WORD, max(map(cell_len, " ".join(text).split()), default=1)) for text in texts]
+    widths = [max(words, *map(cell_len, text)) for words, text in zip(least, texts, strict=True)]
+    room = console.width - 2 * len(texts)
     if sum(least) > room:  # a part of an amount or an id would be read as another one
         for row in cells:
-            print_whole("", *(f"{name}: {cell}" for name, cell in zip(names, row, strict=True) if cell))
+            print_whole("", *(": ".join(filter(None, pair)) for pair in zip(names, row, strict=True) if pair[1]))
         return
     while sum(widths) > room:
         widths[max(range(len(widths)), key=lambda at: widths[at] - least[at])] -= 1

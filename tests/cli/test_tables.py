@@ -19,7 +19,7 @@ from grampus_uq import Reading, Step, UncertaintyLevel, UncertaintyMonitor, open
 from grampus_uq.cli.approvals_command import _list_row
 from grampus_uq.cli.backtest_command import _interval
 from grampus_uq.cli.compare_command import _figure
-from grampus_uq.cli.printing import folded
+from grampus_uq.cli.printing import folded, print_table
 from grampus_uq.learn.alarm_figures import Figure
 from grampus_uq.recording import RecordingProcessor, encode
 from grampus_uq.records.events import StepEvent
@@ -86,6 +86,15 @@ def test_no_amount_and_no_id_is_broken_on_a_narrow_terminal(tmp_path: Path, colu
     assert max(map(len, shown.splitlines())) <= columns
     for whole in (request, "order-17", 'body="amount=85.5"', "irreversible", "pending"):
         assert whole in shown
+    shown = on_a_terminal("drills", "report", "--store", store, columns=columns)  # a column without a name
+    assert "0 to 15 min" in shown
+    assert not [line for line in shown.splitlines() if line.startswith(":")]
+
+
+def test_a_table_without_a_word_in_a_column_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for rows in ([], [("", None)]):
+        print_table(("", "missed"), rows)
 
 
 def test_a_table_that_is_written_to_a_terminal_has_every_row_and_no_sign_that_the_terminal_obeys(
