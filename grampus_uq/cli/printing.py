@@ -89,10 +89,7 @@ def say_beside(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table on a terminal, as wide as that is; anywhere else a line of names and lines of tab-separated cells.
-
-    On a terminal without room for the words of every column, each row is lines of names and cells.
-    """
+    """A table on a terminal, lines of names and cells on a narrow one; elsewhere names and cells separated by tabs."""
     if not sys.stdout.isatty():
         click.echo("\t".join(columns))
         for row in rows:
