@@ -239,3 +239,14 @@ def test_null_is_an_alternative_to_a_known_value_where_the_schema_allows_it_besi
     tools = [tool("pay_out", "gram", "kilogram")]
     tools[0]["parameters"]["properties"]["unit"].update(more)
     assert values(tools, kilo={"own": 0.2, "null": 0.6})["unit"] == pytest.approx(0.2)
+
+
+def test_what_may_become_another_value_is_doubt_and_what_no_tool_allows_is_none() -> None:
+    """By an escape, by an end before its time, or as nothing of a value is written yet."""
+    choice = Choice.of("ann", ("ann", "bob"))
+    assert choice is not None
+    begun = {'"': ("", "\\", "a\\", "\\u0062ob", '\\"', "b", 'bob"'), "": ("", ">", "<", "]", "b", "bob}")}
+    same, none = {'"': ('ann"', 'ann",'), "": ("ann}", " ann)")}, {'"': ("an", "zoe", 'an"'), "": ("zoe", "an}")}
+    for quote in ('"', ""):
+        for texts, kind in ((begun, False), (same, True), (none, None)):
+            assert {text: choice.is_same(text, quote) for text in texts[quote]} == dict.fromkeys(texts[quote], kind)
