@@ -591,6 +591,23 @@ async def test_what_a_permit_never_covers(case: str) -> None:
     assert len(office.world.sent) == 8
 
 
+async def test_what_a_permit_let_ahead_does_not_start_once_the_permit_has_ended() -> None:
+    class Ahead(MemoryStore):
+        ahead_s = 0.0
+
+        def _now(self) -> float:
+            return super()._now() + self.ahead_s
+
+    store = Ahead()
+    office = Office(store)
+    one = await office.earn()
+    permits, by = office.runner().gate.permits, f"permit {one.id}"
+    assert isinstance(permits, StoredPermits)
+    assert await permits.standing([by]) == {}
+    store.ahead_s = 3_600.0
+    assert await permits.standing([by]) == {by: f"permit {one.id[:8]} does not stand any more"}
+
+
 async def test_of_two_permits_on_one_call_the_stricter_decides() -> None:
     office = Office()
     await office.earn()
