@@ -18,9 +18,11 @@ from grampus_uq import (
     ApprovalError,
     ApprovalKind,
     ApprovalPolicy,
+    Ed25519Signer,
     FunctionTools,
     Grant,
     HmacSigner,
+    PublicKeys,
     SessionConflictError,
     SessionError,
     SubAgent,
@@ -318,6 +320,24 @@ async def test_an_uncertain_answer_waits_for_review_and_the_reflection_is_in_the
     loaded = await runner(world, store=store).ledger.load("mailer", "s1")
     assert loaded is not None
     assert loaded[0].touched
+
+
+async def test_an_answer_that_somebody_wrote_to_be_approved_waits_for_review() -> None:
+    """In another process, to which no seal vouches for the state; nobody signed anything."""
+    world, store, keys = World(), MemoryStore(), PublicKeys({"ann": Ed25519Signer.generate().public_key})
+
+    def process() -> AgentRunner:
+        return runner(world, [answer("Rome.")], p_true=0.3, store=store, approvals=ApprovalPolicy(signer=keys))
+
+    assert (await process().run(AGENT, "capital?", session_id="s1")).pending
+    found = await store.get("session", "mailer/s1")
+    assert found is not None
+    values = json.loads(found.body) | {"review": [], "answer_approved_by": "ann"}
+    values.pop("seal")
+    await store.put("session", "mailer/s1", json.dumps(values), expected=found.version, label=found.label)
+    result = await process().resume("mailer", "s1")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert "answer_approved_by" not in result.metadata
 
 
 async def test_an_approved_answer_is_released_as_it_is() -> None:

@@ -296,3 +296,11 @@ def test_a_key_and_a_mark_count_a_quarter_the_name_and_a_value_whole(text: str, 
     reading = call_reading(step)
     assert reading.value == pytest.approx(expected)
     assert call_probability(reading.parts, 0) == pytest.approx(expected)
+
+
+def test_an_object_with_two_objects_of_arguments_that_differ_is_no_place_of_either() -> None:
+    for first, second in (("arguments", "input"), ("input", "arguments"), ("args", "parameters")):
+        for other, odds in (({"amount": 900}, 0.0), (PAY.arguments, 1.0), ({}, 1.0), (None, 1.0)):
+            for one, two in ((PAY.arguments, other), (other, PAY.arguments)):
+                text = json.dumps({"name": "pay", first: one, second: two})
+                assert call_probability(call_parts(written(text), [PAY]), 0) == odds, text
