@@ -572,6 +572,14 @@ async def test_an_edit_beside_another_edit_that_was_stored_first_is_refused() ->
     assert world.sent == [("ann", "hi")]
 
 
+async def test_where_a_human_gives_guidance_an_approval_that_was_stored_before_lets_nothing_run() -> None:
+    world, store = World(), MemoryStore()
+    (request,) = (await runner(world, store=store).run(AGENT, "mail bob", session_id="s")).pending
+    await Ledger(store).decide(request.decide("approve", principal="ann"))
+    await runner(world, [answer("As you wish.")], store=store).resume("mailer", "s", "Do not mail anybody.")
+    assert world.sent == []
+
+
 async def test_an_unsigned_decision_in_the_store_does_not_stand_in_the_way_of_a_signed_one() -> None:
     world, store, signer = World(), MemoryStore(), HmacSigner("k" * 32)
     one = runner(world, store=store, approvals=ApprovalPolicy(signer=signer))

@@ -608,6 +608,27 @@ async def test_what_a_permit_let_ahead_does_not_start_once_the_permit_has_ended(
     assert await permits.standing([by]) == {by: f"permit {one.id[:8]} does not stand any more"}
 
 
+async def test_what_a_permit_let_ahead_does_not_run_where_the_permit_is_closed_as_its_start_is_written() -> None:
+    class Closing(MemoryStore):
+        closes: str | None = None
+
+        async def write(self, *changes: Any) -> float:
+            if self.closes and any(
+                '"execution_started"' in body for one in changes for body in getattr(one, "bodies", ())
+            ):
+                closes, self.closes = self.closes, None
+                await close_permit(self, closes, "enough")
+            return await super().write(*changes)
+
+    store = Closing()
+    office = Office(store)
+    one = await office.earn()
+    store.closes = one.id
+    assert (await office.run("late", says=None, body="late")).status is AgentStatus.WAITING_FOR_HUMAN
+    assert store.closes is None
+    assert len(office.world.sent) == 8
+
+
 async def test_of_two_permits_on_one_call_the_stricter_decides() -> None:
     office = Office()
     await office.earn()
