@@ -270,7 +270,7 @@ class _Read:
     def __init__(self, tokens: Sequence[TokenLogprob], choices: Choices) -> None:
         self.choices = choices
         self.pieces = [token.token for token in tokens]
-        self.logs = [_logprob(token.logprob) for token in tokens]
+        self.logs = [max(min(token.logprob, 0.0), LOWEST) for token in tokens]
         *self.starts, _ = accumulate(map(len, self.pieces), initial=0)
         self.written = [*zip(self.starts, tokens, strict=True)]
         self.text = "".join(self.pieces)
@@ -361,11 +361,6 @@ class _Read:
         """Return True for a token of the wording of a prose text."""
         span = bisect_right(place.prose, (self.starts[at], len(self.text))) - 1
         return span >= 0 and self._end(at) <= place.prose[span][1]
-
-
-def _logprob(given: float) -> float:
-    """At most 0, and large enough to be added up."""
-    return given if LOWEST <= given <= 0.0 else max(min(given, 0.0), LOWEST)
 
 
 def _ends(place: Place, call: ToolCall) -> tuple[list[int], list[int]]:

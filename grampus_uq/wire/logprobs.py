@@ -209,11 +209,9 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
             raise _BrokenError(f"token {place}: {problem} {token.logprob:.3g} beside a likely alternative")
         if token.logprob == 0.0 and not any(_NEVER < logprob < _CERTAIN_TOO for logprob in others):
             certain.append(place)
-    if not certain:
-        return
     bare = [place for place in certain if not field(entries[place], "top_logprobs")]
     many = len(tokens) > _FEW or sum(len(token.token) for token in tokens) > _SHORT
-    nothing_told = many and len(certain) + (certain[0] > 0) == len(tokens)
+    nothing_told = many and certain and len(certain) + (certain[0] > 0) == len(tokens)
     if nothing_told or (bare and any(field(entry, "top_logprobs") for entry in entries)):
         raise _BrokenError(f"token {(bare or certain)[0]}: {problem} 0 without an alternative")
 
