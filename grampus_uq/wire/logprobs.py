@@ -201,9 +201,8 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
     for place, token in enumerate(tokens):
         if token.logprob < _LIKELIER:
             continue
-        itself = (
-            token.logprob if token.logprob < 0.0 or not token.token else None
-        )  # marks may be listed, and not written
+        # A mark may be listed and not written: the token's own stands under another name then.
+        itself = token.logprob if token.logprob < 0.0 or not token.token else None
         others = [logprob for name, logprob in token.top if name != token.token and logprob != itself]
         if max(others, default=_NEVER) > _LIKELY:
             raise _BrokenError(f"token {place}: {problem} {token.logprob:.3g} beside a likely alternative")
