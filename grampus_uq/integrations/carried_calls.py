@@ -95,5 +95,8 @@ def _restore(held: HeldCalls, snapshot: Mapping[str, Any], *, believed: bool) ->
         held.unseen.setdefault((call_id, digest), []).append(step_id)
     for record in records:
         new = held.gate.restored(record, held.terms, believed=believed)
-        held.from_outside.add(slot := held.records.add(again := held.gate.rebound(new, held.terms)))
-        held.renewed |= {slot} if again is not new else set()
+        bound = held.gate.rebound(new, held.terms)
+        slot = held.records.add(bound)
+        held.from_outside.add(slot)
+        if bound is not new:
+            held.renewed.add(slot)

@@ -210,7 +210,8 @@ class HeldCalls:
 
     def _renew(self, slot: int) -> CallRecord:
         record = self.gate.renewed(self.records[slot], self.terms)
-        self.renewed |= {slot} if record is not self.records[slot] else set()
+        if record is not self.records[slot]:
+            self.renewed.add(slot)
         return self.records.keep(slot, record)
 
     def requests(self) -> tuple[ApprovalRequest, ...]:

@@ -31,8 +31,8 @@ _NEVER: Final = -1000.0
 _CERTAIN_TOO: Final = -5.0
 """Bounds of an alternative that tells how likely a token is that has 0: servers write -9999 for none."""
 _LIKELY: Final = math.log(0.5)
-_LIKELIER: Final = math.log(0.55)
-"""Above these an alternative and its token contradict each other."""
+_MOST_OF_TWO: Final = 1.05
+"""Above this the probabilities of a likely token and of an alternative contradict each other, whatever was rounded."""
 
 _new_token = builder(TokenLogprob)
 
@@ -193,18 +193,18 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
     """Refuse tokens that are certain because nobody computed how likely they are.
 
     For tokens that another model, or the text before, has proposed (speculative decoding), servers write 0 and list no
-    alternative, or one that is as certain; others write 0 for every token, or every one behind the first. Two tokens of
-    one place are not both likely.
+    alternative, or one that is as certain; others write 0 for every token, or every one behind the first. A likely
+    token and an alternative are together no more than certain.
     """
     certain: list[int] = []
     problem = "its logprob was not computed:"
     for place, token in enumerate(tokens):
-        if token.logprob < _LIKELIER:
+        if token.logprob < _LIKELY:
             continue
         # A mark may be listed and not written: the token's own stands under another name then.
         itself = token.logprob if token.logprob < 0.0 or not token.token else None
         others = [logprob for name, logprob in token.top if name != token.token and logprob != itself]
-        if max(others, default=_NEVER) > _LIKELY:
+        if math.exp(token.logprob) + math.exp(max(others, default=_NEVER)) > _MOST_OF_TWO:
             raise _BrokenError(f"token {place}: {problem} {token.logprob:.3g} beside a likely alternative")
         if token.logprob == 0.0 and not any(_NEVER < logprob < _CERTAIN_TOO for logprob in others):
             certain.append(place)
