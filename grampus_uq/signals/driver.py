@@ -152,11 +152,14 @@ def cancelled_from_outside(requests_before: float) -> bool:
 
 
 def cancel_requests() -> int:
-    """The number of cancellation requests for the current asyncio task; 0 on another loop, which repeats its own."""
+    """How many cancellation requests reached the current asyncio task; 0 on another loop, which repeats its own.
+
+    One that was made within the task itself, by a callback, reaches it where it awaits next.
+    """
     if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
         return 0
     task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
+    return 0 if task is None else task.cancelling() - getattr(task, "_must_cancel", False)
 
 
 async def stop_if_cancelled(requests_before: int) -> None:

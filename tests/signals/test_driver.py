@@ -17,6 +17,7 @@ from grampus_uq.errors import (
     RateLimitedError,
     UnsupportedByModelError,
 )
+from grampus_uq.runtime.concurrent_tasks import outcome_of
 from grampus_uq.signals.driver import BudgetExceededError, read_instant, sense_all, sense_one
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.signals.contexts import QUESTION, context, said
@@ -206,6 +207,35 @@ async def test_a_signal_that_cancels_itself_does_not_end_the_run(anyio_backend, 
     assert (await sense(ScriptedModel([asyncio.CancelledError()]))).reason == MissingReason.MODEL_ERROR
     readings = await sense_all([CancelsItself(), Asks()], said("x"), lambda _: context(ScriptedModel(["ok"])))
     assert [reading.reason for reading in readings] == [MissingReason.SIGNAL_ERROR, None]
+
+
+@pytest.mark.parametrize("swallowed_before", [0, 1])
+@pytest.mark.parametrize("part", ["signal", "model", "work"])
+def test_who_cancels_a_run_from_within_its_task_ends_it_where_it_awaits_next(part, swallowed_before):
+    """A stop button in a processor, or in a tool: it asks before whatever is awaited next began."""
+    awaited = {
+        "signal": lambda: sense(None, Slow()),
+        "model": lambda: sense(ScriptedModel(["ok"], delay_s=0.01)),
+        "work": lambda: outcome_of(lambda: anyio.sleep(0.01)),
+    }
+
+    class Slow:
+        source = "slow"
+
+        async def sense(self, step, context):
+            await anyio.sleep(0.01)
+
+    async def run():
+        for _ in range(swallowed_before):
+            asyncio.current_task().cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        asyncio.current_task().cancel()
+        await awaited[part]()
+        return "went on"
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
 
 
 async def test_what_is_no_exception_passes_through():
