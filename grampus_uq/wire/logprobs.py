@@ -10,6 +10,7 @@ a mean over the rest would be of another answer. So does a 0 that nobody compute
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
@@ -33,6 +34,9 @@ _CERTAIN_TOO: Final = -5.0
 _LIKELY: Final = math.log(0.5)
 _MOST_OF_TWO: Final = 1.05
 """Above this the probabilities of a likely token and of an alternative contradict each other, whatever was rounded."""
+_ROUNDED: Final = 0.01
+_BLANKS: Final = re.compile("[\\s\u0120\u010a\u2581]+")
+"""Blanks as servers write them that list tokens as the tokenizer has them, or cut them off."""
 
 _new_token = builder(TokenLogprob)
 
@@ -201,9 +205,8 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
     for place, token in enumerate(tokens):
         if token.logprob < _LIKELY:
             continue
-        # A mark may be listed and not written: the token's own stands under another name then.
-        itself = token.logprob if token.logprob < 0.0 or not token.token else None
-        others = [logprob for name, logprob in token.top if name != token.token and logprob != itself]
+        top = [(name, logprob) for name, logprob in token.top if name != token.token]
+        others = [logprob for name, logprob in top if logprob < _LIKELY or not _is_itself(token, name, logprob)]
         if math.exp(token.logprob) + math.exp(max(others, default=_NEVER)) > _MOST_OF_TWO:
             raise _BrokenError(f"token {place}: {problem} {token.logprob:.3g} beside a likely alternative")
         if token.logprob == 0.0 and not any(_NEVER < logprob < _CERTAIN_TOO for logprob in others):
@@ -213,6 +216,13 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
     nothing_told = many and certain and len(certain) + (certain[0] > 0) == len(tokens)
     if nothing_told or (bare and any(field(entry, "top_logprobs") for entry in entries)):
         raise _BrokenError(f"token {(bare or certain)[0]}: {problem} 0 without an alternative")
+
+
+def _is_itself(token: TokenLogprob, name: str, logprob: float) -> bool:
+    """True for an alternative that is the token: a mark listed and not written, other blanks, a value rounded twice."""
+    if logprob == token.logprob and (logprob < 0.0 or not token.token):
+        return True
+    return abs(logprob - token.logprob) < _ROUNDED and _BLANKS.sub("", name) == _BLANKS.sub("", token.token)
 
 
 def _log_probability(value: Any) -> float | None:
