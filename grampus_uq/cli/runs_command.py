@@ -278,10 +278,11 @@ def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool)
         if output == "-":
             if wanted == "parquet":
                 raise click.UsageError("Parquet needs a FILE.")
+            shown = one_line if sys.stdout.isatty() else str  # a terminal obeys what is in a text
+            columns = [*map(shown, (*TABLE_COLUMNS, *reading_columns(paths, on_refused=refuse)))]
             rows = step_rows(paths, on_refused=refuse)
-            if sys.stdout.isatty():  # which obeys what is in a text
-                rows = ({k: one_line(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows)
-            write_rows(rows, (*TABLE_COLUMNS, *reading_columns(paths, on_refused=refuse)), sys.stdout)
+            cells = ({shown(k): shown(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows)
+            write_rows(cells, columns, sys.stdout)
             return
         with progress("Exporting") as advance:
             count = export(paths, output, wanted, on_run=lambda _: advance(1), on_refused=refuse)

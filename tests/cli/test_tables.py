@@ -101,8 +101,15 @@ def test_a_table_that_is_written_to_a_terminal_has_every_row_and_no_sign_that_th
     tmp_path: Path,
 ) -> None:
     """The counter beside it swallowed every row, whose ends it took for its own."""
-    (tmp_path / "s.jsonl").write_bytes(b"".join(map(encode, session("s\x1b]0;own\x07\u202e"))))
+    name = "s\x1b]0;own\x07\u202e"
+    events = [
+        replace(event, readings=(Reading(source=name, value=0.5),)) if isinstance(event, StepEvent) else event
+        for event in session(name)
+    ]
+    (tmp_path / "s.jsonl").write_bytes(b"".join(map(encode, events)))
     shown = on_a_terminal("runs", "table", str(tmp_path), "-o", "-", "--format", "csv", whole=True)
+    assert ",reading_s\\x1b]0;own\\x07\\u202e\n" in shown
+    assert shown.count(",0.5\n") == 3
     lines = [line for line in shown.splitlines() if line.startswith("s\\x1b]0;own\\x07\\u202e,")]
     assert (len(lines), shown.count("session_id")) == (3, 1)
     assert not {"\x1b", "\x07", "\u202e"} & set(shown)
