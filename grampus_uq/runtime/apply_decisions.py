@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, ChangedToolsError, StoreError
@@ -250,13 +251,14 @@ async def take_up_last(turn: Turn) -> None:
     """Take up what humans decided, in sub-agents too, as the run is ended: in the session's next run a "no" holds."""
     state = turn.lease.state
     left = [record for record in state.turn if record.waiting or record.child_session is not None]
-    for _ in range(2 if left else 0):  # the store may fail once
-        with contextlib.suppress(StoreError):
-            for record in left:
-                if record.child_session is not None and record.call.name in turn.delegates:
-                    await turn.delegates[record.call.name].hear_rejections(state, record.child_session)
-            await apply_response(turn, None)
-            return
+    parts = [partial(apply_response, turn, None)] if left else []
+    below = ((turn.delegates.get(one.call.name), one.child_session) for one in left)
+    parts += [partial(agent.hear_rejections, state, child) for agent, child in below if agent and child is not None]
+    for part in parts:  # each for itself: a sub-agent's store may be another one, and down
+        for _ in range(2):  # it may fail once
+            with contextlib.suppress(StoreError):
+                await part()
+                break
 
 
 def _tell(turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding: tuple[ApprovalDecision, ...]) -> None:

@@ -65,8 +65,7 @@ class GraphCheckpoint(BaseModel):
 
             async def was_made() -> bool:
                 found = await self._store.get("graph", self._key)
-                made = None if found is None else parsed(GraphCheckpoint, found.body, "A checkpoint")
-                if found is None or made is None or made.holder != self.holder:
+                if found is None or (made := parsed(GraphCheckpoint, found.body, "A checkpoint")).holder != self.holder:
                     raise SessionConflictError(f"Graph {self._key!r:.80} was taken over by another worker.")
                 self._version = found.version
                 return made.saves >= self.saves

@@ -152,10 +152,7 @@ def cancelled_from_outside(requests_before: float) -> bool:
 
 
 def cancel_requests() -> int:
-    """How many cancellation requests reached the current asyncio task; 0 on another loop, which repeats its own.
-
-    One that was made within the task itself, by a callback, reaches it where it awaits next.
-    """
+    """Cancellation requests that reached this asyncio task (its own, once it awaits); 0 on a loop that repeats them."""
     if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
         return 0
     task = asyncio.current_task()

@@ -223,3 +223,52 @@ async def test_a_run_that_is_stopped_while_another_call_runs_takes_up_first_what
     sure[0] = 0.99
     result = await process().run(CLERK, "Pay.", session_id="s")
     assert ([one.rule for one in result.pending], paid) == (["rejected_in_thread"], [])
+
+
+@pytest.mark.parametrize("on", ["clerk", "helper"])
+async def test_where_the_store_of_one_sub_agent_is_down_a_stopped_run_still_takes_up_what_was_decided_elsewhere(
+    on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On its own calls, and on those of a sub-agent whose store answers."""
+    store, below, sure, paid, looking = MemoryStore(), MemoryStore(), [0.65], list[float](), anyio.Event()
+
+    @tool(effect="irreversible")
+    def pay(amount: float) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    @tool(effect="read")
+    async def look() -> str:
+        """Look."""
+        looking.set()
+        await anyio.sleep(60.0)
+        return "seen"
+
+    def process(store: MemoryStore, *calls: ToolCall, **given: Any) -> AgentRunner:
+        def reply(messages: Any, options: Any) -> Any:
+            if "Reply with" in messages[-1].content:
+                return f'{{"p_true": {sure[0]}}}'
+            return "Done." if messages[-1].role == "tool" else answer("I act.", tool_calls=calls)
+
+        given |= {"store": store, "uncertainty_monitor": UncertaintyMonitor()}
+        return AgentRunner(ScriptedModel(reply), FunctionTools(pay, look), **given)
+
+    pays = [ToolCall(id=f"{amount}", name="pay", arguments={"amount": amount}) for amount in (5, 6, 7)]
+    tasks = [ToolCall(id=name, name=name, arguments={"task": "Pay."}) for name in ("payer", "helper")]
+    helper = process(MemoryStore(), pays[2])
+    agents = [SubAgent(process(below, pays[1]), PAYER), SubAgent(helper, AgentDefinition(name="helper", model="m"))]
+    clerk = process(store, pays[0], *tasks, ToolCall(id="l", name="look", arguments={}), sub_agents=agents)
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: clerk.run(CLERK, "Pay.", session_id="s"))
+        await looking.wait()
+        while len(waiting := (await clerk.ledger.known("clerk", "s"))[0].pending()) < 3:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        (request,) = [one.model_copy(update={"child_session": None}) for one in waiting if one.agent_id == on]
+        decides = (clerk if on == "clerk" else helper).ledger
+        await decides.decide(request.decide("reject", principal="ann"), shown=card(request), wake=False)
+        monkeypatch.setattr(below, "get", _down)
+        await clerk.stop("clerk", "s")
+    sure[0] = 0.99
+    result = await process(store, pays[0] if on == "clerk" else pays[2]).run(CLERK, "Pay.", session_id="s")
+    assert ([one.rule for one in result.pending], paid) == (["rejected_in_thread"], [])
