@@ -153,7 +153,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         decided = {one.proposed.id: one for one in states.read_decided(place, state)}
         for sent in await sent_before(way, config, KEY) if waited - decided.keys() else ():
             said = states.read_decided(place, {**state, "decided": sent.get("decided", ())})
-            decided |= {one.proposed.id: one for one in said}
+            decided = {one.proposed.id: one for one in said} | decided  # what was sent before may be another branch's
         return *_with_edits(request, [*decided.values()]), [*decided.values()]
 
     async def _judged(

@@ -233,6 +233,41 @@ def test_of_calls_that_are_decided_one_after_another_each_answer_counts_in_the_t
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("durability", ["sync", "exit"])
+@pytest.mark.parametrize(
+    ("before", "says"), [(before, says) for before, says in itertools.permutations(["approve", "reject", "edit"], 2)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_decided_on_a_branch_that_was_left_is_no_answer_on_the_one_that_goes_on(
+    kind: str, before: str, says: str, durability: str
+) -> None:
+    """The thread is taken back to where both payments waited, and the first one is decided on anew."""
+
+    async def run() -> None:
+        run = Run(kind, 2, repeats=True)
+
+        async def go(given: Any, config: Any = CONFIG) -> None:
+            await run.app.ainvoke(given, config, durability=durability)
+
+        await go(PROMPT)
+        both = (await run.app.aget_state(CONFIG)).config
+        await go(await run.decide(before, 0))
+        run.restart()
+        run.paid.clear()
+        await go(None, both)
+        await go(await run.decide(says, 0))
+        await go(await run.decide("approve", 1))
+        rules = [one.rule for one in await run.waiting()]
+        ran, asked = {"approve": ([0], ["missing_evidence"]), "edit": ([100], ["rejected_in_thread"])}.get(
+            says, ([], [])
+        )
+        assert (run.paid, rules) == ([*ran, 1], asked)
+        await go(await run.decide("reject") if rules else None)
+        assert await run.shown() == {0: 100 if says == "edit" else 0, 1: 1, 2: 0}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("says", ["approve", "reject", "respond", "edit"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_transcript_shows_what_ran_also_where_an_edit_was_void(kind: str, says: str) -> None:
