@@ -63,7 +63,7 @@ def read_langsmith(
             if not isinstance(trace, str) or not trace:
                 refuse_to(report, element.error("trace_id", f"must be the id of a trace. Got {trace!r:.50}."))
                 continue
-            same = hash(repr(element.value)) if "id" in element.value or "run_id" in element.value else None
+            same = hash(repr(element.value)) if element.value.get("id") or element.value.get("run_id") else None
             yield Grouped(key=trace, chars=element.chars, line=element.line, item=element, same=same)
 
     for trace, elements in grouped(keyed, os.fspath(path), on_refused):

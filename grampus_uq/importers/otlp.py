@@ -50,7 +50,7 @@ class OtlpSpan:
     attributes: Mapping[str, Any]
     events: tuple[SpanEvent, ...]
     failed: bool
-    chars: int
+    chars: int = field(repr=False)
     place: Element = field(repr=False)
 
 

@@ -228,18 +228,27 @@ def test_feedback_that_nobody_gave_is_no_failure(tmp_path: Path) -> None:
     assert run.outcome.success is None
 
 
-@pytest.mark.parametrize("form", ["otlp", "langsmith"])
+@pytest.mark.parametrize("form", ["otlp", "otlp, indented", "langsmith"])
 @given(places=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=4))
 def test_a_span_that_was_delivered_twice_counts_once(form: str, places: list[tuple[int, int]]) -> None:
     """An exporter that got no answer sends again: a step twice would be a call that no tool answered."""
+    form, _, indented = form.partition(", ")
     spans = samples.OTLP_SPANS if form == "otlp" else samples.LANGSMITH
     sent = list(spans)
     for which, place in places:
         sent.insert(place, spans[which])
     lines = samples.json_lines([samples.request([span]) for span in sent] if form == "otlp" else sent)
+    if indented:
+        lines = b"".join(json.dumps(json.loads(line), indent=n).encode() for n, line in enumerate(lines.splitlines()))
     with tempfile.TemporaryDirectory() as folder:
         (run,) = read_runs(written(Path(folder), lines), form)
     assert transcript(run) == WEATHER
+
+
+def test_equal_spans_without_an_id_are_two(tmp_path: Path) -> None:
+    *before, asked, last = [{**span, "id": None} for span in samples.LANGSMITH]
+    (run,) = read_langsmith(written(tmp_path, samples.json_lines([*before, asked, asked, last])))
+    assert len(run.messages) == len(WEATHER) + 1
 
 
 def test_an_error_that_a_tools_message_states_is_an_error_of_the_tool(tmp_path: Path) -> None:
