@@ -79,10 +79,8 @@ def _span(element: Element) -> _Span:
     time_s = iso_time_s(value.get("start_time"), "start_time", refuse)
     dotted = text_or_none(value.get("dotted_order"), "dotted_order", refuse) or ""
     parent = text_or_none(value.get("parent_run_id"), "parent_run_id", refuse)
-    last = dotted.rpartition(".")[2]  # its own part begins with its start
-    return _Span(
-        element=element, kind=kind, root=not parent, order=(0.0 if time_s is None else time_s, last), time_s=time_s
-    )
+    order = (time_s or 0.0, dotted.rpartition(".")[2])  # its own part begins with its start
+    return _Span(element=element, kind=kind, root=not parent, order=order, time_s=time_s)
 
 
 def _run(trace: str, spans: list[_Span], outcome: str | None) -> ImportedRun:
@@ -100,14 +98,13 @@ def _run(trace: str, spans: list[_Span], outcome: str | None) -> ImportedRun:
             _tool(transcript, span)
     root = next((span for span in spans if span.root), spans[0])
     failed = text_or_none(root.element.value.get("error"), "error", root.element.error)
+    stop = StopReason.TOOL_ERROR if failed else StopReason.CLEAN
     return ImportedRun(
         run_id=trace,
         path=first.path,
         line=first.line,
         messages=tuple(transcript.messages),
-        outcome=Outcome(
-            success=_success(spans, outcome), stop_reason=StopReason.TOOL_ERROR if failed else StopReason.CLEAN
-        ),
+        outcome=Outcome(success=_success(spans, outcome), stop_reason=stop),
         facts=transcript.facts,
         model=model,
         agent_id=text_or_none(root.element.value.get("name"), "name", root.element.error) or "",

@@ -144,9 +144,7 @@ def _of_span(span: Any, ids: Sequence[str], chars: int, place: Element) -> OtlpS
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
         attributes=_plain_attributes(span.attributes),
-        events=tuple(
-            SpanEvent(name=event.name, attributes=_plain_attributes(event.attributes)) for event in span.events
-        ),
+        events=tuple(SpanEvent(name=one.name, attributes=_plain_attributes(one.attributes)) for one in span.events),
         failed=span.status.code == _ERROR,
         chars=chars,
         place=place,

@@ -7,8 +7,8 @@ a tool (execute_tool) an observation. All others hold these together and say not
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from grampus_uq.importers.foreign_messages import shown
 from grampus_uq.importers.genai_messages import given_and_answer
@@ -65,16 +65,14 @@ def _run(trace: str, spans: list[OtlpSpan], outcome: str | None, seen: set[str])
     if not any(message.role is Role.ASSISTANT for message in transcript.messages):
         return None
     roots = [span for span in spans if not span.parent_id] or spans[:1]
+    stop = StopReason.TOOL_ERROR if any(root.failed for root in roots) else StopReason.CLEAN
     name = _common(spans, ("session_id", "gen_ai.conversation.id"))
     return ImportedRun(
         run_id=name if name and name not in seen else trace,
         path=spans[0].place.path,
         line=spans[0].place.line,
         messages=tuple(transcript.messages),
-        outcome=Outcome(
-            success=_success(spans, outcome),
-            stop_reason=StopReason.TOOL_ERROR if any(root.failed for root in roots) else StopReason.CLEAN,
-        ),
+        outcome=Outcome(success=_success(spans, outcome), stop_reason=stop),
         facts=transcript.facts,
         model=_common(spans, ("gen_ai.response.model", "gen_ai.request.model")),
         agent_id=_common(spans, ("agent_id", "gen_ai.agent.name")),
@@ -123,10 +121,8 @@ def _common(spans: list[OtlpSpan], names: tuple[str, ...]) -> str:
 def _success(spans: list[OtlpSpan], outcome: str | None) -> bool | None:
     known: bool | None = None
     for span in spans:
-        sources: list[Mapping[str, Any]] = [
-            event.attributes for event in span.events if event.name == "gen_ai.evaluation.result"
-        ]
-        for attributes in [span.attributes, *sources]:
+        results = [one.attributes for one in span.events if one.name == "gen_ai.evaluation.result"]
+        for attributes in [span.attributes, *results]:
             if outcome is None or attributes.get("gen_ai.evaluation.name") != outcome:
                 continue
             label = attributes.get("gen_ai.evaluation.score.label")

@@ -19,8 +19,8 @@ from grampus_uq.records.values import Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.action_span import action_places
 from grampus_uq.stats.entropy import top_k_entropy
+from grampus_uq.wire.logprobs import BLANKS
 
-_BLANKS: Final = " \t\r\n\f\v\u00a0\u200b\ufeff\u2581\u0120\u010a\u0109"  # ▁, Ġ, Ċ, ĉ: how tokenisers write them
 _MARK: Final = re.compile(r"(?:<[|｜]?/?[\w▁ -]{0,60}[|｜]?>|\[/?[A-Z_]{1,30}\]|\[end of text\])+")
 _UNSEEN: Final = frozenset("\u034f\u115f\u1160\u2800\u3164\ufe0e\ufe0f\uffa0")  # letters and marks that show nothing
 _LONGEST_MARK: Final = 200
@@ -30,7 +30,7 @@ _LEAST_MASS: Final = 1e-100
 def says_something(tokens: Sequence[TokenLogprob]) -> bool:
     """True unless every token is empty, blank, or a mark such as `</s>` or `<|im_end|>`."""
     for token in tokens:
-        text = token.token.strip(_BLANKS)
+        text = token.token.strip(BLANKS)
         if not (text.isascii() and text.isprintable()):
             text = "".join(c for c in text if c.isprintable() and c not in _UNSEEN)
         if text and not (len(text) <= _LONGEST_MARK and _MARK.fullmatch(text)):

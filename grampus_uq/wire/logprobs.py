@@ -10,7 +10,6 @@ a mean over the rest would be of another answer. So does a 0 that nobody compute
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
@@ -35,8 +34,8 @@ _LIKELY: Final = math.log(0.5)
 _MOST_OF_TWO: Final = 1.05
 """Above this the probabilities of a likely token and of an alternative contradict each other, whatever was rounded."""
 _ROUNDED: Final = 0.01
-_BLANKS: Final = re.compile("[\\s\u0120\u010a\u2581]+")
-"""Blanks as servers write them that list tokens as the tokenizer has them, or cut them off."""
+BLANKS: Final = " \t\r\n\f\v\u00a0\u200b\ufeff\u2581\u0120\u010a\u0109"
+"""Blanks, also as tokenisers write them: ▁, Ġ, Ċ, ĉ."""
 
 _new_token = builder(TokenLogprob)
 
@@ -220,9 +219,8 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
 
 def _is_itself(token: TokenLogprob, name: str, logprob: float) -> bool:
     """True for an alternative that is the token: a mark listed and not written, other blanks, a value rounded twice."""
-    if logprob == token.logprob and (logprob < 0.0 or not token.token):
-        return True
-    return abs(logprob - token.logprob) < _ROUNDED and _BLANKS.sub("", name) == _BLANKS.sub("", token.token)
+    same = logprob == token.logprob and (logprob < 0.0 or not token.token)
+    return same or (abs(logprob - token.logprob) < _ROUNDED and name.strip(BLANKS) == token.token.strip(BLANKS))
 
 
 def _log_probability(value: Any) -> float | None:
