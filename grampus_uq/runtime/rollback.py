@@ -206,7 +206,7 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
     if not segments:  # the first names the run whose checkpoints and branches belong together
         segments = [lineage_of(old)[0].model_copy()]
     segments.append(Segment(branch=old.branch + 1, run_id=fresh.run_id, from_step=to_step))
-    new = restored.model_copy(
+    return restored.model_copy(
         update={
             "session_id": old.session_id,
             "run_id": fresh.run_id,
@@ -237,9 +237,6 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             },
         }
     )
-    own = [record for record in old.turn if record.waiting and record.child_session is None]
-    new.keep_replaced([*old.replaced(), *own])  # a rejection that nobody took up yet still counts
-    return new
 
 
 def _unsettled(state: AgentState) -> list[ExecutedCall]:

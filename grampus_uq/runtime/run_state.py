@@ -157,6 +157,7 @@ class AgentState(BaseModel):
         self._replaces = None if old.transcript is None else old.transcript.log
         self._asked = old._asked
         self.know_rejected([*old.rejected_before(), *old.rejected])
+        self.keep_replaced(old.unheard())
         return self
 
     def rejected_before(self) -> list[str]:
@@ -174,11 +175,15 @@ class AgentState(BaseModel):
         return pending(self.review, self.turn)
 
     def replaced(self) -> list[CallRecord]:
-        """The held calls that looks replaced, as far as anybody can read them."""
+        """The held calls that looks, a rollback or an end replaced, as far as anybody can read them."""
         return _readable(self.metadata.get(REPLACED))
 
+    def unheard(self) -> list[CallRecord]:
+        """The held calls that a rejection which nobody took up yet still counts on: those replaced, and its own."""
+        return [*self.replaced(), *(one for one in self.turn if one.waiting and one.child_session is None)]
+
     def keep_replaced(self, held: list[CallRecord]) -> None:
-        """Keep these as the held calls that looks replaced."""
+        """Keep these as the held calls that were replaced."""
         self.metadata.pop(REPLACED, None)
         if held:
             self.metadata[REPLACED] = [one.model_dump(mode="json") for one in held]

@@ -21,8 +21,11 @@ from grampus_uq import (
 from grampus_uq.gate.call import REJECTED_IN_THREAD
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.cards import card
+from grampus_uq.runtime.dead_letters import drop
+from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.run_state import REJECTED_BEFORE, AgentState
+from grampus_uq.runtime.worker_jobs import set_aside, take
 from grampus_uq.testing import ScriptedModel, answer
 
 pytestmark = pytest.mark.anyio
@@ -272,3 +275,22 @@ async def test_where_the_store_of_one_sub_agent_is_down_a_stopped_run_still_take
     sure[0] = 0.99
     result = await process(store, pays[0] if on == "clerk" else pays[2]).run(CLERK, "Pay.", session_id="s")
     assert ([one.rule for one in result.pending], paid) == (["rejected_in_thread"], [])
+
+
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_a_rejection_that_nobody_took_up_before_the_session_was_given_up_holds_as_well(kind: str) -> None:
+    """Workers set it aside before they read the answer: they refuse a session whose tools changed."""
+    clerk = Clerk()
+    (request,) = await clerk.run("5", sure=False)
+    more = {"arguments": {"to": "bob", "amount": 7.0}} if kind == "edit" else {}
+    ledger = clerk.process().ledger
+    await ledger.decide(request.decide(kind, principal="ann", **more), shown=card(request))
+    (taken,) = await take(clerk.store, ["clerk"], 1, 30.0)
+    await set_aside(clerk.store, taken, session_key("clerk", "s"), taken.job)
+    await drop(ledger, "clerk", "s")
+    for rules in [["rejected_in_thread"] if kind == "edit" else [], ["rejected_in_thread"]]:  # heard as it is proposed
+        pending = await clerk.run("5")
+        assert ([one.rule for one in pending], clerk.paid) == (rules, [])
+        if pending:
+            await clerk.process().stop("clerk", "s")
+            await clerk.process().resume("clerk", "s")
