@@ -259,6 +259,8 @@ async def take_up_last(turn: Turn) -> None:
             with contextlib.suppress(StoreError):
                 await part()
                 break
+        else:
+            state.keep_replaced(state.unheard())  # the session's next run looks again
 
 
 def _tell(turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding: tuple[ApprovalDecision, ...]) -> None:
