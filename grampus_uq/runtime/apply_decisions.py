@@ -260,7 +260,8 @@ async def take_up_last(turn: Turn) -> None:
                 await part()
                 break
         else:
-            state.keep_replaced(state.unheard())  # the session's next run looks again
+            if part is parts[0]:  # the session's next run looks again
+                state.keep_replaced(state.unheard())
 
 
 def _tell(turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding: tuple[ApprovalDecision, ...]) -> None:

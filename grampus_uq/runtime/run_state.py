@@ -24,7 +24,7 @@ DEATHS = "worker_deaths"
 STARTED_BY = "started_by"
 """In the metadata of a session: the principal whose run it is."""
 REPLACED = "looks_replaced"
-"""In the metadata of a session: held calls that looks replaced, until decisions about them were heard."""
+"""In the metadata of a session: held calls that were replaced, until decisions about them were heard."""
 REJECTED_BEFORE = "rejected_before"
 """In the metadata of a session: what humans answered against calls in its earlier runs (`call.against`)."""
 _LONGEST_CHILD = 1_500

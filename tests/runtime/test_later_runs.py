@@ -288,6 +288,7 @@ async def test_where_the_store_of_one_sub_agent_is_down_a_stopped_run_still_take
         await decides.decide(request.decide("reject", principal="ann"), shown=card(request), wake=False)
         monkeypatch.setattr(below, "get", _down)
         await clerk.stop("clerk", "s")
+    assert not (await clerk.ledger.known("clerk", "s"))[0].replaced()  # its own store answered
     sure[0] = 0.99
     result = await process(store, pays[0] if on == "clerk" else pays[2]).run(CLERK, "Pay.", session_id="s")
     assert ([one.rule for one in result.pending], paid) == (["rejected_in_thread"], [])
