@@ -47,6 +47,7 @@ from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.openai_agents import PausedRun, UncertaintyGuard
 from grampus_uq.runtime import MemoryStore, StoredStarts
+from tests.integrations.agents_sdk import completed
 from tests.integrations.test_openai_agents import MailServer
 from tests.test_docs import blocks
 
@@ -91,8 +92,8 @@ class Scripted(Model):
         ]
         return ModelResponse(output=[said, *made], usage=Usage(), response_id=None)
 
-    def stream_response(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        raise NotImplementedError
+    async def stream_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        yield completed((await self.get_response(system_instructions, input)).output)
 
 
 class Bank:
