@@ -203,6 +203,8 @@ def main() -> int:
         for name, group in settings["groups"].items()
         if (files := [file for file in group["files"] if not given.only or file in given.only])
     }
+    if not groups:
+        parser.error("mutants.toml names none of these files.")
     with tempfile.TemporaryDirectory() as temporary:
         wrong = problems(groups, accepted, given.folder or Path(temporary), given.sample, given.matching)
         os.chdir(ROOT)

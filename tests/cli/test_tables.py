@@ -120,7 +120,7 @@ def test_no_line_is_wider_than_the_terminal_and_every_name_is_whole_when_its_lin
     shown = on_a_terminal("runs", "show", str(folder), "s2")
     lines = (listed + shown).splitlines()
     assert max(len(line) for line in lines if not line.startswith("path:")) <= 100  # a path is whole, to be copied
-    first = "".join(line[:30].split(" ")[1] for line in listed.splitlines()[3:] if line.strip() and " s2 " not in line)
+    first = "".join(line.split()[0] for line in listed.splitlines()[3:] if line.strip() and " s2 " not in line)
     assert "a-session-with-a-name-that-is-much-too-long-for-a-narrow-column" in first
     assert "stated confidence 0.25" in " ".join(shown.split())
     assert "\t" not in listed
