@@ -187,6 +187,25 @@ async def test_a_rejection_that_nobody_took_up_before_a_stop_or_a_rollback_holds
     assert clerk.paid == []
 
 
+def paying_and_looking(sure: list[float], paid: list[float], looking: anyio.Event) -> FunctionTools:
+    """A tool that pays, and one that looks, for as long as a run may take where the model is unsure."""
+
+    @tool(effect="irreversible")
+    def pay(amount: float) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    @tool(effect="read")
+    async def look() -> str:
+        """Look."""
+        looking.set()
+        await anyio.sleep(60.0 if sure[0] < 0.9 else 0.0)
+        return "seen"
+
+    return FunctionTools(pay, look)
+
+
 @pytest.mark.parametrize("fails", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", ["reject", "edit"])
 async def test_a_run_that_is_stopped_while_another_call_runs_takes_up_first_what_was_decided_on_those_that_wait(
@@ -206,19 +225,6 @@ async def test_a_run_that_is_stopped_while_another_call_runs_takes_up_first_what
     store, sure, paid, looking = Fails(), [0.65], list[float](), anyio.Event()
 
     def process() -> AgentRunner:
-        @tool(effect="irreversible")
-        def pay(amount: float) -> str:
-            """Pay."""
-            paid.append(amount)
-            return "paid"
-
-        @tool(effect="read")
-        async def look() -> str:
-            """Look."""
-            looking.set()
-            await anyio.sleep(60.0 if sure[0] < 0.9 else 0.0)
-            return "seen"
-
         def reply(messages: Any, options: Any) -> Any:
             if "Reply with" in messages[-1].content:
                 return f'{{"p_true": {sure[0]}}}'
@@ -226,7 +232,8 @@ async def test_a_run_that_is_stopped_while_another_call_runs_takes_up_first_what
             return "Done." if messages[-1].role == "tool" else answer("I pay.", tool_calls=calls)
 
         monitor = UncertaintyMonitor()
-        return AgentRunner(ScriptedModel(reply), FunctionTools(pay, look), store=store, uncertainty_monitor=monitor)
+        tools = paying_and_looking(sure, paid, looking)
+        return AgentRunner(ScriptedModel(reply), tools, store=store, uncertainty_monitor=monitor)
 
     runner = process()
     async with anyio.create_task_group() as group:
@@ -251,19 +258,6 @@ async def test_where_the_store_of_one_sub_agent_is_down_a_stopped_run_still_take
     """On its own calls, and on those of a sub-agent whose store answers."""
     store, below, sure, paid, looking = MemoryStore(), MemoryStore(), [0.65], list[float](), anyio.Event()
 
-    @tool(effect="irreversible")
-    def pay(amount: float) -> str:
-        """Pay."""
-        paid.append(amount)
-        return "paid"
-
-    @tool(effect="read")
-    async def look() -> str:
-        """Look."""
-        looking.set()
-        await anyio.sleep(60.0)
-        return "seen"
-
     def process(store: MemoryStore, *calls: ToolCall, **given: Any) -> AgentRunner:
         def reply(messages: Any, options: Any) -> Any:
             if "Reply with" in messages[-1].content:
@@ -271,7 +265,7 @@ async def test_where_the_store_of_one_sub_agent_is_down_a_stopped_run_still_take
             return "Done." if messages[-1].role == "tool" else answer("I act.", tool_calls=calls)
 
         given |= {"store": store, "uncertainty_monitor": UncertaintyMonitor()}
-        return AgentRunner(ScriptedModel(reply), FunctionTools(pay, look), **given)
+        return AgentRunner(ScriptedModel(reply), paying_and_looking(sure, paid, looking), **given)
 
     pays = [ToolCall(id=f"{amount}", name="pay", arguments={"amount": amount}) for amount in (5, 6, 7)]
     tasks = [ToolCall(id=name, name=name, arguments={"task": "Pay."}) for name in ("payer", "helper")]
