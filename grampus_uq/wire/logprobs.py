@@ -34,6 +34,8 @@ _LIKELY: Final = math.log(0.5)
 _MOST_OF_TWO: Final = 1.05
 """Above this the probabilities of a likely token and of an alternative contradict each other, whatever was rounded."""
 _ROUNDED: Final = 0.01
+_FINEST: Final = -1e-8
+"""Single floats have no log-probability between this and 0: one that is nearer is 0, in other words."""
 BLANKS: Final = " \t\r\n\f\v\u00a0\u200b\ufeff\u2581\u0120\u010a\u0109"
 """Blanks, also as tokenisers write them: ▁, Ġ, Ċ, ĉ."""
 
@@ -208,7 +210,7 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
         others = [logprob for name, logprob in top if logprob < _LIKELY or not _is_itself(token, name, logprob)]
         if math.exp(token.logprob) + math.exp(max(others, default=_NEVER)) > _MOST_OF_TWO:
             raise _BrokenError(f"token {place}: {problem} {token.logprob:.3g} beside a likely alternative")
-        if token.logprob == 0.0 and not any(_NEVER < logprob < _CERTAIN_TOO for logprob in others):
+        if token.logprob > _FINEST and not any(_NEVER < logprob < _CERTAIN_TOO for logprob in others):
             certain.append(place)
     bare = [place for place in certain if not field(entries[place], "top_logprobs")]
     many = len(tokens) > _FEW or sum(len(token.token) for token in tokens) > _SHORT
@@ -218,8 +220,8 @@ def _refuse_uncomputed(entries: Sequence[Any], tokens: Sequence[TokenLogprob]) -
 
 
 def _is_itself(token: TokenLogprob, name: str, logprob: float) -> bool:
-    """True for an alternative that is the token: a mark listed and not written, other blanks, a value rounded twice."""
-    same = logprob == token.logprob and (logprob < 0.0 or not token.token)
+    """True for an alternative that is the token: listed or written without its text, in other blanks, rounded twice."""
+    same = logprob == token.logprob and (logprob < 0.0 or not token.token or not name or "\ufffd" in name)
     return same or (abs(logprob - token.logprob) < _ROUNDED and name.strip(BLANKS) == token.token.strip(BLANKS))
 
 

@@ -212,6 +212,9 @@ HELD: dict[str, Server] = {
     "llama.cpp, a draft model, later": lambda found: chat({"content": zeros(found, 9)}),
     "llama.cpp, probabilities after sampling": lambda found: chat({"content": probs(found)}),
     "TensorRT-LLM, all 0": lambda found: legacy(zeros(found, 0)),
+    "all nearer to 0 than a server's numbers are": lambda found: chat(
+        {"content": [{**one, "logprob": -1e-9} for one in zeros(found, 0)]}
+    ),
     "Ollama, thoughts and text": lambda found: chat({"content": entries(0.999, THOUGHT)}, thinking="".join(THOUGHT)),
     "Bedrock": lambda found: chat([{"1": -0.1}, {"2": -0.2}]),
     "-9999": lambda found: chat({"content": with_logprob(found, -9999.0)}),
@@ -323,3 +326,11 @@ def test_of_two_tokens_of_one_place_that_are_too_likely_together_one_was_not_com
     read = read_logprobs({"content": [computed, entry, computed]})
     itself = name != "850" and apart < 0.01  # rounded, with blanks of the server's own
     assert (read.tokens is None) is (own > 0.5 and own + other > 1.05 and not itself), read.problem
+
+
+@pytest.mark.parametrize("listed", ["", "\ufffd", "e"])
+def test_a_certain_letter_that_is_listed_without_its_text_or_by_half_is_no_other_one(listed: str) -> None:
+    """As SGLang lists tokens behind Dynamo without a tokenizer, and servers that decode what is listed one by one."""
+    top = [{"token": listed, "logprob": 0.0}, {"token": "~", "logprob": -18.6}]
+    read = read_logprobs({"content": [{"token": "\u00eb", "logprob": 0.0, "top_logprobs": top}] * 4})
+    assert (read.tokens is None) is (listed == "e"), read.problem
