@@ -19,7 +19,7 @@ from grampus_uq.learn.attribution.failed_trajectory import (
 from grampus_uq.learn.attribution.methods import METHODS, AttributionMethod
 from grampus_uq.learn.attribution.result import AttributedStep, Attribution, most_suspect_step
 from grampus_uq.learn.attribution.scorers import StepScore, StepScorer
-from grampus_uq.stats.arrays import ragged
+from grampus_uq.stats.arrays import RaggedBatch, ragged
 from grampus_uq.stats.conformal import (
     TieBrokenThreshold,
     conformal_threshold,
@@ -27,7 +27,6 @@ from grampus_uq.stats.conformal import (
     prediction_sets,
     recall_conformity,
 )
-from grampus_uq.stats.entry_thresholds import EntryThresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +152,10 @@ def _conformity(item: LabelledTrajectory, scorer: StepScorer, plan: Plan) -> flo
     return float(recall_conformity(entry, errors, plan.recall)[0])
 
 
-def _entry(trajectory: Trajectory, scores: Sequence[StepScore], plan: Plan) -> EntryThresholds:
+def _entry(trajectory: Trajectory, scores: Sequence[StepScore], plan: Plan) -> RaggedBatch:
     batch = ragged([[score.value for score in scores]], owner="attribution")
-    entry = plan.method.entry(batch, uniform_draws([trajectory.trajectory_id], plan.seed, "nodes"))
-    if entry.values.shape != batch.values.shape:
+    entry = plan.method.thresholds(batch)
+    if entry.values.shape != batch.values.shape or np.isnan(entry.values).any():
         rule = f"one that returns an entry threshold for each step {batch.values.shape}"
         raise ConfigurationError.of("method", "attribution", rule, f"{plan.method.name}: {entry.values.shape}")
     return entry

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,12 +31,7 @@ from grampus_uq.learn.attribution.conditional_logit import fit_step_scorer
 from grampus_uq.learn.attribution.labelled_recordings import labelled_recordings
 from grampus_uq.recording import runs as runs_of
 from grampus_uq.stats.arrays import RaggedBatch
-from grampus_uq.stats.entry_thresholds import (
-    EntryThresholds,
-    two_way_entry,
-)
 from grampus_uq.stats.eprocess_thresholds import successes_needed
-from tests.benchmarks.split_evaluation import with_fallback
 from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import recorded_failures
 from tests.learn.attribution.runs import ASSUMING, CONSTANT, failures, trajectory
@@ -46,18 +40,7 @@ from tests.sampling import sampled
 MANY = failures(30, 3)
 
 
-def variant(name: str, entry: Callable[[RaggedBatch], EntryThresholds]) -> AttributionMethod:
-    return AttributionMethod(name=name, shape="any", thresholds=entry)
-
-
-TRIED = [
-    *METHODS.values(),
-    variant("twf empty", two_way_entry),
-    variant("twf best", lambda batch: with_fallback(two_way_entry(batch), batch)),
-]
-
-
-@pytest.mark.parametrize("method", TRIED, ids=lambda m: m.name)
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
 @sampled("worlds", [20], full=[150])
 def test_misses_stay_within_the_binomial_ceiling_from_end_to_end(method: AttributionMethod, worlds: int) -> None:
     """Worlds of 9 calibration failures and 4 new ones each, through the public functions only."""
@@ -244,8 +227,8 @@ def test_a_scorer_that_gives_something_else_is_refused_by_name() -> None:
 
 
 def test_a_method_that_gives_no_threshold_for_some_step_is_refused_by_name() -> None:
-    def first_only(batch: RaggedBatch) -> EntryThresholds:
-        return EntryThresholds(values=batch.values[:, :1], lengths=np.ones(1, dtype=np.int64))
+    def first_only(batch: RaggedBatch) -> RaggedBatch:
+        return RaggedBatch(values=batch.values[:, :1], lengths=np.ones(1, dtype=np.int64))
 
     short = Plan(method=AttributionMethod(name="short", shape="one step", thresholds=first_only))
     scorer = fit_step_scorer(failures(8, 32))
