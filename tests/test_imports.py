@@ -32,8 +32,6 @@ HEAVY = (
     "jinja2",
     "pyarrow",
     "xllamacpp",
-    "tokenizers",
-    "safetensors",
     "pooch",
     "psycopg",
     "redis",
