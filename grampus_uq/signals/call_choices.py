@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from grampus_uq.records.values import ToolCall
-from grampus_uq.signals.call_candidates import goes_on
 from grampus_uq.signals.quoting import function_of, is_function
 
 MAX_CHOICES: Final = 256
@@ -25,6 +24,8 @@ _LONGEST: Final = 64  # characters of the value that was written
 _MOST: Final = 256  # characters of any of them
 _PLAIN: Final = re.compile(rf"[ !#-&(-\[\]-~]{{0,{_MOST}}}")
 """A value that is written in one way: no escapes, and no letters of which a token may hold half."""
+_ENDS: Final = re.compile(r"(?![ \t]*[\w.-])")
+"""Behind a value without quotes: what makes it no longer one, if none of those known begins so."""
 
 
 class Choice(NamedTuple):
@@ -65,11 +66,11 @@ class Choice(NamedTuple):
         or as nothing of a value is written yet."""
         text = text if quote else text.lstrip()
         shown, mark, _ = text.partition(quote) if quote else (text, "", "")
-        if ("\\" in shown) if quote else (bool(text) and not goes_on(text)):
+        if ("\\" in shown) if quote else bool(text and _ENDS.match(text)):
             return False
         ended = [shown] if mark else []
         if not quote:
-            ended = [text[:i] for i in range(min(len(text), _MOST + 1)) if not goes_on(text[i:])]
+            ended = [text[:i] for i in range(min(len(text), _MOST + 1)) if _ENDS.match(text, i)]
         if any(one != self.value and self._has(one) for one in ended) or not (mark or self._only_begins(text)):
             return False
         return True if self.value in ended else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ from grampus_uq import Step, TokenLogprob, ToolCall
 from grampus_uq.signals.call_choices import MAX_CHOICES, Choice
 from grampus_uq.signals.call_tokens import call_reading
 from tests.sampling import examples
+from tests.signals.turns_of_calls import FORMS
 
 PIECES = ('{"name": "', "pay", "_out", '", "arguments": {"unit": "', "kilo", 'gram"', "}}")
 CALL = ToolCall(name="pay_out", arguments={"unit": "kilogram"})
@@ -222,6 +224,24 @@ def test_a_value_is_never_surer_than_the_model_is_of_it_whatever_the_tokens(
     step = Step(step_id="s", kind="llm_call", time_s=0.0, text="", tool_calls=(call,), logprobs=tuple(found))
     parts = {part.name: part.value for part in call_reading(step, (), [tool("pay", *allowed)]).parts}
     assert (parts["unit"] or 0.0) <= exact(since, value) + 1e-9
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_where_a_name_or_a_value_might_have_ended_as_another_one_in_any_form_it_is_as_unsure_as_that(form: str) -> None:
+    """With Kimi's numbers of calls a colon ends a name: `functions.pay:0`."""
+    tools = [tool("pay", "kilo", "kilogram"), tool("pay_out", "kilo", "kilogram")]
+    for part, shorter in (("", ("pay", "kilogram")), ("unit", ("pay_out", "kilo"))):
+        long, short = (FORMS[form](name, {"unit": unit}) for name, unit in (("pay_out", "kilogram"), shorter))
+        own = "gram" if part else "_out"
+        at = long.index(own)
+        for length in (1, 2, 4):
+            found = [TokenLogprob(token=one, logprob=0.0) for one in (long[:at], own, long[at + len(own) :])]
+            found[1] = replace(found[1], logprob=math.log(0.4), top=((short[at : at + length], math.log(0.6)),))
+            step = Step(step_id="s", kind="llm_call", time_s=0.0, text="", tool_calls=(CALL,), logprobs=tuple(found))
+            parts = {one.name: one for one in call_reading(step, (), tools).parts}
+            one = parts.get(part, parts.get("*"))
+            assert one is not None
+            assert (one.probability if one.value is None else one.value) == pytest.approx(0.4), (length, parts)
 
 
 def test_a_schema_of_two_tools_of_one_name_rules_nothing_out() -> None:
