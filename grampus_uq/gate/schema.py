@@ -5,10 +5,13 @@ The part of JSON Schema that tools are declared with. What is not understood ref
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-_DEEPEST = 64
+_DEEPEST: Final = 64
+_MOST_LOOKS: Final = 100_000
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -28,16 +31,32 @@ def problem_of(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str |
     ("'amount' must be number, not str", None)
     """
     try:
-        return _problem(dict(arguments), schema, schema, "", 0)
-    except RecursionError:  # a schema that refers to itself without end
+        return _problem(dict(arguments), schema, _Root(schema=schema), "", 0)
+    except RecursionError:  # a schema that refers to itself without end, or on ever more ways
         return None
 
 
-def _problem(value: Any, schema: Any, root: Mapping[str, Any], place: str, depth: int) -> str | None:
+@dataclass(slots=True, kw_only=True)
+class _Root:
+    """The whole schema, and how many of its words may still be looked at: a few references make 2^64 ways."""
+
+    schema: Mapping[str, Any]
+    left: int = _MOST_LOOKS
+
+    def look(self, value: Any, schema: Mapping[str, Any], place: str) -> None:
+        words = (place, *(schema.get(word) for word in ("$ref", "type", "enum", "required", "properties")))
+        sized = (*words, value) if isinstance(value, dict) else words
+        self.left -= 1 + sum(len(one) for one in sized if isinstance(one, str | list | dict))
+        if self.left < 0:
+            raise RecursionError
+
+
+def _problem(value: Any, schema: Any, root: _Root, place: str, depth: int) -> str | None:
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return None
+    root.look(value, schema, place)
     if isinstance(schema.get("$ref"), str):
-        return _problem(value, referred(schema["$ref"], root), root, place, depth + 1)
+        return _problem(value, referred(schema["$ref"], root.schema), root, place, depth + 1)
     for word in ("anyOf", "oneOf"):
         choices = schema.get(word)
         if isinstance(choices, list) and choices:
@@ -54,7 +73,7 @@ def _problem(value: Any, schema: Any, root: Mapping[str, Any], place: str, depth
     ):
         return f"{shown} must be {' or '.join(kinds)}, not {type(value).__name__}"
     if isinstance(schema.get("enum"), list) and not any(_equal(value, allowed) for allowed in schema["enum"]):
-        return f"{shown} must be one of {schema['enum']!r:.200}"
+        return f"{shown} must be one of {reprlib.repr(schema['enum'])}"
     if isinstance(value, dict):
         return _object_problem(value, schema, root, place, depth)
     if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
@@ -64,7 +83,7 @@ def _problem(value: Any, schema: Any, root: Mapping[str, Any], place: str, depth
 
 
 def _object_problem(
-    value: dict[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str, depth: int
+    value: dict[str, Any], schema: Mapping[str, Any], root: _Root, place: str, depth: int
 ) -> str | None:
     known, required = schema.get("properties"), schema.get("required")
     within = f"{place}." if place else ""

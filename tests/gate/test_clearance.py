@@ -45,6 +45,7 @@ from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
+from grampus_uq.inbox.edit_form import edit_form
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
 
@@ -660,3 +661,34 @@ def test_edited_arguments_are_held_against_the_tools_schema(arguments: dict[str,
 def test_a_schema_that_refers_to_itself_refuses_nothing_and_ends() -> None:
     assert problem_of({"a": 1}, {"$ref": "#"}) is None
     assert problem_of({"a": 1}, {"$ref": "#/nowhere"}) is None
+
+
+class _Looked(dict[str, Any]):
+    """A schema that may be looked at a million times."""
+
+    looks = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        type(self).looks += 1
+        assert type(self).looks < 1_000_000
+        return super().get(key, default)
+
+
+_FORK = {"anyOf": [_Looked({"$ref": "#/$defs/fork"})] * 5}
+_CHAIN = {f"d{n}": _Looked({"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2}) for n in range(31)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "definitions", "value"),
+    [
+        ({"$ref": "#/$defs/fork"}, {"fork": _Looked({**_FORK, "type": "integer"})}, "x"),
+        ({"items": {"$ref": "#/$defs/fork"}, "type": "array"}, {"fork": _Looked(_FORK)}, ["x"]),
+        ({"$ref": "#/$defs/d0"}, {**_CHAIN, "d31": {"type": "integer"}}, "x"),
+    ],
+    ids=["itself", "in a list", "a chain"],
+)
+def test_a_schema_whose_references_multiply_ends_in_little_time(rule: Any, definitions: Any, value: Any) -> None:
+    _Looked.looks = 0
+    schema = {"properties": {"a": rule}, "$defs": definitions}
+    assert problem_of({"a": value}, schema) is None
+    assert edit_form({"a": value}, schema) is not None  # a card has it

@@ -192,3 +192,24 @@ def test_events_are_whole_however_their_bytes_arrive() -> None:
         assert [data_of(event) for event in events] == [b'{"a":\n1}', None, b"x", None]
     assert written_event(b"id: 1\r\n: x\r\ndata: x\r\n\r\n", b"y") == b"id: 1\ndata: y\n\n"
     assert written_event(b": ping\n\n", None) == b":\n\n"
+
+
+def test_what_is_held_of_an_event_is_not_copied_for_every_byte_that_comes() -> None:
+    copied = []
+
+    class Piece(bytes):
+        def __radd__(self, held: Any) -> Any:
+            if isinstance(held, bytearray):  # grows in place
+                return NotImplemented
+            copied.append(held)
+            return held + bytes(self)
+
+    async def chunks() -> Any:
+        for byte in b"data: 12345\n\n" * 20:
+            yield Piece([byte])
+
+    async def read() -> list[bytes]:
+        return [event async for event in read_events(chunks(), limit=100)]
+
+    assert anyio.run(read) == [b"data: 12345\n\n"] * 20
+    assert not copied

@@ -21,17 +21,18 @@ class EventTooLongError(Exception):
 
 async def read_events(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncIterator[bytes]:
     """The events of a stream, each with its end, then what is left. Raises EventTooLongError."""
-    held = b""
+    held = bytearray()  # grows in place: a server may send a byte at a time
     async for chunk in chunks:
         start = max(0, len(held) - 3)
         held += chunk
         while found := _END.search(held, start):
-            yield held[: found.end()]
-            held, start = held[found.end() :], 0
+            event, start = bytes(held[: found.end()]), 0
+            del held[: len(event)]
+            yield event
         if len(held) > limit:
             raise EventTooLongError("is longer than a message may be")
     if held:
-        yield held
+        yield bytes(held)
 
 
 def data_of(event: bytes) -> bytes | None:
