@@ -6,8 +6,10 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
 import click
@@ -62,9 +64,29 @@ class _LazyGroup(SummarisedGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(f"grampus_uq.cli.{cmd_name}_command").command
+        with _ended_by_ctrl_c():
+            command = importlib.import_module(f"grampus_uq.cli.{cmd_name}_command").command
         assert isinstance(command, click.Command)  # noqa: S101 (a programming error in this package)
         return command
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process at once: of KeyboardInterrupt compiled modules make other errors as they are imported."""
+
+    def end(*_: object) -> None:
+        _tell("\ngrampus-uq: interrupted.")
+        os._exit(_INTERRUPTED)
+
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 @click.command(

@@ -33,6 +33,7 @@ from grampus_uq.learn.pages import write_page
 from grampus_uq.recording import runs
 from grampus_uq.recording.artifacts import is_profile, load
 from grampus_uq.recording.copies import distinct_runs
+from grampus_uq.recording.runs import files_at
 from grampus_uq.records.vocabulary import TASK
 
 _RECORDING: Final = b'{"v":'
@@ -75,6 +76,8 @@ def command(
     too, are left out and named.
     """
     with naming_refused() as refuse:
+        for given in (failed, calibration):
+            next(files_at(given), None)  # a pipe is refused: each is read more than once
         trajectories = [run for run in _failed(failed, refuse) if run_id in (None, run.trajectory_id)]
         if not trajectories:
             raise DataError("holds no failed run" + (f" {run_id!r:.80}." if run_id else "."), path=str(failed))

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import click
@@ -144,10 +144,20 @@ def progress(what: str) -> Iterator[Callable[[int], None]]:
         yield lambda _: None
         return
     from rich.console import Console
+    from rich.file_proxy import FileProxy
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    class AboveTheCounter(FileProxy):
+        encoding, errors = "utf-8", "replace"  # past a stream that names none click writes to the terminal itself
+
+        def write(self, text: str) -> int:
+            shown.console.print(Text(text), end="", soft_wrap=True)  # a path is there to be copied
+            return len(text)
 
     columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:.0f}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    shown = Progress(*columns, console=Console(stderr=True), transient=True)
+    with redirect_stderr(AboveTheCounter(shown.console, sys.stderr)), shown:
         task = shown.add_task(what, total=None)
         yield lambda count: shown.advance(task, count)
 

@@ -37,7 +37,7 @@ def blocks(path: str | os.PathLike[str], *, size: int = BLOCK_BYTES) -> Iterator
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"the compressed file is damaged: {error}.", path=name, line=line) from error
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}.", path=name) from error
+        raise DataError(f"cannot be read: {str(error.strerror or error).rstrip('.')}.", path=name) from error
 
 
 def text_blocks(path: str | os.PathLike[str], *, size: int = BLOCK_BYTES) -> Iterator[str]:

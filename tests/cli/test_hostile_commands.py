@@ -414,8 +414,37 @@ def test_an_interrupt_ends_with_130_and_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_an_interrupt_while_a_command_is_imported_ends_the_process(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys
+from grampus_uq.cli import main
+
+class Compiled:
+    def find_spec(self, name, *_):
+        if name == "grampus_uq.cli.runs_command":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                raise RuntimeError("what compiled modules make of it")
+
+sys.meta_path.insert(0, Compiled())
+main(["runs", "list", "."])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr.split("\n")) == (130, ["", "grampus-uq: interrupted.", ""])
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-@pytest.mark.parametrize("command", ["runs list PIPE", "evaluate PIPE", "runs import PIPE -o x"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "runs list PIPE",
+        "evaluate PIPE",
+        "runs import PIPE -o x",
+        "attribute PIPE --calibration .",
+        "attribute . --calibration PIPE",
+    ],
+)
 def test_a_pipe_given_for_what_is_read_twice_is_refused_and_never_waited_for(tmp_path: Path, command: str) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     ran = CliRunner().invoke(_group, command.replace("PIPE", str(tmp_path / "pipe.jsonl")).split())

@@ -62,11 +62,18 @@ def on_a_terminal(*arguments: str, piped: bool = False, whole: bool = False, col
             pass
         finally:
             os.close(mine)
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "")
+    left = re.sub(r"[^\n]*\r\x1b\[2K", "", shown.decode())  # of a line that is erased nothing is seen
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", left).replace("\r", "")
 
 
 def test_a_reader_of_the_table_has_the_terminal_for_itself(folder: Path) -> None:
     assert on_a_terminal("runs", "list", str(folder), piped=True) == ""
+
+
+def test_what_is_left_out_has_lines_of_its_own_while_a_counter_runs(folder: Path) -> None:
+    (folder / "broken.jsonl").write_text("{")
+    lines = on_a_terminal("runs", "list", str(folder), whole=True).splitlines()
+    assert [line[:9] + line[-13:] for line in lines if "left out" in line] == ["warning: was left out."]
 
 
 @sampled("columns", [60, 80], full=[40, 60, 72, 80, 90, 95, 100, 120])
