@@ -8,8 +8,8 @@ branches, `success(p) = s(p, 1)` and `failure(p) = s(p, 0)`; the expected score 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,67 +21,39 @@ EPSILON = 1e-6
 """Clip bound of probabilities before a logarithm: a stated 1 is sometimes wrong, and -inf would end a mean."""
 
 
-class ProperScore(Protocol):
-    """A strictly proper binary score, a reward. Forecasts p are arrays in [0, 1]; NaN stays NaN."""
-
-    @property
-    def name(self) -> str:
-        """The name in reports."""
-        ...
-
-    def success(self, p: FloatArray) -> FloatArray:
-        """Return s(p, 1): not decreasing in p, at most 0."""
-        ...
-
-    def failure(self, p: FloatArray) -> FloatArray:
-        """Return s(p, 0): not increasing in p, at most 0."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogScore:
-    """The logarithmic score: `s(p, 1) = ln p`, `s(p, 0) = ln(1 - p)`, in nats, p clipped to [epsilon, 1 - epsilon].
+class ProperScore:
+    """A strictly proper binary score, a reward. Forecasts p are arrays in [0, 1]; NaN stays NaN.
 
-    One certain and wrong forecast costs -ln(epsilon), 13.8 nats. epsilon is part of the score: results under
-    different ones do not compare.
-
-    Source: Trajectory Proper Score paper, App. J.1 and J.2.
+    name: what reports print. success: s(p, 1), not decreasing in p, at most 0. failure: s(p, 0), not increasing in p,
+    at most 0.
     """
 
-    epsilon: float = EPSILON
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.epsilon < 0.5:
-            raise ConfigurationError.of("epsilon", "LogScore", "in (0, 0.5)", self.epsilon)
-
-    @property
-    def name(self) -> str:
-        return "log"
-
-    def success(self, p: FloatArray) -> FloatArray:
-        return np.log(_clipped(p, self.epsilon))
-
-    def failure(self, p: FloatArray) -> FloatArray:
-        return np.log1p(-_clipped(p, self.epsilon))
+    name: str
+    success: Callable[[FloatArray], FloatArray]
+    failure: Callable[[FloatArray], FloatArray]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrierScore:
-    """The Brier score `s(p, y) = -(p - y)^2`, in [-1, 0]: bounded and symmetric. Beta(1, 1) is half of it."""
+LOG = ProperScore(
+    name="log",
+    success=lambda p: np.log(_clipped(p)),
+    failure=lambda p: np.log1p(-_clipped(p)),
+)
+"""The logarithmic score: `s(p, 1) = ln p`, `s(p, 0) = ln(1 - p)`, in nats, p clipped to [EPSILON, 1 - EPSILON].
 
-    @property
-    def name(self) -> str:
-        return "brier"
+One certain and wrong forecast costs -ln(EPSILON), 13.8 nats. The bound is part of the score: results under different
+ones do not compare. Source: Trajectory Proper Score paper, App. J.1 and J.2.
+"""
 
-    def success(self, p: FloatArray) -> FloatArray:
-        return -np.square(1.0 - p)
+BRIER = ProperScore(
+    name="brier",
+    success=lambda p: -np.square(1.0 - p),
+    failure=lambda p: -np.square(p),
+)
+"""The Brier score `s(p, y) = -(p - y)^2`, in [-1, 0]: bounded and symmetric. Beta(1, 1) is half of it."""
 
-    def failure(self, p: FloatArray) -> FloatArray:
-        return -np.square(p)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BetaScore:
+def beta_score(*, a: int, b: int) -> ProperScore:
     """The beta family: cost thresholds c weigh `c^(a-1) (1-c)^(b-1)`, which sets the kind of mistake that costs most.
 
     `s(p, 1) = -int_p^1 c^(a-1) (1-c)^b dc` and `s(p, 0) = -int_0^p c^a (1-c)^(b-1) dc`, for whole numbers a, b from 1
@@ -91,28 +63,14 @@ class BetaScore:
 
     Source: Trajectory Proper Score paper, App. J; Schervish (1989); Buja, Stuetzle and Shen (2005).
     """
-
-    a: int
-    b: int
-
-    def __post_init__(self) -> None:
-        for parameter, value in (("a", self.a), ("b", self.b)):
-            if value not in range(1, 31):
-                raise ConfigurationError.of(parameter, "BetaScore", "a whole number from 1 to 30", value)
-
-    @property
-    def name(self) -> str:
-        return f"beta({self.a:g},{self.b:g})"
-
-    def success(self, p: FloatArray) -> FloatArray:
-        return -_incomplete_beta(self.b + 1, self.a, 1.0 - p)
-
-    def failure(self, p: FloatArray) -> FloatArray:
-        return -_incomplete_beta(self.a + 1, self.b, p)
-
-
-LOG = LogScore()
-BRIER = BrierScore()
+    for parameter, value in (("a", a), ("b", b)):
+        if value not in range(1, 31):
+            raise ConfigurationError.of(parameter, "beta_score", "a whole number from 1 to 30", value)
+    return ProperScore(
+        name=f"beta({a:g},{b:g})",
+        success=lambda p: -_incomplete_beta(b + 1, a, 1.0 - p),
+        failure=lambda p: -_incomplete_beta(a + 1, b, p),
+    )
 
 
 def expected_score(score: ProperScore, p: npt.ArrayLike, q: npt.ArrayLike) -> FloatArray:
@@ -145,7 +103,7 @@ def log_odds(p: npt.ArrayLike, epsilon: float = EPSILON) -> FloatArray:
     return np.log(clipped) - np.log1p(-clipped)
 
 
-def _clipped(p: FloatArray, epsilon: float) -> FloatArray:
+def _clipped(p: FloatArray, epsilon: float = EPSILON) -> FloatArray:
     return np.clip(p, epsilon, 1.0 - epsilon)
 
 

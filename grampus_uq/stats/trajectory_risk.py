@@ -195,11 +195,6 @@ def tracer_score(parameters: TracerParameters, state: TracerState) -> float | No
     return _score(parameters, state.tails) if state.tails[0].buckets else None
 
 
-def tracer_error(parameters: TracerParameters, state: TracerState) -> float:
-    """Bound on |score - exact score| beyond rounding."""
-    return (1.0 - parameters.w) * math.fsum(tail.error for tail in state.tails)
-
-
 def check_tracer(parameters: TracerParameters, state: TracerState) -> None:
     """Refuse a stored state with ConfigurationError that does not belong to these parameters, or is broken."""
     for tail in state.tails:

@@ -1,7 +1,7 @@
 """The Trajectory Proper Score: a strictly proper score of every step's forecast, weighted and summed.
 
 `TPS = sum_t w_t s(p_t, Y)`, where p_t is the reported probability at step t that the task will *eventually* succeed,
-Y the outcome, s a strictly proper score (`scoring`) and w positive weights with sum 1 (`weight_schedules`). A reward:
+Y the outcome, s a strictly proper score (`scoring`) and w positive weights with sum 1 (`WeightSchedule`). A reward:
 higher is better. Batches are ragged: one flat array of forecasts and the number of steps of each trajectory.
 
 Missing forecasts: nothing is imputed. A trajectory with a missing (NaN) forecast at any step gets the score NaN;
@@ -12,7 +12,7 @@ Source: "Proper Scoring Rules for Agentic Uncertainty Quantification"; equation 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,23 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 from grampus_uq.stats.scoring import LOG, ProperScore, expected_score
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, UNIFORM, WeightSchedule
+
+WeightSchedule = Callable[[FloatArray, FloatArray], FloatArray]
+"""Positive weights w_t of steps t = 1..T, with sum 1: from t and T, arrays that broadcast.
+
+The evaluator chooses the weights before scoring; any positive ones keep the trajectory score strictly proper. Results
+under different schedules do not compare. Source: Trajectory Proper Score paper, section 4.1 and App. I.
+"""
+
+
+def linear_front(step: FloatArray, length: FloatArray) -> FloatArray:
+    """Return `w_t = (T - t + 1) / (T (T + 1) / 2)`: the paper's default, for early warning and deferral."""
+    return np.asarray((length - step + 1.0) * (2.0 / (length * (length + 1.0))), dtype=np.float64)
+
+
+def uniform(step: FloatArray, length: FloatArray) -> FloatArray:
+    """Return `w_t = 1 / T`: every prefix matters alike."""
+    return np.broadcast_to(1.0 / length, np.broadcast_shapes(step.shape, length.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,12 +113,12 @@ class ForecastTraces:
         return ForecastTraces(forecasts=self.forecasts[np.repeat(chosen, self.lengths)], lengths=self.lengths[chosen])
 
 
-def step_weights(traces: ForecastTraces, schedule: WeightSchedule = LINEAR_FRONT) -> FloatArray:
+def step_weights(traces: ForecastTraces, schedule: WeightSchedule = linear_front) -> FloatArray:
     """Return w_t of every step, shape (steps,): positive, with sum 1 over each trajectory.
 
     A trajectory that stopped at an administrative budget is evaluated over the steps that it has.
     """
-    return schedule.weights(traces.steps.astype(np.float64), traces.spread(traces.lengths))
+    return schedule(traces.steps.astype(np.float64), traces.spread(traces.lengths))
 
 
 def tps(
@@ -110,7 +126,7 @@ def tps(
     outcomes: npt.ArrayLike,
     *,
     score: ProperScore = LOG,
-    schedule: WeightSchedule = LINEAR_FRONT,
+    schedule: WeightSchedule = linear_front,
 ) -> FloatArray:
     """Score complete trajectories: `TPS = sum_t w_t s(p_t, Y)` (eq. 2).
 
@@ -136,7 +152,7 @@ def tps_exact(
     outcomes: npt.ArrayLike,
     *,
     score: ProperScore = LOG,
-    schedule: WeightSchedule = LINEAR_FRONT,
+    schedule: WeightSchedule = linear_front,
 ) -> FloatArray:
     """Score trajectories of which some were stopped by an administrative budget, so that nobody saw their outcome.
 
@@ -164,7 +180,7 @@ def _weighted_scores(
     return traces.sums(step_weights(traces, schedule) * scores)
 
 
-def weighted_forecast(traces: ForecastTraces, schedule: WeightSchedule = LINEAR_FRONT) -> FloatArray:
+def weighted_forecast(traces: ForecastTraces, schedule: WeightSchedule = linear_front) -> FloatArray:
     """Collapse each trajectory to `sum_t w_t p_t`: the scalar that rank metrics, T-ECE and T-Brier are printed for.
 
     A scalar is not a trace: no score of it elicits the process (theorem B). Shape (n,), in [0, 1]; NaN where missing.
@@ -180,7 +196,7 @@ def last_forecast(traces: ForecastTraces) -> FloatArray:
 
 def mean_forecast(traces: ForecastTraces) -> FloatArray:
     """AUQ's "mean" scalar; shape (n,), NaN where any step is missing."""
-    return _weighted_mean(traces, step_weights(traces, UNIFORM))
+    return _weighted_mean(traces, step_weights(traces, uniform))
 
 
 def min_forecast(traces: ForecastTraces) -> FloatArray:

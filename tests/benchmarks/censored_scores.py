@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from grampus_uq.stats.arrays import FloatArray
 from grampus_uq.stats.scoring import LOG, ProperScore, expected_score
-from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps_exact
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
+from grampus_uq.stats.trajectory_scores import ForecastTraces, WeightSchedule, linear_front, step_weights, tps_exact
 
 
 def truncated(traces: ForecastTraces, stops: npt.NDArray[np.int64]) -> ForecastTraces:
@@ -29,7 +28,7 @@ def tps_censored(
     q: npt.ArrayLike,
     *,
     score: ProperScore = LOG,
-    schedule: WeightSchedule = LINEAR_FRONT,
+    schedule: WeightSchedule = linear_front,
     full_lengths: npt.ArrayLike | None = None,
 ) -> FloatArray:
     """Score a censored trajectory (outcome NaN) by its `q`; one of `full_lengths` by the weights of that many steps.
@@ -40,7 +39,7 @@ def tps_censored(
     chance = np.where(np.isnan(y), q, y)
     if full_lengths is None:
         return tps_exact(traces, chance, score=score, schedule=schedule)
-    weights = schedule.weights(traces.steps.astype(np.float64), traces.spread(full_lengths))
+    weights = schedule(traces.steps.astype(np.float64), traces.spread(full_lengths))
     return traces.sums(weights * expected_score(score, traces.forecasts, traces.spread(chance)))
 
 
@@ -76,7 +75,7 @@ def artificial_censoring(
     stops: npt.ArrayLike,
     *,
     score: ProperScore = LOG,
-    schedule: WeightSchedule = LINEAR_FRONT,
+    schedule: WeightSchedule = linear_front,
 ) -> ArtificialCensoring:
     """Decompose what `tps_simple` changes when complete trajectories are hidden after the steps `stops`.
 

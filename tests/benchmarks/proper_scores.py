@@ -34,7 +34,7 @@ from grampus_uq.stats.bootstrap import BootstrapInterval, mean_rows, paired_boot
 from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.stats.ranking import auprc, aurc, auroc, auroc_rows
 from grampus_uq.stats.reliability import trajectory_brier, trajectory_ece
-from grampus_uq.stats.scoring import BRIER, LOG, BetaScore
+from grampus_uq.stats.scoring import BRIER, LOG, beta_score
 from grampus_uq.stats.trajectory_scores import (
     ForecastTraces,
     last_forecast,
@@ -49,7 +49,7 @@ from tests.benchmarks.schedules import SCHEDULES
 from tests.benchmarks.score_tables import read_score_table
 
 Row = dict[str, Any]
-SCORES = {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2, b=4)}
+SCORES = {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": beta_score(a=2, b=4)}
 NO_DIFFERENCE: Row = {"delta_tps_z": None, "delta_auroc_z": None}
 CENSORING_RATES = (0.2, 0.4, 0.6)
 PRINTED_RATE = 0.4
@@ -217,7 +217,7 @@ def censoring(traces: ForecastTraces, outcomes: np.ndarray, rng: np.random.Gener
     """App. I.1 over families and schedules; `largest_error` is that of the closed form over all rates."""
     plans = {rate: length_stratified(traces.lengths, rate, rng) for rate in CENSORING_RATES}
     for score in SCORES.values():
-        for schedule in SCHEDULES.values():
+        for name, schedule in SCHEDULES.items():
             complete = tps(traces, outcomes, score=score, schedule=schedule)
             errors = []
             for rate, stops in plans.items():
@@ -230,7 +230,7 @@ def censoring(traces: ForecastTraces, outcomes: np.ndarray, rng: np.random.Gener
                 if rate == PRINTED_RATE:
                     row = {
                         "score": score.name,
-                        "schedule": schedule.name,
+                        "schedule": name,
                         "censoring_rate": float((stops < traces.lengths).mean()),
                         "tps_complete": float(complete.mean()),
                         "shift": float(closed.mean()),

@@ -16,7 +16,7 @@ from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.logistic_fit import logistic
 from grampus_uq.stats.ranking import auroc
-from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore
+from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, beta_score
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps
 from tests.benchmarks.proper_scores import load
 from tests.sampling import examples, sampled
@@ -70,7 +70,7 @@ def test_cross_fitting_ignores_row_order():
         assert got(HALF) == pytest.approx(expected(HALF), rel=1e-9)
 
 
-@pytest.mark.parametrize("score", [LOG, BRIER, BetaScore(a=2, b=4)], ids=lambda score: score.name)
+@pytest.mark.parametrize("score", [LOG, BRIER, beta_score(a=2, b=4)], ids=lambda score: score.name)
 def test_recalibration_repairs_an_overconfident_stream_on_runs_it_never_saw(score):
     traces, y, ids = ragged(6, n=1500)
     gain = tps(cross_fit({"forecast": traces}, y, ids).traces, y, score=score) - tps(traces, y, score=score)

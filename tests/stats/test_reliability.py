@@ -17,12 +17,12 @@ from grampus_uq.stats.reliability import (
     trajectory_brier,
     trajectory_ece,
 )
-from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, expected_score
+from grampus_uq.stats.scoring import BRIER, LOG, beta_score, expected_score
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
 from tests.benchmarks.schedules import SCHEDULES
 from tests.sampling import examples
 
-SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=4, b=1)]
+SCORES = [LOG, BRIER, beta_score(a=2, b=4), beta_score(a=4, b=1)]
 every_score = pytest.mark.parametrize("score", SCORES, ids=[score.name for score in SCORES])
 forecast = st.one_of(st.sampled_from([0.0, 0.1, 0.5, 0.8, 0.9, 1.0]), st.floats(0, 1))
 samples = st.lists(st.tuples(forecast, st.booleans()), min_size=1, max_size=80)

@@ -15,25 +15,26 @@ from hypothesis import strategies as st
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranking import aurc, auroc
 from grampus_uq.stats.reliability import trajectory_ece
-from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, log_odds
+from grampus_uq.stats.scoring import BRIER, LOG, beta_score, log_odds
 from grampus_uq.stats.trajectory_scores import (
     ForecastTraces,
     last_forecast,
+    linear_front,
     mean_forecast,
     min_forecast,
     step_weights,
     tps,
     tps_exact,
+    uniform,
     weighted_forecast,
 )
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, UNIFORM
 from tests.benchmarks.censored_scores import artificial_censoring, tps_censored, tps_simple, truncated
 from tests.benchmarks.proper_scores import length_stratified, load
 from tests.benchmarks.schedules import SCHEDULES
 from tests.sampling import examples, sampled
 from tests.stats.test_scoring import AbsoluteScore
 
-SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=4, b=1)]
+SCORES = [LOG, BRIER, beta_score(a=2, b=4), beta_score(a=4, b=1)]
 every_score = pytest.mark.parametrize("score", SCORES, ids=[score.name for score in SCORES])
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 forecasts = st.one_of(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), st.floats(0, 1))
@@ -45,7 +46,7 @@ def by_hand(trace, y, score, schedule, full_length=None):
     full = full_length or len(trace)
     total = 0.0
     for t, p in enumerate(trace, start=1):
-        weight = float(schedule.weights(np.array([float(t)]), np.array([float(full)]))[0])
+        weight = float(schedule(np.array([float(t)]), np.array([float(full)]))[0])
         point = np.array([p])
         total += weight * (y * float(score.success(point)[0]) + (1 - y) * float(score.failure(point)[0]))
     return total
@@ -113,25 +114,21 @@ def test_the_truthful_process_is_the_unique_best_report(score, schedule, chance,
         assert regret > 0
 
 
-class LastStepOnly:
+def last_step_only(step, length):
     """Weights that are not all positive: earlier steps may say anything."""
-
-    name = "last-only"
-
-    def weights(self, step, length):
-        return np.where(step == length, 1.0, 0.0)
+    return np.where(step == length, 1.0, 0.0)
 
 
 def test_sabotage_an_improper_score_or_a_zero_weight_lets_a_lie_win_or_tie():
     branches = two_step_process(0.5, 0.8, 0.3)
     truth = {"first": 0.55, "high": 0.8, "low": 0.3}
     rounded = {"first": 1.0, "high": 1.0, "low": 0.0}
-    assert expectation(branches, rounded, AbsoluteScore(), UNIFORM) > expectation(
-        branches, truth, AbsoluteScore(), UNIFORM
+    assert expectation(branches, rounded, AbsoluteScore(), uniform) > expectation(
+        branches, truth, AbsoluteScore(), uniform
     )
     late = {"first": 0.01, "high": 0.8, "low": 0.3}
-    assert expectation(branches, late, LOG, LastStepOnly()) == expectation(branches, truth, LOG, LastStepOnly())
-    assert expectation(branches, late, LOG, UNIFORM) < expectation(branches, truth, LOG, UNIFORM)
+    assert expectation(branches, late, LOG, last_step_only) == expectation(branches, truth, LOG, last_step_only)
+    assert expectation(branches, late, LOG, uniform) < expectation(branches, truth, LOG, uniform)
 
 
 def urn_runs(n: int, seed: int = 1) -> tuple[ForecastTraces, np.ndarray]:
@@ -178,7 +175,7 @@ def test_truth_beats_every_lie_in_simulation(lie, score, schedule):
 
 
 def test_sabotage_the_simulation_catches_an_improper_score():
-    assert z_of_truth("overconfident", AbsoluteScore(), UNIFORM) < -3
+    assert z_of_truth("overconfident", AbsoluteScore(), uniform) < -3
 
 
 def test_the_score_tells_apart_what_rank_metrics_cannot():
@@ -347,7 +344,7 @@ def test_row_order_changes_nothing(rows, random):
 
 def test_a_run_that_was_stopped_is_weighed_over_the_steps_that_it_has():
     prefix = truncated(ForecastTraces.of([[0.5] * 4]), [2])
-    assert step_weights(prefix, LINEAR_FRONT) == pytest.approx([2 / 3, 1 / 3])
+    assert step_weights(prefix, linear_front) == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_no_trajectory_gives_no_score():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from grampus_uq.stats.reliability import decompose, trajectory_brier, trajectory_ece
-from grampus_uq.stats.scoring import BRIER, LOG, BetaScore
+from grampus_uq.stats.scoring import BRIER, LOG, beta_score
 from grampus_uq.stats.trajectory_scores import (
     ForecastTraces,
     last_forecast,
@@ -23,7 +23,7 @@ from grampus_uq.stats.trajectory_scores import (
 )
 from tests.benchmarks.schedules import SCHEDULES
 
-SCORES = [LOG, BRIER, BetaScore(a=2, b=4)]
+SCORES = [LOG, BRIER, beta_score(a=2, b=4)]
 
 # Theorem A: ten one-step trajectories, five with p* = .2 of which one succeeds, five with p* = .8 of which four do.
 ONE_STEP = np.repeat([0.2, 0.8], 5)

@@ -22,6 +22,7 @@ from grampus_uq.learn.evaluate.censoring import ASSUMPTIONS, Censoring
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, StopRow, Use, stop_rows
 from grampus_uq.learn.evaluate.transparency import (
     BASE_RATE,
+    SCHEDULE,
     ScoredStream,
     TableRow,
     base_rate,
@@ -39,7 +40,6 @@ from grampus_uq.stats.bootstrap import RowStatistic, mean_rows, paired_bootstrap
 from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.ranking import auroc_rows
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps_exact, weighted_forecast
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
 FEATURES = ("log steps so far", "share of tool calls", "share of failed results", "log agent tokens a step")
 """Facts of a prefix that no confidence stream enters: what `plug_in` predicts from."""
@@ -262,7 +262,7 @@ class Evaluation:
             "verdict": dataclasses.asdict(self.verdict),
             "censoring": self.censoring,
             "censored_runs": self.censored_runs,
-            "schedule": LINEAR_FRONT.name,
+            "schedule": SCHEDULE,
             "draws": self.draws,
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),

@@ -9,14 +9,13 @@ from operator import attrgetter
 import numpy as np
 
 from grampus_uq.learn.evaluate.evaluation import Evaluation
-from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow
+from grampus_uq.learn.evaluate.transparency import SCHEDULE, ScoredStream, TableRow
 from grampus_uq.learn.pages import printable, render_page
 from grampus_uq.learn.pages.charts import Chart, Series
 from grampus_uq.stats.arrays import FloatArray
 from grampus_uq.stats.ranking import risk_coverage
 from grampus_uq.stats.reliability import reliability_bins
 from grampus_uq.stats.trajectory_scores import ForecastTraces, min_forecast, weighted_forecast
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
 _Row = list[str | int | float | None]
 SHOWN_SIGNALS, _SHOWN_LINES = 12, 3
@@ -32,7 +31,7 @@ def evaluation_html(evaluation: Evaluation, *, title: str) -> str:
     return render_page(
         "evaluation.html",
         found=evaluation,
-        schedule=LINEAR_FRONT.name,
+        schedule=SCHEDULE,
         title=printable(title, 300),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M %Z").strip(),
         scored=sum(row.runs for row in evaluation.audit if row.use == "scored"),

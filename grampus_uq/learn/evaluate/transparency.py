@@ -21,7 +21,7 @@ from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.ranking import auprc, aurc, auroc
 from grampus_uq.stats.reliability import decompose, trajectory_brier, trajectory_ece
-from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, ProperScore
+from grampus_uq.stats.scoring import BRIER, LOG, ProperScore, beta_score
 from grampus_uq.stats.trajectory_scores import (
     ForecastTraces,
     last_forecast,
@@ -33,10 +33,12 @@ from grampus_uq.stats.trajectory_scores import (
 )
 
 BASE_RATE = "base rate"
+SCHEDULE = "linear-front"
+"""The weights of a trajectory's steps, as reports name them: `trajectory_scores.linear_front`."""
 _AT_THE_CALL = "at the call"
 _STREAM = "forecast"
 SCORES: Mapping[str, ProperScore] = MappingProxyType(
-    {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2, b=4)}
+    {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": beta_score(a=2, b=4)}
 )
 AUQ = MappingProxyType({"last": last_forecast, "mean": mean_forecast, "min": min_forecast})
 

@@ -20,7 +20,6 @@ from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
 from grampus_uq.stats.scoring import EPSILON, LOG, log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
 Streams = Mapping[str, ForecastTraces]
 
@@ -140,7 +139,7 @@ def fit_fusion(
     counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
     if counts.shape != y.shape or not (np.isfinite(counts) & (counts > 0.0)).all():
         raise ConfigurationError.of("run_weights", "fit_fusion", f"{len(first)} finite numbers > 0", run_weights)
-    w, targets = (step_weights(first, LINEAR_FRONT) * first.spread(counts))[read], first.spread(y)[read]
+    w, targets = (step_weights(first) * first.spread(counts))[read], first.spread(y)[read]
     present, x = ~np.isnan(values[read]), log_odds(values[read], EPSILON)
     mean, sd = _standard(x, present, w)
     z = np.where(present, (np.nan_to_num(x) - mean) / sd, 0.0)
