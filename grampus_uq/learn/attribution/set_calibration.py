@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.attribution.error_positions import ErrorPositions, error_positions
 from grampus_uq.learn.attribution.failed_trajectory import (
     LabelledTrajectory,
     Trajectory,
@@ -60,7 +59,6 @@ class CalibratedAttribution:
     plan: Plan
     scorer: StepScorer
     threshold: TieBrokenThreshold
-    positions: ErrorPositions
     calibrated_on: tuple[str, ...]
     several: bool
 
@@ -92,7 +90,6 @@ def calibrate(
         plan=plan,
         scorer=scorer,
         threshold=conformal_threshold(conformity, plan.level, uniform_draws(ids, plan.seed, "ties")),
-        positions=error_positions(labelled),
         calibrated_on=ids,
         several=any(len(item.error_steps) > 1 for item in labelled),
     )

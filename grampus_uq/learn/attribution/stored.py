@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.attribution.conditional_logit import ConditionalLogit, ConditionalLogitScorer
-from grampus_uq.learn.attribution.error_positions import ErrorPositions
 from grampus_uq.learn.attribution.methods import METHODS
 from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan
 from grampus_uq.stats.arrays import finite
@@ -46,14 +45,13 @@ class _Threshold(BaseModel):
 
 
 class _Calibration(BaseModel):
-    """The stored form; fields that earlier versions wrote besides (costs of a judge) are ignored."""
+    """The stored form; fields that earlier versions wrote besides (positions of the errors) are ignored."""
 
     format: Literal["grampus-uq/attribution-calibration"]
     version: Literal[1]
     plan: _Plan
     scorer: ConditionalLogit
     threshold: _Threshold
-    positions: ErrorPositions
     calibrated_on: tuple[str, ...]
     several: bool
 
@@ -76,7 +74,6 @@ def calibration_to_json(calibrated: CalibratedAttribution) -> dict[str, Any]:
         "plan": {"method": plan.method.name, "level": plan.level, "recall": plan.recall, "seed": plan.seed},
         "scorer": {"format": _SCORER_FORMAT, "version": 1, **asdict(scorer.model)},
         "threshold": asdict(threshold) | {"value": finite(threshold.value), "draw": finite(threshold.draw)},
-        "positions": asdict(calibrated.positions),
         "calibrated_on": calibrated.calibrated_on,
         "several": calibrated.several,
     }
@@ -114,7 +111,6 @@ def calibration_from_json(value: Mapping[str, Any]) -> CalibratedAttribution:
             rank=threshold.rank,
             n=threshold.n,
         ),
-        positions=stored.positions,
         calibrated_on=stored.calibrated_on,
         several=stored.several,
     )

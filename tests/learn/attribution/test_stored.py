@@ -43,7 +43,6 @@ def test_what_was_stored_finds_the_same_sets(method: str, level: float) -> None:
         ("threshold", {"value": None, "draw": None, "rank": 3, "n": 5}, "threshold"),
         ("threshold", {"value": "high", "draw": None, "rank": None, "n": 5}, "threshold.value"),
         ("scorer", None, "scorer"),
-        ("positions", {"counts": [1]}, "positions.thirds"),
         ("calibrated_on", 5, "calibrated_on"),
     ],
 )
