@@ -29,7 +29,7 @@ from grampus_uq.records.visible_text import legend_of, name_form
 from grampus_uq.runtime.asked_rows import ASKED, asked_in, row_key
 from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.drills import Drill
-from grampus_uq.runtime.fates import WAITS, Fate, fate_of
+from grampus_uq.runtime.fates import WAITS, Fate, fate_of, shown_of
 from grampus_uq.runtime.pending_approvals import count_pending, oldest_pending
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stored_decisions import OpenRequest, decisions_on, open_request
@@ -130,8 +130,9 @@ async def _card(visit: Visit) -> Response:
             raise SessionError("It expired.")
     except SessionError:
         decisions = [d for d, _ in (await visit.inbox.ledger.decisions([request_id]))[request_id]]
-        fate = await _fate_of(visit, request_id, None)
-        return visit.page("decided.html", status=404, decisions=decisions, id=request_id, fate=fate)
+        fate, shown = await _fate_of(visit, request_id, None), await shown_of(visit.inbox.ledger, request_id)
+        call = None if shown is None else said(visit.inbox, shown)
+        return visit.page("decided.html", status=404, decisions=decisions, id=request_id, fate=fate, call=call)
     shown, request = one.card, one if isinstance(one, OpenRequest) else None
     own = is_own(visit, shown)
     stands = [] if request is None else request.standing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.visible_text import in_short
 from grampus_uq.records.vocabulary import ENDED
 from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import Document, documents
 from grampus_uq.runtime.worker_hosted import ENGINE_MARK
@@ -75,6 +77,14 @@ async def fate_of(ledger: Ledger, request_id: str) -> Fate | None:
     if fate.over or waits or any(phase is not CallPhase.SETTLED for phase in phases):
         return fate
     return Fate(told=_LEFT.get(fate.told, fate.told), over=not phases)  # of two calls one may be saved with the other
+
+
+async def shown_of(ledger: Ledger, request_id: str) -> Card | None:
+    """The card of a request, as it was shown to one who decided on it; None where none can be read."""
+    for decided in await ledger.store.children("decision", [quote(request_id, safe="")]):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            return Card.model_validate(json.loads(decided.body)["shown"])
+    return None
 
 
 def _session_of(decided: Document) -> str | None:

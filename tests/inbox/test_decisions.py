@@ -119,6 +119,7 @@ async def test_what_was_approved_on_the_page_runs_once(store: SessionStore) -> N
     gone = await ann.get(f"/requests/{request.id}")
     assert gone.status_code == 404
     assert "approved by ann" in gone.text
+    assert 'send_email: to "bob", body "hi".' in html.unescape(gone.text)
     assert "No pending requests" in (await ann.get("/requests")).text
 
 
