@@ -53,10 +53,11 @@ def records(path: str | os.PathLike[str], on_refused: Refused | None = None) -> 
     """Yield the objects of a file: JSON lines, one array, or objects one after the other; plain or gzip.
 
     In JSON lines a line that is not an object in UTF-8 is given to `on_refused` (without it, it raises) and the next
-    one is read. In the other forms a fault in the JSON itself ends the file: DataError with path and line.
+    one is read. In the other forms so is an object with a name twice, and a fault in the JSON itself ends the file:
+    DataError with path and line.
     """
     lines = line_records(path, on_refused)
-    return elements(path) if lines is None else lines
+    return elements(path, on_refused) if lines is None else lines
 
 
 def line_records(path: str | os.PathLike[str], on_refused: Refused | None) -> Iterator[Element] | None:

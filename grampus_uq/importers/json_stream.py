@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -12,7 +13,8 @@ from typing import Any, Final, NoReturn
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.opening import BLOCK_BYTES, text_blocks
-from grampus_uq.records.strict_json import STRICT_DECODER
+from grampus_uq.recording.runs import Refused, refuse_to
+from grampus_uq.records.strict_json import refuse_constant
 
 MAX_ELEMENT_CHARS: Final = 32 * 2**20
 """The longest element that is read, in characters."""
@@ -21,6 +23,10 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _LONGEST_TOKEN: Final = 12  # "false", an escape \uXXXX\uXXXX: a cut within it shows this near to the end
 _CUT: Final = "Unterminated string"
 _NO_END: Final = "the file is truncated: the {} does not end"
+
+
+class DoubledNameError(DataError):
+    """An object has a name twice, so no reader knows which value was meant; what follows it can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +48,27 @@ class Element:
 
 
 def elements(
-    path: str | os.PathLike[str], *, max_element_chars: int = MAX_ELEMENT_CHARS, block_bytes: int = BLOCK_BYTES
+    path: str | os.PathLike[str],
+    on_refused: Refused | None = None,
+    *,
+    max_element_chars: int = MAX_ELEMENT_CHARS,
+    block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[Element]:
     """Yield the objects of a file that holds one array of objects, or objects one after the other.
 
-    No more than one element and one block are held. Raises DataError with path and line when the file is truncated, is
+    No more than one element and one block are held. One with a name twice goes to `on_refused` (without it, it raises),
+    and the next one is read. Raises DataError with path and line when the file is truncated, is
     not JSON in UTF-8, holds NaN or something that is not an object, or has an element longer than `max_element_chars`.
     """
     window = _Window(path, max_element_chars, block_bytes)
     in_array = window.peek() == "["
     for index in window.items() if in_array else takewhile(lambda _: window.peek() != "", count()):
         line, before = window.line, window.position
-        value = window.take()
+        try:
+            value = window.take()
+        except DoubledNameError as error:
+            refuse_to(on_refused, error)
+            continue
         if not isinstance(value, dict):
             raise DataError(f"must be a JSON object. Got {type(value).__name__}.", path=window.path, line=line)
         chars = window.position - before
@@ -99,7 +114,11 @@ def _along(window: _Window, trail: Sequence[str], prefix: str) -> Iterator[Eleme
                 yield from _along(window, trail[1:], f"{place}[{index}].")
             else:
                 before = window.position
-                value = window.take()
+                try:
+                    value = window.take()
+                except DoubledNameError as error:
+                    yield error
+                    continue
                 yield Element(
                     value=value,
                     path=window.path,
@@ -122,7 +141,14 @@ class _Window:
         self._at = 0
         self._passed = 0
         self._limit = limit
-        self._decoder = STRICT_DECODER
+        self._twice: list[str] = []
+        self._decoder = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=self._object)
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            self._twice.extend(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        return found
 
     def peek(self) -> str:
         """The next character that is not a space; empty at the end."""
@@ -139,8 +165,12 @@ class _Window:
         self._at += count
 
     def take(self) -> Any:
-        """The value that begins here. Read further, twice as far each time, while it may only be cut off."""
+        """The value that begins here. Read further, twice as far each time, while it may only be cut off.
+
+        Raises DoubledNameError once the value is passed, and DataError for what ends the file.
+        """
         while True:
+            self._twice.clear()
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
@@ -155,7 +185,11 @@ class _Window:
             else:
                 if end == len(self._text) and type(value) in (int, float) and self._grow():
                     continue  # the number may go on
+                line = self.line
                 self.skip(end - self._at)
+                if self._twice:
+                    reason = f"the name {self._twice[0]!r:.80} appears twice in one object."
+                    raise DoubledNameError(reason, path=self.path, line=line)
                 return value
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,7 +17,8 @@ from grampus_uq.stats.stored_values import adapter_of
 T = TypeVar("T")
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """For a decoder's `parse_constant`: raises ValueError."""
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -30,10 +31,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-STRICT_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
-"""For whoever decodes one value out of a longer text (`raw_decode`)."""
-
-
 def parse_json(data: str | bytes, *, unique_names: bool = False) -> Any:
     """Parse JSON in UTF-8 into plain values; raises ValueError, a sentence, also for NaN, Infinity and deep nesting.
 
@@ -42,7 +39,7 @@ def parse_json(data: str | bytes, *, unique_names: bool = False) -> Any:
     """
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique if unique_names else None)
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=_unique if unique_names else None)
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8: {error.reason}.") from error
     except RecursionError as error:

@@ -312,6 +312,19 @@ def test_a_name_that_comes_twice_in_an_object_is_refused_whichever_was_meant(tmp
         list(read_runs(path, form))
 
 
+@pytest.mark.parametrize("form", ["tau2", "tau-bench", "failure-log"])
+def test_of_an_array_only_the_run_with_a_name_twice_is_left_out(tmp_path: Path, form: str) -> None:
+    document = json.loads(samples.FILES[form])
+    one = {"tau2": lambda: document["simulations"][0], "tau-bench": lambda: document[0]}.get(form, lambda: document)()
+    key = "question_ID" if form == "failure-log" else "trial"
+    three: Any = [one | {key: number} for number in (97, 98, 99)]
+    whole = json.dumps(document | {"simulations": three} if form == "tau2" else three).encode()
+    path = written(tmp_path, whole.replace(b": 98", b': 98, "zz": 0, "zz": 1'))
+    refused: list[DataError] = []
+    assert len(list(read_runs(path, form, on_refused=refused.append))) == 2
+    assert [str(error).partition("the name")[2] for error in refused] == [" 'zz' appears twice in one object."]
+
+
 def test_a_chat_log_gives_log_probabilities_and_tokens_in_each_of_its_forms(tmp_path: Path) -> None:
     found = list(read_chat_logs(written(tmp_path, samples.FILES["chat-log"])))
     assert [run.run_id for run in found] == ["chatcmpl-1", "request-2", "2"]
