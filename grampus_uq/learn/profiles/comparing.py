@@ -22,7 +22,6 @@ from grampus_uq.records.vocabulary import TASK
 from grampus_uq.stats.arrays import BoolArray, FloatArray, finite
 from grampus_uq.stats.bootstrap import RowStatistic, paired_bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from grampus_uq.stats.reliability import trajectory_ece
 from grampus_uq.stats.scoring import BRIER, LOG, ProperScore
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
 
@@ -167,28 +166,12 @@ def _scores(sides: tuple[_Side, _Side], good: BoolArray, w: FloatArray) -> list[
         scalar = weighted_forecast(forecasts(side))
         return lambda counts: auroc_rows(scalar, outcomes, (counts * w)[:, whole])
 
-    def error(side: _Side) -> RowStatistic:
-        scalar = weighted_forecast(forecasts(side))
-
-        def rows(counts: FloatArray) -> FloatArray:
-            found = np.full(len(counts), np.nan)
-            for row, times in enumerate(counts[:, whole].astype(np.intp)):
-                if times.any():
-                    value = trajectory_ece(np.repeat(scalar, times), np.repeat(outcomes, times))
-                    found[row] = math.nan if value is None else value
-            return found
-
-        return rows
-
     n = len(outcomes)
-    measures = [
+    return [
         _Measure(name="TPS log of p_success", better="higher", of=partial(mean, LOG), runs=n),
         _Measure(name="TPS Brier of p_success", better="higher", of=partial(mean, BRIER), runs=n),
         _Measure(name="AUROC of p_success", better="higher", of=rank, runs=n),
     ]
-    if (w == 1.0).all():  # binned by counts: a weight is not a count
-        measures.append(_Measure(name="T-ECE of p_success", better="lower", of=error, runs=n))
-    return measures
 
 
 def _compared(
