@@ -16,8 +16,21 @@ from grampus_uq import Permit, UncertaintyEstimator, UncertaintyPolicy, Uncertai
 from grampus_uq.cli import drills_command, many_runs, stop_command, worker_command
 from grampus_uq.core import turn_evidence
 from grampus_uq.gate import delegations, permits, webauthn
+from grampus_uq.gate.call import MAX_REJECTED
 from grampus_uq.importers import grouped, otlp_wire
 from grampus_uq.inbox import front_door, inbox_app, notices, people, permit_pages
+from grampus_uq.integrations.mcp import (
+    call_exchange,
+    call_notes,
+    guard,
+    guarded_calls,
+    hand_overs,
+    http_sessions,
+    http_traffic,
+    message_lines,
+    shown_names,
+    upstream_answer,
+)
 from grampus_uq.learn.evaluate import verdict
 from grampus_uq.learn.fit import detector_split
 from grampus_uq.learn.profiles import fitting, p_success, releasing
@@ -185,6 +198,24 @@ STATED = {
         f"values of more than {call_candidates._LONGEST} characters",
         f"a fused confidence of at most {decimal(ESTIMATOR.semantic_trigger_high)},",
         f"| 1, at most {1 + prefix_verifier.MAX_REPAIRS} |",
+    ],
+    "mcp.md": [
+        f"hold_s = {call_exchange.HOLD_S:g} ",
+        f"message | {message_lines.MAX_MESSAGE_BYTES // 2**20} MiB",
+        f"open requests, sessions | {http_traffic._MAX_OPEN}, {http_sessions._MAX_SESSIONS} |",
+        f"with pending calls | about {guarded_calls._MAX_ASKING:,};",
+        f"connections | {http_server._MAX_CONNECTIONS:,}; one that has not sent the headers of a request within "
+        f"{http_server._HEADERS_S:g} seconds",
+        f"| {http_traffic._MAX_BYTES // 2**20} MiB each |",
+        f"while the proxy runs | {shown_names.MAX_TOOLS:,};",
+        f"waits {NUMBERS[round(upstream_answer.LATE_S / 60.0)]} minutes for the result",
+        f"of the last {hand_overs._MOST:,} calls, {hand_overs._MOST_CHARACTERS // 10**6} million characters (a result of "
+        f"more than {hand_overs._LONGEST_RESULT:,} is then cut)",
+        f"continue in another one for {NUMBERS[round(upstream_answer._RESUME_S / 60.0)]} minutes",
+        f"after each of the last {call_notes._MOST_SENT:,} that went there",
+        f"refused (of the last {MAX_REJECTED})",
+        f"no answer comes for {default(guard.Guard, 'late_s'):g} s",
+        f"`timeout_s` ({default(call_reader.Reader, 'timeout_s'):g})",
     ],
     "models.md": [
         f"more than {NUMBERS[refusals._MODEST_LOGPROBS]} alternatives first as {NUMBERS[refusals._MODEST_LOGPROBS]}",
