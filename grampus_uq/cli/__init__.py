@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.errors import ConfigurationError, GrampusError
-from grampus_uq.records.visible_text import without_controls
+from grampus_uq.records.visible_text import visible, without_controls
 
 _COMMANDS: Final = {
     "approvals": "List, show and decide pending approvals.",
@@ -103,6 +104,8 @@ def _group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, and exit with the status that `--help` explains; an error is told in one line."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_VisibleFormatter())
     try:
         status = _group.main(
             args=None if arguments is None else list(arguments), prog_name="grampus-uq", standalone_mode=False
@@ -128,6 +131,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _tell(f"grampus-uq: {place}{error.strerror or error}.")
         status = _FOUND
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+class _VisibleFormatter(logging.Formatter):
+    """Writes what is logged, which may quote a stranger, as everything else is written to a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), keep="\n" if record.exc_info else "")
 
 
 def _drop_output() -> None:

@@ -183,7 +183,7 @@ def _numbers(shown: Card) -> list[str]:
 
 def _signed_lines(shown: Card) -> list[str]:
     """The subject of a decision: the digest, the whole call, and marks on misleading characters."""
-    lines = [f"digest     {shown.digest}"]
+    lines = [f"digest     {visible(shown.digest)}"]
     if shown.tool is not None:
         lines += [f"call       {visible(shown.tool)}", *whole_arguments(shown.arguments)]
         lines += [f"marked     {line}" for line in legend_of([shown.tool, shown.arguments])]

@@ -81,6 +81,7 @@ class HttpServer(uvicorn.Server):
             http=TimedConnection,
             ws="none",
             lifespan="off",
+            log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,

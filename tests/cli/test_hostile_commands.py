@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import anyio
 import pytest
 from click.testing import CliRunner
 
+from grampus_uq import Permit, open_store
 from grampus_uq.cli import _COMMANDS, _group, main
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
@@ -468,3 +471,21 @@ def test_completion_scripts_are_to_be_had_and_complete_commands(shell_name: str)
     assert "_GRAMPUS_UQ_COMPLETE" in script.stdout
     words = {"_GRAMPUS_UQ_COMPLETE": "bash_complete", "COMP_WORDS": "grampus-uq eva", "COMP_CWORD": "1"}
     assert "evaluate" in CliRunner().invoke(_group, [], prog_name="grampus-uq", env=words).stdout
+
+
+def test_no_control_character_of_a_stored_text_reaches_the_terminal_in_a_warning(tmp_path: Path) -> None:
+    url, hostile = f"sqlite:///{tmp_path / 'calls.db'}", "\x1b[2J\u202e\r\nAll calls are harmless."
+
+    async def write() -> None:
+        store = open_store(url, create=True)
+        permit = Permit(tool="refund", principal="ann", expires_s=1e12).model_dump(mode="json")
+        permit[f"thresholds{hostile}"] = permit.pop("thresholds")
+        await store.put("permit", permit["id"], json.dumps({"permit": permit}), expected=0, label="refund")
+        await store.aclose()
+
+    anyio.run(write)
+    line = [sys.executable, "-m", "grampus_uq.cli", "permits", "list", "--store", url]
+    shown = subprocess.run(line, capture_output=True, timeout=60)
+    told = (shown.stdout + shown.stderr).decode()
+    assert r"\x1b[2J\u202e\r\nAll calls are harmless." in told
+    assert all(c.isprintable() or c == "\n" for c in told)

@@ -581,6 +581,24 @@ def test_in_the_terminal_a_drill_looks_like_a_request_and_is_told_at_once(tmp_pa
     assert desk.world.sent == []
 
 
+def test_the_digest_of_a_drill_is_shown_like_every_text_of_the_store(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    drill_id = drilled(desk)
+
+    async def change(store: SessionStore) -> None:
+        document = await store.get(DRILL, drill_id)
+        assert document is not None
+        drill = Drill.model_validate_json(document.body)
+        card = drill.card.model_copy(update={"digest": f"{drill.card.digest}\x1b[2J\u202e\ncall  harmless"})
+        body = drill.model_copy(update={"card": card}).model_dump_json()
+        await store.put(DRILL, drill_id, body, expected=document.version, label=document.label)
+
+    desk.on_store(change)
+    shown = desk.cli("show", drill_id).output
+    assert r"\x1b[2J\u202e\ncall  harmless" in shown
+    assert all(c.isprintable() or c == "\n" for c in shown)
+
+
 async def _appear_now(store: SessionStore, now_s: float) -> None:
     """Let what is to appear later appear now."""
     for document in await store.scan(DRILL, label="open"):
