@@ -8,7 +8,8 @@ effect, and blocks no other.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,6 +114,8 @@ async def _take_decisions(
         if request.id in before and kind is not ApprovalKind.REJECT:
             continue
         if runs_nothing and kind not in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
+            changed = [decided(record, deciding)] if record is not None and deciding else []
+            turn.lease.state.rejected = remembered(turn.lease.state.rejected, *changed)
             continue
         if deciding and not any(record is not None and record is one for (_, one), _ in outcomes):
             now = [decision for decision in given if decision.request_id == request.id]
@@ -220,17 +223,56 @@ async def _carry_out(
         _review(turn, deciding)
 
 
+async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
+    """`hear_replaced` before new calls are judged; raises StoreError where what is not heard may be against one."""
+    if turn.advises or not new:
+        return
+    try:
+        await hear_replaced(turn)
+    except StoreError:
+        left = turn.lease.state.replaced()
+        likely = {held.proposed.likeness() for held in left}
+        below = any(held.child_session is not None for held in left)  # against calls that only the sub-agent knows
+        acting = [call for call in new if turn.effect(call) not in HARMLESS]
+        if any(c.is_among(likely) for c in new) or any(below or c.name in turn.delegates for c in acting):
+            raise
+
+
 async def hear_replaced(turn: Turn) -> None:
-    """Remember a human's rejection of a call that another look was replacing meanwhile. Raises StoreError."""
-    state = turn.lease.state
-    while left := state.replaced():
-        held = left.pop(0)
-        new = await as_decided(turn.ledger, turn.gate, held)
-        if new.decisions and new.decisions[0].kind is ApprovalKind.REJECT:
-            await turn.gate.answered(new.change(requests=held.requests), turn.terms())
-            _tell(turn, held.requests[0], held.proposed, new.decisions)
+    """Remember what humans answered against calls that were replaced meanwhile, or left by an earlier run.
+
+    Each for itself: a sub-agent's store may be another one, and down. Raises StoreError where one could not be read.
+    """
+    left, failed = turn.lease.state.replaced(), list[StoreError]()
+    for held in list(left):
+        try:
+            if await _heard(turn, held):
+                left.remove(held)
+                turn.lease.state.keep_replaced(left)
+        except StoreError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+async def _heard(turn: Turn, held: CallRecord) -> bool:
+    """Take up what was answered against a replaced call, or below it; False where its sub-agent is not known here."""
+    state, here = turn.lease.state, turn.lease.state.is_of_this_run(held)
+    if held.child_session is not None:
+        agent = turn.delegates.get(held.proposed.name)
+        if agent is not None:
+            await agent.hear_rejections(state, held.child_session, here=here)
+        return agent is not None
+    new, request = await as_decided(turn.ledger, turn.gate, held), held.requests[0]
+    if new.decisions:
+        await turn.gate.answered(new.change(requests=held.requests), replace(turn.terms(), run_id=request.run_id))
+    if new.decisions and new.decisions[0].kind is ApprovalKind.REJECT:
+        _tell(turn, request, held.proposed, new.decisions, here=here)
+    if here:
         state.rejected = remembered(state.rejected, new)
-        state.keep_replaced(left)
+    else:
+        state.know_rejected(remembered(state.rejected_before(), new))
+    return True
 
 
 async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord:
@@ -250,24 +292,30 @@ async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord
 async def take_up_last(turn: Turn) -> None:
     """Take up what humans decided, in sub-agents too, as the run is ended: in the session's next run a "no" holds."""
     state = turn.lease.state
-    left = [record for record in state.turn if record.waiting or record.child_session is not None]
-    parts = [partial(apply_response, turn, None)] if left else []
-    below = ((turn.delegates.get(one.call.name), one.child_session) for one in left)
-    parts += [partial(agent.hear_rejections, state, child) for agent, child in below if agent and child is not None]
-    for part in parts:  # each for itself: a sub-agent's store may be another one, and down
-        for _ in range(2):  # it may fail once
-            with contextlib.suppress(StoreError):
-                await part()
-                break
-        else:
-            if part is parts[0]:  # the session's next run looks again
-                state.keep_replaced(state.unheard())
+    if state.pending():
+        await _try_twice(partial(apply_response, turn, None))
+    state.keep_replaced(state.unheard())  # what still waits, and what sub-agents serve
+    await _try_twice(partial(hear_replaced, turn))  # the session's next run does else
 
 
-def _tell(turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding: tuple[ApprovalDecision, ...]) -> None:
-    """Take decisions into the audit and into the belief."""
+async def _try_twice(work: Callable[[], Awaitable[None]]) -> None:
+    for _ in range(2):
+        with contextlib.suppress(StoreError):
+            await work()
+            return
+
+
+def _tell(
+    turn: Turn,
+    request: ApprovalRequest,
+    call: ToolCall | None,
+    deciding: tuple[ApprovalDecision, ...],
+    *,
+    here: bool = True,
+) -> None:
+    """Take decisions into the audit and, where they are on this run, into the belief."""
     lease = turn.lease
-    lease.state.touched = True
+    lease.state.touched = lease.state.touched or here
     for decision in deciding:
         lease.note(
             "decision",
@@ -280,7 +328,7 @@ def _tell(turn: Turn, request: ApprovalRequest, call: ToolCall | None, deciding:
                 "signed": turn.gate.approvals.signer is not None,
             },
         )
-    if lease.session is None:
+    if lease.session is None or not here:
         return
     for decision in deciding:
         acknowledges = request.rule != ROLLBACK

@@ -74,7 +74,7 @@ async def drop(ledger: Ledger, agent_id: str, session_id: str, *, principal: str
         loaded = await ledger.load(agent_id, session_id)
     except StoreError:
         document = await ledger.store.get("session", key)
-        if document is None:
+        if document is None or not await ledger.unreadable(document):
             raise
         await ledger.store.write(document.removal(), found.removal())
         return
@@ -82,7 +82,7 @@ async def drop(ledger: Ledger, agent_id: str, session_id: str, *, principal: str
         state, version = loaded
         if state.leased_for_s():
             raise SessionError(f"Session {session_id!r:.80} is run by a worker: it is not given up.")
-        state.keep_replaced(state.unheard())  # nobody here can say whose answers hold: the session's next run does
+        state.keep_replaced(state.unheard())  # whose answers hold the session's next run can say
         started = state.give_up(_GIVEN_UP)
         state.status, state.review = AgentStatus.FAILED, []
         state.metadata |= {"stop_reason": StopReason.CANCELLED.value, "error": f"Given up: {_letter(found).why}"}

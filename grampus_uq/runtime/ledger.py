@@ -107,6 +107,21 @@ class Ledger:
             return state, found.version
         return None
 
+    async def unreadable(self, found: Document) -> bool:
+        """True where nobody can read a stored session or its transcript; raises StoreError where the store is down."""
+        try:
+            transcript = self.state_in(found).transcript
+        except StoreError:
+            return True
+        if transcript is None:
+            return False
+        entries = await self.store.read(transcript.log)
+        try:
+            replayed(transcript, entries)
+        except StoreError:
+            return True
+        return False
+
     async def known(self, agent_id: str, session_id: str) -> tuple[AgentState, int]:
         """The stored state and its version; raises SessionError when there is none."""
         loaded = await self.load(agent_id, session_id)

@@ -23,7 +23,7 @@ from grampus_uq.records.values import (
     ToolResult,
 )
 from grampus_uq.records.vocabulary import AgentStatus, Role, StopReason, UncertaintyAction, UncertaintyLevel
-from grampus_uq.runtime.apply_decisions import ROLLBACK, hear_replaced
+from grampus_uq.runtime.apply_decisions import ROLLBACK, hear_before, hear_replaced
 from grampus_uq.runtime.begun_with import BegunWith
 from grampus_uq.runtime.checkpoints import write_checkpoint
 from grampus_uq.runtime.endings import Endings
@@ -215,9 +215,7 @@ class Loop:
 
     async def _work_turn(self) -> AsyncIterator[RunEvent]:
         new = [record for record in self._state.turn if record.phase is CallPhase.NEW]
-        unheard = {held.proposed.likeness() for held in self._state.replaced()}
-        if any(record.proposed.is_among(unheard) for record in new):
-            await hear_replaced(self.turn)
+        await hear_before(self.turn, [record.proposed for record in new])
         if await self.turn.judge() is UncertaintyAction.ABORT:
             belief = None if self.lease.session is None else self.lease.session.belief()
             await self._abort(belief.step_uncertainties[-1] if belief else None)

@@ -182,7 +182,7 @@ async def _not_running(runner: AgentRunner, agent_id: str, session_id: str) -> t
 
 
 async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int) -> list[ExecutedCall]:
-    """The executed calls of discarded steps, a sub-agent's in place of its beginning; `state` hears its rejections."""
+    """The executed calls of discarded steps, a sub-agent's in place of its beginning."""
     entries = await AuditLog(runner.ledger.store, state.agent_id, state.session_id).entries()
     found = list[ExecutedCall]()
     for call in executed_calls(entries, state, to_step, runner.policy()):
@@ -193,7 +193,6 @@ async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int) -> 
             if await agent.runner.ledger.store.get("session", session_key(agent.agent.name, child)) is not None:
                 below, _ = await _not_running(agent.runner, agent.agent.name, child)
                 found += [*below.discarded, *await _took_effect(agent.runner, below, 0)]
-                await agent.hear_rejections(state, child)
                 continue
         found.append(call)
     return found

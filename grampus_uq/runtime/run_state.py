@@ -24,7 +24,7 @@ DEATHS = "worker_deaths"
 STARTED_BY = "started_by"
 """In the metadata of a session: the principal whose run it is."""
 REPLACED = "looks_replaced"
-"""In the metadata of a session: held calls that were replaced, until decisions about them were heard."""
+"""In the metadata of a session: calls that were replaced or left behind, until decisions about them were heard."""
 REJECTED_BEFORE = "rejected_before"
 """In the metadata of a session: what humans answered against calls in its earlier runs (`call.against`)."""
 _LONGEST_CHILD = 1_500
@@ -175,15 +175,26 @@ class AgentState(BaseModel):
         return pending(self.review, self.turn)
 
     def replaced(self) -> list[CallRecord]:
-        """The held calls that looks, a rollback or an end replaced, as far as anybody can read them."""
+        """The calls that looks, a rollback or an end replaced, as far as anybody can read them."""
         return _readable(self.metadata.get(REPLACED))
 
     def unheard(self) -> list[CallRecord]:
-        """The held calls that a rejection which nobody took up yet still counts on: those replaced, and its own."""
-        return [*self.replaced(), *(one for one in self.turn if one.waiting and one.child_session is None)]
+        """The calls that a rejection which nobody took up yet still counts on: those replaced, its own that wait, and
+        those that sub-agents serve."""
+        below = (
+            one.change(requests=()) for one in self.turn if one.child_session and one.phase is not CallPhase.SETTLED
+        )
+        return [*self.replaced(), *(one for one in self.turn if one.waiting and one.child_session is None), *below]
+
+    def is_of_this_run(self, held: CallRecord) -> bool:
+        """True for a replaced call of this run, or of a branch of it that stands; not for one of an earlier run."""
+        runs = {self.run_id, *(segment.run_id for segment in self.lineage)}
+        if held.child_session is None:
+            return held.requests[0].run_id in runs
+        return held.child_session in [self.model_copy(update={"run_id": run}).child_session(held) for run in runs]
 
     def keep_replaced(self, held: list[CallRecord]) -> None:
-        """Keep these as the held calls that were replaced."""
+        """Keep these as the calls that were replaced."""
         self.metadata.pop(REPLACED, None)
         if held:
             self.metadata[REPLACED] = [one.model_dump(mode="json") for one in held]
@@ -324,16 +335,15 @@ class SessionHead(BaseModel):
     def awaited(self) -> set[str]:
         """The ids of the requests whose decisions may still count: pending ones, and those that looks replaced."""
         replaced = _readable(self.metadata.looks_replaced)
-        return {request.id for request in [*self.pending(), *(held.requests[0] for held in replaced)]}
+        return {request.id for request in [*self.pending(), *(one for held in replaced for one in held.requests)]}
 
 
 def _readable(replaced: Any) -> list[CallRecord]:
-    """The held calls that looks replaced, as far as anybody can read them."""
     try:
         found = _RECORDS.validate_python(replaced or [])
     except (ValidationError, RecursionError):
         return []
-    return [held for held in found if len(held.requests) == 1 and held.requests[0].call == held.proposed]
+    return [one for one in found if one.child_session or [asked.call for asked in one.requests] == [one.proposed]]
 
 
 def _count(stored: Any) -> int:

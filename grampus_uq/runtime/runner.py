@@ -315,7 +315,7 @@ class AgentRunner:
             )
         except UncertaintyError:
             raise
-        except (Exception, anyio.get_cancelled_exc_class(), GeneratorExit):
+        except BaseException:
             await lease.release(unfinished=True)
             raise
 

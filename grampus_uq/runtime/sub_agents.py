@@ -100,29 +100,34 @@ class SubAgent:
             outcome = ToolResult(tool_call_id=record.call.id, output=stopped, is_error=True)
         finally:
             within_parent.reset(within)
-        with contextlib.suppress(*([StoreError] if loaded is None else [])):  # begun just now: nobody was asked
+        try:
             await self.hear_rejections(state, child_id)
+        except StoreError:  # the parent hears of them before it judges another call
+            state.keep_replaced([*state.replaced(), record.change(child_session=child_id, requests=())])
         if result is None:
             return outcome
         if result.status is AgentStatus.WAITING_FOR_HUMAN:
             return [request.model_copy(update={"child_session": child_id}) for request in result.pending]
         return self._finished_run(record, parent, result)
 
-    async def hear_rejections(self, state: AgentState, child_id: str) -> None:
+    async def hear_rejections(self, state: AgentState, child_id: str, *, here: bool = True) -> None:
         """A human's "no" to a call of the child counts for the parent, and for sub-agents that it begins later.
 
-        Also one that the child did not take up: nobody may resume it. Raises StoreError.
+        Also one that the child did not take up: nobody may resume it. `here`: the child is of the parent's present run,
+        and not of an earlier one. Raises StoreError.
         """
         ledger, below = self.runner.ledger, self.runner.sub_agents
         found = await ledger.store.get("session", session_key(self.agent.name, child_id))
         if found is None:
             return
         child = ledger.state_in(found)
-        for record in (*child.replaced(), *child.turn):
+        for record in child.unheard():
             child.rejected = remembered(child.rejected, await as_decided(ledger, self.runner.gate, record))
             if record.child_session is not None and record.call.name in below:
                 await below[record.call.name].hear_rejections(child, record.child_session)
-        state.rejected = remembered([*state.rejected, *child.rejected])
+        if here:
+            state.rejected = remembered([*state.rejected, *child.rejected])
+        state.know_rejected([*state.rejected_before(), *child.rejected_before(), *([] if here else child.rejected)])
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         if not result.metadata.get("unvouched"):

@@ -79,7 +79,7 @@ class Turn:
         )
 
     @property
-    def _advises(self) -> bool:
+    def advises(self) -> bool:
         """Return True under an advisory monitor, which holds nothing for want of a seal either."""
         return self.lease.session is not None and self.lease.session.profile.advisory
 
@@ -99,12 +99,12 @@ class Turn:
             self.gate.restored(
                 record if believed else record.change(guidance=None),
                 terms,
-                believed=believed or self._advises,
+                believed=believed or self.advises,
                 delegates=record.proposed.name in self.delegates,
             )
             for record in state.turn
         ]
-        if not (believed or self._advises):
+        if not (believed or self.advises):
             state.answer_approved_by = state.rollback_refused_by = None
             last = state.messages[-1] if state.messages else None
             if not state.turn and not state.review and last is not None and last.role is Role.ASSISTANT:
@@ -212,7 +212,7 @@ class Turn:
 
         async def begin() -> None:
             for record in cleared:
-                if self._advises:
+                if self.advises:
                     self.gate.starts.give_back(record, self._state.run_id)
                 new = await self.gate.start(
                     record,
@@ -221,7 +221,7 @@ class Turn:
                     self._declared(record.call.name),
                     self.policy(),
                     self._state.keep,
-                    any_effect=record.call.name in self.delegates or self._advises,
+                    any_effect=record.call.name in self.delegates or self.advises,
                 )
                 if new.phase is CallPhase.STARTED:
                     started.append(new)
@@ -250,6 +250,9 @@ class Turn:
         if not started:
             return []
         announced = [record for record in started if self._audited(record)]
+        for record in started:
+            if record.call.name in self.delegates:  # whoever finds it started knows where its sub-agent's calls are
+                self._state.keep(record.change(child_session=self._state.child_session(record)))
         facts = partial(started_facts, self._state.run_id, started_by=self._state.started_by)
         try:
             await self.lease.save(*(("execution_started", facts(one)) for one in announced))

@@ -565,23 +565,23 @@ async def test_a_rejection_that_arrives_while_its_request_is_asked_anew_counts_a
         assert len(one.ran()) == 1
 
 
-class FailsOnce(MemoryStore):
-    """Reads no decisions, once."""
+class Fails(MemoryStore):
+    """Reads no decisions, so often."""
 
-    failed = True
+    left = 0
 
     async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
-        if not self.failed and kind == "decision":
-            self.failed = True
+        if self.left and kind == "decision":
+            self.left -= 1
             raise StoreError("down")
         return await super().children(kind, parents)
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [0, 1, 99])
 async def test_a_rejection_that_nobody_served_the_session_to_hear_holds_where_it_was_stopped_and_begins_anew(
-    fails: bool,
+    fails: int,
 ) -> None:
-    store = FailsOnce()
+    store = Fails()
     dead = Bench(store, hold_s=0.3)
     async with anyio.create_task_group() as first:
         first.start_soon(dead.guard.run)
@@ -590,15 +590,19 @@ async def test_a_rejection_that_nobody_served_the_session_to_hear_holds_where_it
         first.cancel_scope.cancel()
     await dead.decide("reject")
     await order_stop(dead.ledger, "mcp", "s", principal="ann")
-    store.failed = not fails
+    store.left = fails
     async with bench(store, hold_s=0.3) as two:
         await two.call(2, "pay", n=2)
         while two.calls.session.refusal is None:  # noqa: ASYNC110
             await anyio.sleep(0.05)
+        store.left = 0
     async with await granted(store, hold_s=0.3) as three:
         await three.lists(pay={"annotations": {"destructiveHint": True}})
         await three.call(3, "pay", n=1.0)
-        assert "was rejected by a human in this session at 20" in await text(three, 3)
+        if fails == 99:
+            assert (await three.waiting()).rule == "rejected_in_thread"
+        else:
+            assert "was rejected by a human in this session at 20" in await text(three, 3)
         assert three.ran() == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.dead_letters import DeadLetter, dead_letters, drop, retry
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.retention import prune
-from grampus_uq.runtime.store import WAKING, SessionStore
+from grampus_uq.runtime.store import WAKING, Document, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_jobs import DEAD, Job, set_aside, take
@@ -94,6 +95,26 @@ async def test_a_session_that_a_worker_runs_is_not_given_up_and_one_that_nobody_
     await drop(Ledger(store), "mailer", "s")
     assert await store.get("session", "mailer/s") is None
     assert await AuditLog(store, "mailer", "s").entries()
+
+
+async def test_a_session_is_not_deleted_because_the_store_fails_as_it_is_given_up() -> None:
+    class Fails(MemoryStore):
+        left = 0
+
+        def _read(self, found: Document) -> Document:
+            self.left -= 1
+            if self.left == 0:
+                raise StoreError("down")
+            return super()._read(found)
+
+    for at in range(1, 9):
+        store = Fails()
+        one = await stuck(store, World())
+        store.left = at
+        with contextlib.suppress(StoreError):
+            await drop(Ledger(store), "mailer", "s")
+        store.left = 0
+        await one.ledger.known("mailer", "s")
 
 
 @given(st.lists(st.text(max_size=30), max_size=4), st.text(max_size=30))

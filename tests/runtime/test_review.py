@@ -285,6 +285,33 @@ async def test_a_call_whose_tool_cancelled_itself_is_a_failed_one_and_not_one_th
     assert [e["data"]["is_error"] for e in entries if e["what"] == "execution_finished"] == [True, *([False] * beside)]
 
 
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_tool_that_wants_to_end_the_process_is_a_failed_call_and_ends_nothing(plain: bool) -> None:
+    """As a parser of command lines does that it calls."""
+
+    def leaves() -> str:
+        raise SystemExit(2)
+
+    async def awaited() -> str:
+        return leaves()
+
+    tools = FunctionTools(tool(name="leave")(leaves if plain else awaited))
+    model = scripted([answer("I call.", tool_calls=[call("leave", "c1")]), "Done."], 0.99)
+    result = await AgentRunner(model, tools, uncertainty_monitor=UNWATCHED).run(AGENT, "x")
+    assert result.status is AgentStatus.COMPLETED
+    assert [m.content for m in result.messages if m.role is Role.TOOL] == ["The tool failed: SystemExit: 2"]
+
+
+async def test_whatever_ends_a_process_gives_the_session_back_first() -> None:
+    def ends(messages: Any, options: Any) -> Any:
+        raise SystemExit(3)
+
+    one = AgentRunner(ScriptedModel(ends), FunctionTools(), uncertainty_monitor=UNWATCHED)
+    with pytest.raises(BaseExceptionGroup):
+        await one.run(AGENT, "x", session_id="s")
+    assert not (await one.ledger.known("mailer", "s"))[0].leased_for_s()
+
+
 def cancel_here() -> None:
     task = asyncio.current_task()
     assert task is not None

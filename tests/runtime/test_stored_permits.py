@@ -26,7 +26,8 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
 from grampus_uq.records.events import DecisionEvent
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.dead_letters import drop
+from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.permit_words import permit_facts
 from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.run_state import ExecutionResult
@@ -41,6 +42,7 @@ from grampus_uq.runtime.stored_permits import (
 )
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker_jobs import Job, set_aside, take
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, Meanwhile, Watched, World, mail, runner
@@ -454,6 +456,23 @@ async def test_a_run_goes_on_from_an_answer_against_its_call_only_once_the_permi
     assert (await office.standing()).state.wrong == 1
     office.draw = NO_AUDIT
     assert (await office.run("next", says=None, body="next")).status is AgentStatus.WAITING_FOR_HUMAN
+
+
+async def test_an_answer_that_nobody_took_up_before_the_run_was_given_up_is_learned_in_the_sessions_next_run() -> None:
+    office = Office(draw=AUDIT)
+    await office.earn()
+    before = (await office.standing()).state
+    (request,) = (await office.run("s", says=None, body="audited")).pending
+    ledger = Ledger(office.store)
+    await ledger.decide(request.decide("reject", principal="ann"), wake=False)
+    await office.store.write(Job(agent_id="mailer", session_id="s").now(0.0))
+    for one in await take(office.store, ["mailer"], 99, 30.0):
+        if one.job.session_id == "s":
+            await set_aside(office.store, one, session_key("mailer", "s"), one.job)
+    await drop(ledger, "mailer", "s")
+    await office.run("s", says=None, body="another")
+    now = (await office.standing()).state
+    assert (now.answers, now.wrong) == (before.answers + 1, before.wrong + 1)
 
 
 async def test_the_key_of_a_permit_that_cannot_be_read_is_told_without_its_escape_codes(

@@ -30,7 +30,7 @@ from grampus_uq.integrations.mcp.pins import Pin
 from grampus_uq.integrations.mcp.tool_pins import UNLISTED, ToolPins, changed
 from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
-from grampus_uq.runtime.apply_decisions import apply_response
+from grampus_uq.runtime.apply_decisions import apply_response, hear_before
 from grampus_uq.runtime.asked_rows import sessions_asking
 from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Note
@@ -106,6 +106,7 @@ class GuardedCalls:
             sizes = (len(record.proposed.canonical()) for record in state.turn if record.waiting)
             if len(call.canonical()) + sum(sizes) > _MAX_WAITING:
                 raise RefusedError("Not executed: the arguments of the calls that wait are too large together.")
+            await hear_before(turn, [call])
             self._open[call.id] = opened = OpenCall(id=call.id, shown=self.tools.shown(call.name))
             doubt = await self._doubt(call, opened.shown) if self._acts else None
             self._note_call(call)
