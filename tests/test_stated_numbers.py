@@ -209,8 +209,8 @@ STATED = {
         f"| {http_traffic._MAX_BYTES // 2**20} MiB each |",
         f"while the proxy runs | {shown_names.MAX_TOOLS:,};",
         f"waits {NUMBERS[round(upstream_answer.LATE_S / 60.0)]} minutes for the result",
-        f"of the last {hand_overs._MOST:,} calls, {hand_overs._MOST_CHARACTERS // 10**6} million characters (a result of "
-        f"more than {hand_overs._LONGEST_RESULT:,} is then cut)",
+        f"of the last {hand_overs._MOST:,} calls, {hand_overs._MOST_CHARACTERS // 10**6} million characters (a result "
+        f"of more than {hand_overs._LONGEST_RESULT:,} is then cut)",
         f"continue in another one for {NUMBERS[round(upstream_answer._RESUME_S / 60.0)]} minutes",
         f"after each of the last {call_notes._MOST_SENT:,} that went there",
         f"refused (of the last {MAX_REJECTED})",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from grampus_uq.learn.fit.detector import DetectorFit
 from grampus_uq.learn.profiles import Part, ProfileFit
 from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, load, save
 from grampus_uq.recording.runs import beginnings
+from grampus_uq.records.visible_text import in_short
 
 _WIDTH = 100
 _INDENT = " " * 11
@@ -128,7 +130,7 @@ def _fitted_for_lines(facts: FittedFor, paths: Sequence[str]) -> Iterator[str]:
             break
     lacking = [f"run {found[None]!r:.80} has no {name}" for name, found in runs.items() if None in found]
     lacking += [
-        " and ".join(f"run {run!r:.80} has {name} {value!r:.40}" for value, run in found.items())
+        " and ".join(f"run {run!r:.80} has {name} {in_short(value or '', 24)!r}" for value, run in found.items())
         for name, found in runs.items()
         if found and None not in found
     ]
@@ -206,4 +208,5 @@ def _listed(values: Any) -> str:
 
 def _wrapped(name: str, text: str) -> list[str]:
     label = f"{name:<10} " if len(name) <= 10 else f"{name}: "
-    return textwrap.wrap(f"{label}{text}", _WIDTH, subsequent_indent=_INDENT, break_long_words=False) or [label]
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
+    return textwrap.wrap(f"{label}{text}", width, subsequent_indent=_INDENT, break_long_words=False) or [label]

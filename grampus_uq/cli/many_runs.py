@@ -57,7 +57,8 @@ def n_files_of_fits(paths: Sequence[str], artifacts: Sequence[ProfileArtifact]) 
 
 def of_fits(n_files: int) -> str:
     """The sentence on so many files that served a fit; nothing where there are none."""
-    return f"{n_files} of these files were used to fit a profile; its figures are too optimistic." if n_files else ""
+    were = "was" if n_files == 1 else "were"
+    return f"{n_files} of these files {were} used to fit a profile; its figures are too optimistic." if n_files else ""
 
 
 def of_trials(runs: int, tasks: int) -> str:
@@ -79,5 +80,5 @@ def caution_of_others(paths: Sequence[str], artifact: ProfileArtifact) -> None:
         any(getattr(run, name) and value not in (None, ANY, getattr(run, name)) for name, value in fitted.items())
         for run in beginnings(paths)
     )
-    what = "another model, prompt or tools than the profile was fitted for; live it would not act there."
-    caution(f"{n} of these runs have {what}" if n else "")
+    what = "of another model, prompt or tools than the profile was fitted for; live it would not act there."
+    caution(f"{n} of these runs {'is' if n == 1 else 'are'} {what}" if n else "")

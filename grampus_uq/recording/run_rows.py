@@ -109,7 +109,7 @@ def readings_in_words(readings: Sequence[Reading], *, most: int | None = None) -
     if len(said) > 1:
         said[0] += " (lowest)"
     if most is not None and len(said) > most:
-        said[most:] = [f"{len(said) - most} higher ones"]
+        said[most:] = [f"{len(said) - most} higher"]
     failed = [f"no {in_words(r.source)}: {r.reason}" for r in readings if r.value is None and r.reason not in NOT_DUE]
     return ", ".join([*said, *failed])
 

@@ -193,7 +193,7 @@ def test_figures_on_runs_of_another_agent_say_that_the_profile_would_not_act_the
     save(artifact.model_copy(update={"fitted_for": artifact.fitted_for.model_copy(update={"model": model})}), its)
     options = ("--profile", its) if command[0] == "runs" else ()
     called = cli(*(its if part == "PROFILE" else part for part in command), *options, str(made / "b"))
-    assert ("40 of these runs have another model" in called.stderr) is (model == "n")
+    assert ("40 of these runs are of another model" in called.stderr) is (model == "n")
 
 
 def test_the_labels_that_are_lacking_are_named(made: Path, tmp_path: Path) -> None:

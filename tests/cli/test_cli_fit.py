@@ -73,6 +73,15 @@ def test_the_runs_of_a_fit_are_known_again_in_files_that_have_changed_since(tmp_
         assert any("were used to fit" in warning for warning in warnings) == (used > 0)
 
 
+def test_the_account_of_a_fit_fits_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    record(Path("a"), np.random.default_rng(3), 30)
+    lines = cli("fit", "a", "--budget", "0.2", "-o", "p.json").stdout.splitlines()
+    assert len(lines) > 10
+    assert max(map(len, lines)) <= 60
+
+
 def test_a_backtest_on_trials_of_tasks_says_that_its_intervals_are_too_short(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, trials in (("single", 1), ("trials", 4)):
