@@ -145,8 +145,7 @@ class Written:
             if span is not None:
                 later = [at for at in places if at > span[0] and at not in begins and rest.is_opened(at, call.name)]
                 meant = [one.begin for found in slots for one in found if one.end is None]
-                quoted = [one.begin for found in slots for one in found if one.end is not None]
-                meant += (at for at in (*quoted, *rest.long_values(call)) if not rest.is_in_words(at))
+                meant += (at for at in rest.long_values(call) if not rest.is_in_words(at))
                 stray = any(at >= span[1] and not covers(spans, at) for at in meant)
                 if later or stray or begins_another(rest, span[1], [(at, at) for at in self._bounds]):
                     span = None

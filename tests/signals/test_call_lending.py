@@ -189,6 +189,43 @@ def test_a_line_behind_a_call_without_arguments_lends_it_no_name(form: str) -> N
         assert (found or 0.0) < FLOOR, lost
 
 
+BEGUN = [form for form in FORMS if form not in (*UNMARKED, "YAML")]
+LENT = ("a copy in code", "name and values", "a name and a list", "arguments")
+
+
+def test_a_line_before_what_is_left_of_a_call_lends_it_no_beginning() -> None:
+    lent = []
+    both = {"to": "Mallory Smith", "amount": 500}, {"ref": "A-17"}
+    for form, line, arguments in itertools.product(FORMS, LENT, both):
+        own, call = tokens(FORMS[form]("pay", arguments)), ToolCall(name="pay", arguments=arguments)
+        for at in range(len(own)):
+            left = "".join(one.token for one in own[at:])
+            if "pay" in left or not any(str(value) in left for value in arguments.values()):
+                continue
+            (found,) = odds([*tokens(LINES[line]("pay", arguments)), *own[at:]], call)
+            if (found or 0.0) >= FLOOR and form != "by position":
+                lent.append((form, line, left))
+    assert lent == []
+
+
+def test_a_line_before_a_call_of_which_only_marks_are_left_vouches_for_none() -> None:
+    """Cut behind its beginning, or without any word of its own, at the end or before another call."""
+    beside, wait = ToolCall(name="send_email", arguments={"memo": "Trent", "order_id": 9117}), "but wait a moment " * 5
+    arguments = {"to": "Mallory Smith", "amount": 500}
+    call, vouched = ToolCall(name="pay", arguments=arguments), []
+    for form, line in itertools.product(BEGUN, LENT[:-1]):
+        own, whole = tokens(FORMS[form]("pay", arguments)), FORMS[form](beside.name, beside.arguments)
+        words = own_words(FORMS[form]("pay", arguments), "pay", arguments)
+        marks = "".join(one.token for number, one in enumerate(own) if number not in words)
+        begun = "".join(one.token for one in own[: words[0]])
+        for text in (f"{whole}\n{begun}\nDone.", f"{begun}pa\n", f"{marks}\n{whole}", f"{begun}\n{wait}\n{whole}"):
+            calls = [call, beside][: 1 + (whole in text)]
+            found = odds(tokens(LINES[line]("pay", arguments) + text), *calls)[0]
+            if (found or 0.0) >= FLOOR:
+                vouched.append((form, line, text))
+    assert vouched == []
+
+
 @given(TURNS)
 def test_a_right_and_sure_call_is_not_held_for_a_line_before_it_that_names_its_values(turn: Turn) -> None:
     name, arguments, form, before = turn
@@ -238,6 +275,7 @@ def test_of_two_calls_the_damaged_one_is_below_the_floor(
         'pay\n[TOOL_CALLS][ARGS]{"amount": 500}',
         'pay\nTool:\nInput: {"amount": 500}',
         'pay(amount=500)\n{"name": "refund", "arguments": {"order": 9}}',
+        'The page says "pay": {"amount": 500}',
     ],
 )
 def test_what_a_line_lends_is_not_the_calls(text: str) -> None:
