@@ -138,18 +138,18 @@ def health_in_words(found: Health) -> dict[str, str]:
     budget = "" if found.budget_a_day is None else f"; the budget is {found.budget_a_day:g}"
     over = ", EXCEEDED" if found.over_budget else ""
     since = " since the first" if found.pauses_a_day * found.days > 1.01 * found.pauses else ""
-    right = "no decision yet"
+    approved = "no decision yet"
     if found.right_low is not None and found.right_high is not None:
         share = f"{100.0 * found.right / found.decided:.0f} %"
         between = f"{100.0 * found.right_low:.0f} to {100.0 * found.right_high:.0f} %"
-        right = f"{found.right} of {found.decided} decided calls were approved as they were: {share} ({between})"
+        approved = f"{found.right} of {found.decided} decided calls, as they were: {share} ({between})"
     oldest = "" if found.oldest_s is None else f", the oldest for {span(found.oldest_s)}"
     price = "no price is known" if found.cost_usd is None else f"{found.cost_usd:.2f} USD"
     ended = "1 run" if found.ended == 1 else f"{found.ended} runs"
     cost = f"{price} for {ended} that ended in {days}" if found.ended else f"no run ended in {days}"
     return {
         "pauses": f"{found.pauses} in {days}: {found.pauses_a_day:.1f} a day{since}{budget}{over}",
-        "right": right,
+        "approved": approved,
         "waiting": f"{found.waiting}{oldest}",
         "cost": cost,
         "running": f"{found.running} runs on {found.workers} live workers",

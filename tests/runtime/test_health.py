@@ -60,7 +60,7 @@ def test_a_store_younger_than_the_window_has_the_pace_of_the_days_that_it_has_se
 def test_nothing_is_said_of_nothing() -> None:
     found = of()
     assert (found.right_low, found.oldest_s, found.cost_usd, found.over_budget) == (None, None, None, None)
-    assert "no decision yet" in health_in_words(found)["right"]
+    assert "no decision yet" in health_in_words(found)["approved"]
     said = [health_in_words(of(costs=costs))["cost"] for costs in ([], [None], [None, 0.25])]
     assert said == [
         "no run ended in 10 days",
