@@ -1,6 +1,7 @@
 """Mathematics: numbers in, numbers out; no steps, no agents, no I/O.
 
-An argument outside its stated domain (shape, range, NaN) raises ConfigurationError: its name, the rule, the value.
+What users give and what is stored is checked where it comes in: public functions, constructors and levels raise
+ConfigurationError with name, rule and value. Arrays that the package makes are trusted.
 """
 
 from lazy_loader import attach_stub
