@@ -266,23 +266,11 @@ class PaperScorer:
     def batch(self, blocks: StepBlocks) -> FloatArray:
         """log M_t of every row, in block order; NaN before the first score of a run."""
         result = np.empty(len(blocks.values))
-        prefix = np.full((len(self.intercepts), len(blocks.order)), self.fill)
-        log_m = np.zeros(len(blocks.order))
+        memories = [self.start()] * len(blocks.order)
         for step, rows in blocks:
-            active = rows.stop - rows.start
-            x = blocks.values[rows, 0]
-            seen = ~np.isnan(x)
-            if step <= len(self.intercepts):
-                before = prefix[step - 2, :active] if step > 1 else self.fill
-                prefix[step - 1, :active] = np.where(seen, x, before)
-                intercept = self.intercepts[step - 1]
-                if intercept is not None:
-                    total = np.full(active, intercept)
-                    for weight, values in zip(self.weights[step - 1], prefix, strict=False):
-                        total += weight * values[:active]
-                    fresh = self.prior_log_odds - np.clip(total, -self.limit, self.limit)
-                    log_m[:active] = np.where(seen, fresh, log_m[:active])
-            result[rows] = log_m[:active]
+            for run, score in enumerate(blocks.values[rows, 0].tolist()):
+                seen = None if math.isnan(score) else score
+                memories[run], result[rows.start + run] = self.advance(memories[run], [seen], step)
         return _keep_where_missing(blocks, result)
 
 
