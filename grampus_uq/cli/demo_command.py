@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import time
@@ -154,7 +155,8 @@ def command(context: click.Context, /, task: str, inbox: bool, details: bool, as
             raise click.UsageError(
                 "--details and --inbox belong to --task mails; for questions use grampus-uq runs show."
             )
-        _ask_questions(as_json=as_json, **options)
+        with _leaving_no_empty(options["runs_folder"]):
+            _ask_questions(as_json=as_json, **options)
         return
     given = {name for name in options if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if strange := sorted(given - {"n", "seed", "runs_folder"}):
@@ -165,8 +167,22 @@ def command(context: click.Context, /, task: str, inbox: bool, details: bool, as
     if inbox:
         _let_mails_wait(n=options["n"] or _WAITING, seed=options["seed"], runs_folder=options["runs_folder"])
         return
-    number = options["n"] or DEFAULT_MAILS
-    _handle_mails(n=number, seed=options["seed"], runs_folder=options["runs_folder"], details=details, as_json=as_json)
+    number, place = options["n"] or DEFAULT_MAILS, options["runs_folder"]
+    with _leaving_no_empty(place):
+        _handle_mails(n=number, seed=options["seed"], runs_folder=place, details=details, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _leaving_no_empty(folder: str) -> Iterator[None]:
+    """Remove the folder for recordings at the end if it was made meanwhile and nothing is in it."""
+    place = Path(folder).expanduser()
+    new = not place.exists()
+    try:
+        yield
+    finally:
+        if new:
+            with contextlib.suppress(OSError):  # something is in it
+                place.rmdir()
 
 
 def _handle_mails(*, n: int, seed: int, runs_folder: str, details: bool, as_json: bool) -> None:

@@ -163,6 +163,19 @@ def test_a_server_that_refuses_the_key_is_asked_once_and_named_in_one_line(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_demo_without_a_model_leaves_no_folder_that_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_before: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    if made_before:
+        (tmp_path / "runs").mkdir()
+    for task in ("mails", "questions"):
+        with pytest.raises(SystemExit):
+            main(["demo", "--task", task, "--runs-folder", str(tmp_path / "runs")])
+        assert [path.name for path in tmp_path.rglob("*")] == ["runs"] * made_before
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert run("--api-base", "http://127.0.0.1:9/v1", "--runs-folder", str(tmp_path / "file" / "runs")) == 1
