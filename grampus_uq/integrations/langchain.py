@@ -18,7 +18,7 @@ import inspect
 import json
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from hashlib import sha256
@@ -70,8 +70,8 @@ from grampus_uq.integrations.langgraph_threads import (
     place_of,
     read_state,
     resume,
-    sent_before,
     waiting,
+    written_before,
 )
 
 if TYPE_CHECKING:
@@ -151,9 +151,10 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         config, states = get_config(), self.judge.states
         place = place_of(self.judge, config, state)
         decided = {one.proposed.id: one for one in states.read_decided(place, state)}
-        for sent in await sent_before(way, config, KEY) if waited - decided.keys() else ():
+        before = await written_before(way, config, back=2) if waited - decided.keys() else ()
+        for sent in [sent for source, written in before if source == "loop" for name, sent in written if name == KEY]:
             said = states.read_decided(place, {**state, "decided": sent.get("decided", ())})
-            decided = {one.proposed.id: one for one in said} | decided  # what was sent before may be another branch's
+            decided = {one.proposed.id: one for one in said} | decided
         return *_with_edits(request, [*decided.values()]), [*decided.values()]
 
     async def _judged(
@@ -237,17 +238,17 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     ) -> Any:
         """Run a call that was cleared, or that a human approved; ask first where one is needed."""
         await before_node.get()()  # before a decision is taken up: what is cancelled here has not run
-        run, record = await AWAITING.take(self._cleared(request))
+        run, record = await AWAITING.take(self._cleared(request, AWAITING))
         result = run if isinstance(run, ToolMessage) else await handler(run)
         return result if record is None else await AWAITING.take(self._ended(request, result, record))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """`awrap_tool_call` for agents that run without awaiting."""
-        run, record = to_its_end(BLOCKING.take(self._cleared(request)))
+        run, record = to_its_end(BLOCKING.take(self._cleared(request, BLOCKING)))
         result = run if isinstance(run, ToolMessage) else handler(run)
         return result if record is None else to_its_end(BLOCKING.take(self._ended(request, result, record)))
 
-    def _cleared(self, request: ToolCallRequest) -> Steps:
+    def _cleared(self, request: ToolCallRequest, way: Way) -> Steps:
         """The request to go on with, or the answer in the tool's place; and the record of a call that ends here."""
         judge = self.judge
         if not judge.acts:
@@ -261,7 +262,9 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             (record,) = judge.states.read_part(unjudged, part).records
         once = record.waiting or not by_itself(record)
         if once:
-            log = yield from read_log({"step": _READ})
+            ids, marks = [record.key(carried.terms.run_id), *(one.id for one in record.requests)], list[Any]()
+            note = functools.partial(_note_begun, way, get_config(), ids, marks)
+            log = yield from read_log({"step": _READ}, note)
             answer = next((one["answer"] for one in reversed(log) if one.get("answer_of") == call.id), None)
             decided = judge.answered(record, answers_of_run(get_config()))
             if answer is not None and not decided:  # a cancelled attempt at this task ended the call
@@ -273,7 +276,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             if answer is not None:
                 carried = yield from self._ask(carried, log)
                 return ToolMessage(**answer), carried.records[0]
-            carried = self._settled(carried, log) or (yield from self._begun(carried, log))
+            carried = self._settled(carried, log) or (yield from self._begun(carried, log, marks))
             (record,) = carried.records
         ended = record if once else None
         if record.phase is CallPhase.SETTLED:
@@ -291,15 +294,14 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         parts = [self.judge.states.read_part(carried, one) for one in log if one.get("step") == _DECIDE]
         return next((part for part in parts if part.records[0].phase is CallPhase.SETTLED), None)
 
-    def _begun(self, carried: Carried, log: Log) -> Steps:
+    def _begun(self, carried: Carried, log: Log, marks: list[Any]) -> Steps:
         """The state when its one call may run, or is settled.
 
         That it begins is checkpointed. If it began in an earlier attempt at this task, and did not fail in this
-        process, it may have run: a human is asked about that, whatever was decided on it since.
+        process, or where `marks` say so, it may have run: a human is asked about that, whatever was decided on it.
         """
-        marks = list[Any]()
         while True:
-            if carried.records[0].waiting:
+            if carried.records[0].waiting and not marks:
                 carried = yield from self._ask(carried, log, marks)
             if not marks and carried.records[0].phase is not CallPhase.CLEARED:
                 return carried
@@ -323,7 +325,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     def _place(self, carried: Carried) -> list[Any]:
         """Where a call begins: the process, and what lets it run."""
         (record,) = carried.records
-        return [self._name, os.getpid(), record.requests[0].id if record.requests else ""]
+        by = record.requests[0].id if record.requests else record.key(carried.terms.run_id)
+        return [self._name, os.getpid(), by]
 
     async def _begin_again(self, carried: Carried, marks: list[Any]) -> dict[str, Any]:
         judge, (record,) = self.judge, carried.records
@@ -408,6 +411,14 @@ def _digest(answer: Any) -> str:
 
 def _state(agent_state: Any) -> dict[str, Any]:
     return agent_state.get(KEY) or {}
+
+
+async def _note_begun(way: Way, config: Any, ids: Collection[str], marks: list[Any]) -> None:
+    """Note a start by one of these ids before somebody wrote to the thread: `update_state` drops what came of it."""
+    before = await written_before(way, config, back=1)
+    left = [one for source, written in before if source == "update" for _, one in written]
+    begun = [one for one in left if isinstance(one, dict) and one.get("step") == _BEGIN]
+    marks[:] = [one for one in begun if isinstance(at := one.get("at"), list) and any(by in at for by in ids)]
 
 
 def _waited(state: Mapping[str, Any]) -> set[str]:

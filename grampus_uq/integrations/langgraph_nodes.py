@@ -131,6 +131,8 @@ class GuardNodes:
                 return self._go_on(state, carried, [])
         asked = self._take_noted(config, messages[index])
         carried, message, beside = await self._judged(messages, index, state, config, asked)
+        answered = _answered(messages, ())  # before `update_state` changed another call of the turn
+        beside = [one for one in beside if getattr(one, "tool_call_id", None) not in answered]
         if message is not messages[index]:
             beside.insert(0, message)
         return self._go_on(state, carried, beside)

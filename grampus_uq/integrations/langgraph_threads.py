@@ -119,18 +119,21 @@ def place_of(judge: TurnJudge, config: RunnableConfig, state: Any = None) -> str
     return place if session_id == thread or not thread else f"{place}/{session_place('', session_id)}"
 
 
-async def sent_before(way: Way, config: RunnableConfig, channel: str) -> list[dict[str, Any]]:
-    """The values that the step before this one sent to a channel, as checkpointed, applied or not.
+async def written_before(way: Way, config: RunnableConfig, *, back: int) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """What was written at each checkpoint, by channel, with the source of the one after it: this step's first.
 
-    A task within a task sent them in vain where that one ended in an earlier run, beside one that waited.
+    That one may be unwritten yet. Back to the last of so many that runs wrote. An "update" or a "fork" begins anew
+    without what tasks wrote. Before a "loop" it counts, also of a task within a task that ended in an earlier run.
     """
-    given = config.get("configurable", {})
+    given, source = config.get("configurable", {}), "loop"
     namespace, saver = str(given.get("checkpoint_ns") or ""), cast(Any, given.get(_CHECKPOINTER))
     at: Any = {"configurable": {"thread_id": _thread_of(config), "checkpoint_ns": "|".join(namespace.split("|")[:-1])}}
-    found = list[dict[str, Any]]()
-    for _ in range(0 if saver is None else 2):  # this step's checkpoint may not be written yet
-        kept = at and await way.call(saver.aget_tuple if way.awaits else saver.get_tuple, at)
-        found += [sent for _, name, sent in (kept and kept.pending_writes) or () if name == channel]
+    found = list[tuple[str, list[tuple[str, Any]]]]()
+    while saver is not None and at and back:
+        kept = await way.call(saver.aget_tuple if way.awaits else saver.get_tuple, at)
+        found.append((source, [written[1:] for written in (kept and kept.pending_writes) or ()]))
+        source = str(kept and kept.metadata.get("source"))
+        back -= source not in ("update", "fork")
         at = kept and kept.parent_config
     return found
 

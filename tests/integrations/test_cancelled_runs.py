@@ -268,6 +268,58 @@ def test_what_was_decided_on_a_branch_that_was_left_is_no_answer_on_the_one_that
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("says", ["approve", "reject"])
+@pytest.mark.parametrize("another", [True, False])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sub-graph"])  # whose visit begins anew
+def test_a_call_that_ran_before_somebody_wrote_to_the_thread_runs_again_only_if_a_human_was_told(
+    kind: str, another: bool, says: str
+) -> None:
+    """In any process: the other call of the turn waits, and what `update_state` drops had been paid."""
+
+    async def run() -> None:
+        run, asked = Run(kind, 2), list[tuple[str, int]]()
+        await run.go(PROMPT)
+        await run.go(await run.decide("approve", 0))
+        if another:
+            run.restart()
+        for written in ("Hurry.", "Please."):
+            await run.app.aupdate_state(CONFIG, {"messages": [HumanMessage(written)]})
+        await run.go()
+        while requests := await run.waiting():
+            asked += [(one.rule, one.call.arguments["number"]) for one in requests if one.call]
+            await run.go(await run.decide(says))
+        assert {rule for rule, number in asked if number == 0} <= {"unknown_outcome"}
+        told = len([rule for rule, number in asked if number == 0])
+        ran = {"approve": [0, 1, *[0] * told], "reject": [0]}[says]
+        assert sorted(run.paid) == sorted(ran)
+        assert told or (await run.results())[0] == "paid 0"
+
+    asyncio.run(run())
+
+
+def test_langchain_shows_an_edit_beside_what_ran_so_and_not_beside_a_result_that_was_written_by_hand() -> None:
+    async def run(by_hand: bool) -> None:
+        run = Run("langchain", 2)
+        await run.go(PROMPT)
+        at = (await run.app.aget_state(CONFIG)).config
+        await run.go(await run.decide("edit", 0))
+        given: Any = None
+        if by_hand:
+            given = {"messages": [ToolMessage(f"by hand {n}", tool_call_id=f"{n}") for n in range(2)]}
+        else:
+            run.restart()
+            await run.go(await run.decide("approve", 1))
+            history = [one async for one in run.app.aget_state_history(CONFIG)]
+            at = next(one.config for one in history if one.next == ("model",))
+        await run.app.aupdate_state(at, given, as_node="tools" if by_hand else None)
+        await run.go()
+        assert (await run.results())[0] == ("by hand 0" if by_hand else "paid 100")
+        assert await run.shown() == {0: 0 if by_hand else 100, 1: 1}
+
+    for by_hand in (True, False):
+        asyncio.run(run(by_hand))
+
+
 @pytest.mark.parametrize("says", ["approve", "reject", "respond", "edit"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_transcript_shows_what_ran_also_where_an_edit_was_void(kind: str, says: str) -> None:

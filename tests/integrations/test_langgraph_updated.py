@@ -200,6 +200,22 @@ def test_a_call_that_waits_is_asked_about_whatever_is_written_beside_it(
     assert thread.waiting == []
 
 
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_call_that_was_refused_has_one_answer_though_another_call_of_its_turn_is_changed(awaited: bool) -> None:
+    thread = Thread([["pay", "look", "pay"]], guarded, awaited)
+    thread.run({"messages": [HumanMessage("Pay.")]})
+    state = thread.app.get_state(CONFIG)
+    thread.run(resume(state, [thread.waiting[0].decide("reject", principal="ann")]))
+    answer = next(one for one in state.values["messages"] if one.type == "ai")
+    calls = [*answer.tool_calls[:2], call("pay", "0-2", "eve")]
+    thread.app.update_state(CONFIG, {"messages": [answer.model_copy(update={"tool_calls": calls})]})
+    thread.run(None)
+    thread.run(resume(thread.app.get_state(CONFIG), [one.decide("approve", principal="ann") for one in thread.waiting]))
+    messages = thread.app.get_state(CONFIG).values["messages"]
+    assert sorted(one.tool_call_id for one in messages if one.type == "tool") == ["0-0", "0-1", "0-2"]
+    assert thread.paid == ["eve"]
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_a_proposal_that_another_node_wrote_and_an_edge_led_to_the_tools_is_judged_before_it_runs(
     own: bool,
