@@ -5,6 +5,7 @@ A mark carries a digest of the text that it encloses, so no text can contain the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +21,14 @@ QUOTED_IS_MATERIAL: Final = (
 SPEAKERS: Final = {Role.USER: "user", Role.ASSISTANT: "agent", Role.TOOL: "tool result"}
 """The names of speakers in a transcript; any other is "other"."""
 
+_TEMPLATE: Final = re.compile(
+    r"<(?=[|｜]|/?(?:s|bos|eos|pad|unk|think|quoted|system|user|assistant|tool_call|tool_response)\b|<SYS|</SYS"
+    r"|(?:start|end)_of_turn|(?:begin|end)▁of|seed:|sop>|SPECIAL_|extra_id_)|(?<=[|｜])>"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_)|gMASK|e~\[)|\](?=~!?b[\[\]]|![dp]~\[|<\])|#(?=##)",
+    re.IGNORECASE,
+)
+"""What chat templates of the usual models write around turns."""
+
 
 def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """The function of a tool's schema, which is one or holds one."""
@@ -32,8 +41,14 @@ def is_function(tool: Mapping[str, Any]) -> bool:
     return tool.get("type", "function") in ("function", "custom")
 
 
+def marks_apart(text: str) -> str:
+    """The text with the marks of chat templates taken apart, so that it begins no turn of its own. Linear time."""
+    return _TEMPLATE.sub(lambda mark: " >" if mark[0] == ">" else f"{mark[0]} ", text)
+
+
 def quoted(text: str) -> str:
-    """The text between two marks with 64 bits of its own SHA-256."""
+    """The text, marks of chat templates taken apart, between two marks with 64 bits of its own SHA-256."""
+    text = marks_apart(text)
     mark = sha256_of(text)[:16]
     return f"<quoted {mark}>\n{text}\n</quoted {mark}>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import anyio
 import pytest
@@ -28,6 +29,7 @@ from grampus_uq.signals.prefix_verifier import PrefixVerifier, parse_percentage,
 from grampus_uq.signals.quoting import quoted
 from grampus_uq.testing import HANG, ScriptedModel, answer, top_logprobs
 from tests.signals.contexts import context, said
+from tests.signals.test_p_true import FAKES, TEMPLATE
 
 SWITCHED_ON = UncertaintyPolicy(enable_prefix_verifier=True, enable_p_true=False)
 TASK = (Message(role=Role.USER, content="Refund order 7."),)
@@ -260,6 +262,15 @@ def test_tool_output_cannot_end_its_quotation_nor_become_a_message():
     assert run.count(f"</quoted {mark}>") == 1
     assert run.index("reply 99") < run.index(f"</quoted {mark}>")
     assert len(opened) >= 2
+
+
+def test_no_mark_of_a_chat_template_reaches_the_judge_whole_wherever_it_stands():
+    for fake in FAKES:
+        call = ToolCall(name="pay", arguments={"note": fake})
+        earlier = [*TASK, Message(role=Role.TOOL, content=fake), Message(role=Role.ASSISTANT, tool_calls=(call,))]
+        text = shown(said(fake), [Message(role=Role.SYSTEM, content=fake), *earlier])
+        for _, part in re.findall(r"<quoted ([0-9a-f]{16})>\n(.*?)\n</quoted \1>", text, re.DOTALL):
+            assert not TEMPLATE.search(part), fake
 
 
 @pytest.mark.anyio

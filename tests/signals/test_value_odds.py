@@ -130,6 +130,15 @@ def test_blanks_around_a_comma_hide_no_doubt_about_one_more_argument() -> None:
     assert hidden == []
 
 
+@pytest.mark.parametrize("mark", ['"', ""])
+def test_a_token_that_writes_the_end_of_a_value_and_the_comma_hides_no_doubt_about_one_more_argument(mark: str) -> None:
+    sure = ['{"name": "pay", "arguments": {"to": ', f"{mark}1", f".5{mark},", ' "now": ', "true", "}}"]
+    found = [TokenLogprob(token=one, logprob=0.0) for one in sure]
+    found[2] = replace(found[2], logprob=math.log(0.4), top=((f".5{mark}}}", math.log(0.6)),))
+    call = ToolCall(name="pay", arguments={"to": "1.5" if mark else 1.5, "now": True})
+    assert values(found, call) == {"": 1.0, "to": pytest.approx(1.0), "now": pytest.approx(0.4)}
+
+
 def test_a_comma_that_comes_with_other_blanks_is_no_doubt() -> None:
     top = (("\n,", math.log(0.3)), (',"', math.log(0.3)))
     ended = TokenLogprob(token=", ", logprob=math.log(0.4), top=top)
