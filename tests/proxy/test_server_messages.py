@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.integrations.mcp.json_rpc import id_in
 from grampus_uq.integrations.mcp.message_lines import TooLong
+from grampus_uq.integrations.mcp.server_messages import read_server_message
 from tests.proxy.guarded import Bench, bench
 from tests.sampling import examples
 
@@ -130,6 +131,12 @@ async def shown(lines: list[bytes]) -> tuple[Bench, set[tuple[str, str]]]:
         for line in lines:
             await one.guard.from_server(line)
         return one, definitions(one.to_client)
+
+
+def test_a_byte_order_mark_which_some_clients_do_not_read_is_not_passed_on() -> None:
+    message = read_server_message(SPELLINGS["a byte order mark"])
+    assert message is not None
+    assert json.loads(message.line.decode()) == json.loads(_EVIL)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

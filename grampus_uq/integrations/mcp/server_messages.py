@@ -7,6 +7,7 @@ two ways is passed on as it was read here; what cannot be read is not passed on.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,8 @@ def read_server_message(line: bytes) -> Message | None:
     """A server's line or body as it was read, with the line that reads so in every client; None for no JSON object."""
     try:
         try:
-            values, as_it_came = parse_json(line, unique_names=True), b"\r" not in line
+            values = parse_json(line, unique_names=True)
+            as_it_came = b"\r" not in line and not line.startswith(codecs.BOM_UTF8)
         except ValueError:
             values, as_it_came = json.loads(line.decode("utf-8-sig", "replace")), False
         if not isinstance(values, dict):
