@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Any, Final, NoReturn
@@ -227,12 +228,10 @@ class _Window:
         self.skip(1)
 
     def drop(self) -> None:
-        """Pass over the value that begins here; of an array an element at a time."""
-        if self.peek() == "[":
-            for _ in self.items():
+        """Pass over the value that begins here, whatever names it has twice; of an array an element at a time."""
+        for _ in self.items() if self.peek() == "[" else (0,):
+            with suppress(DoubledNameError):
                 self.take()
-        else:
-            self.take()
 
     def fail(self, reason: str, at: int | None = None, cause: BaseException | None = None) -> NoReturn:
         line = self.line + self._text.count("\n", self._at, self._at if at is None else at)

@@ -319,6 +319,8 @@ def test_of_an_array_only_the_run_with_a_name_twice_is_left_out(tmp_path: Path, 
     key = "question_ID" if form == "failure-log" else "trial"
     three: Any = [one | {key: number} for number in (97, 98, 99)]
     whole = json.dumps(document | {"simulations": three} if form == "tau2" else three).encode()
+    if form == "tau2":  # what is never read may have any names
+        whole = whole.replace(b'"info": {', b'"info": {"zz": 0, "zz": 1, ', 1)
     path = written(tmp_path, whole.replace(b": 98", b': 98, "zz": 0, "zz": 1'))
     refused: list[DataError] = []
     assert len(list(read_runs(path, form, on_refused=refused.append))) == 2
