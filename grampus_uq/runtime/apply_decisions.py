@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, ChangedToolsError, StoreError
-from grampus_uq.gate.call import CallPhase, CallRecord, cleared, decided, doubt_of, expired, guided, remembered
+from grampus_uq.gate.call import CallPhase, CallRecord, cleared, decided, doubt_of, expired, guided, remembered, under
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate, record_answer
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
@@ -187,11 +187,10 @@ def _changed(state: AgentState, schemas: Schemas) -> list[tuple[CallRecord, str]
 
 
 def _renew(turn: Turn) -> None:
-    """Ask again what was asked under other rules, or by a release that bound a decision to less."""
+    """Ask again what was asked under other rules, of another run, or by a release that bound a decision to less."""
     terms = turn.terms()
     for request, record in _open_requests(turn):
-        asked_of = (request.rules, request.started_by)
-        if asked_of != (terms.rules, terms.started_by) or request.run_id not in ("", terms.run_id):
+        if not under(request, terms, request.step_id if record is None else record.step_id):
             turn.lease.note("asked_again", {"request": request.id, "why": "it was asked under other rules"})
             _ask_again(turn, request, record)
 

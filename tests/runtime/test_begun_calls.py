@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -365,3 +366,72 @@ async def test_a_call_that_did_not_start_is_asked_about_where_the_next_release_c
     await runner(now).resume(AGENT.name, "s")
     harmless = now in (Effect.READ, Effect.REVERSIBLE, judged)
     assert sorted(done) == (["note", "pay"] if harmless else ["pay"])
+
+
+class _Unannounced(MemoryStore):
+    """Takes no write that announces a start, while it is `full`; or does not say behind it whether the run is stopped."""
+
+    full, silent, announced = True, False, False
+
+    async def write(self, *changes: Change) -> float:
+        if self.full and any("execution_started" in b for c in changes if isinstance(c, Append) for b in c.bodies):
+            self.announced = self.silent
+            if not self.silent:
+                raise StoreError("full")
+        return await super().write(*changes)
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        if self.announced and kind == "stop":
+            raise StoreError("silent")
+        return await super().get(kind, key)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("by", ["a human", "a grant", "a sub-agent's approval"])
+async def test_what_was_allowed_and_could_not_be_announced_raises_and_runs_once_with_what_is_beside_it(
+    by: str, silent: bool
+) -> None:
+    """Nothing of it is refused for good, and nobody is asked anew."""
+    store, below, ran = _Unannounced(), MemoryStore(), list[str]()
+
+    def process(name: str, effect: str = "irreversible") -> AgentRunner:
+        @tool(effect=effect)
+        def pay() -> str:
+            ran.append("pay")
+            return "paid"
+
+        @tool(effect="reversible")
+        def note() -> str:
+            ran.append("note")
+            return "noted"
+
+        acts = ToolCall(id="p", name="pay", arguments={})
+        if name == "clerk" and by == "a sub-agent's approval":
+            acts = ToolCall(id="p", name="payer", arguments={"task": "Pay."})
+        model = scripted([answer("I pay.", tool_calls=[ToolCall(id="n", name="note", arguments={}), acts]), "Done."])
+        agents = [SubAgent(process("payer"), AgentDefinition(name="payer", model="m"))] if name == "clerk" else []
+        own = store if name == "clerk" else below
+        given: dict[str, Any] = {"store": own, "sub_agents": agents, "lease_s": 0.05}
+        return AgentRunner(model, FunctionTools(pay, note), uncertainty_monitor=UncertaintyMonitor(), **given)
+
+    one, agent, store.silent = process("clerk"), AgentDefinition(name="clerk", model="m"), silent
+    if by == "a grant":
+        await one.ledger.grant(Grant(tool="pay", principal="ann", expires_s=time.time() + 600.0))
+        with pytest.raises(StoreError):
+            await one.run(agent, "Pay.", session_id="s")
+        assert ran == []
+        await anyio.sleep(0.06)
+        if silent:  # it is stored that the grant cleared it, in whatever a later release takes it for
+            store.silent = store.announced = False
+            with pytest.raises(StoreError):
+                await process("clerk", "read").resume("clerk", "s")
+    else:
+        store.full = False
+        (request,) = (await one.run(agent, "Pay.", session_id="s")).pending
+        store.full = True
+        with pytest.raises(StoreError):
+            await one.resume("clerk", "s", request.decide("approve", principal="ann"))
+    store.full = store.announced = False
+    await anyio.sleep(0.06)
+    result = await one.resume("clerk", "s")
+    assert (result.pending, sorted(set(ran)), ran.count("pay")) == ([], ["note", "pay"], 1)

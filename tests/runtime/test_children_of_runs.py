@@ -86,14 +86,17 @@ async def test_who_writes_the_store_starts_no_sub_agent_whose_calls_nobody_appro
     assert (world.sent, [asked.rule for asked in result.pending]) == ([], ["unvouched_state"])
 
 
+@pytest.mark.parametrize("advisory", [False, True])
 @pytest.mark.parametrize("phase", ["waiting", "cleared", "started"])
-async def test_who_writes_the_store_says_nothing_to_a_sub_agent_in_a_humans_name(phase: str) -> None:
-    """Its own state is sealed and believed: it would act on that text as it does on its user's."""
+async def test_who_writes_the_store_says_nothing_to_a_sub_agent_in_a_humans_name(phase: str, advisory: bool) -> None:
+    """Its own state is sealed and believed: it would act on that text as it does on its user's, and holds calls itself
+    where its parent is only advised."""
     world, store, top = World(), MemoryStore(), AgentDefinition(name="boss", model="m")
     approvals = ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key}))
     child = runner(world, store=store, approvals=approvals, lease_s=0.01)
     turn = answer("I delegate.", tool_calls=[ToolCall(id="d", name="mailer", arguments={"task": "mail bob"})])
     given: dict[str, Any] = {"approvals": approvals, "sub_agents": [SubAgent(child, AGENT)], "lease_s": 0.01}
+    given["uncertainty_monitor"] = UncertaintyMonitor(policy=UncertaintyPolicy(enable_p_true=False), advisory=advisory)
     boss = AgentRunner(scripted([turn, "Done."], 1.0), FunctionTools(), store=store, **given)
     await boss.run(top, "mail bob", session_id="s")
     parent = await store.get("session", "boss/s")

@@ -21,8 +21,10 @@ from grampus_uq import (
     tool,
 )
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
+from grampus_uq.gate.call import UNKNOWN_OUTCOME
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.vocabulary import Role
+from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.dead_letters import drop
 from grampus_uq.runtime.ledger import session_key
@@ -226,3 +228,46 @@ async def test_a_rejection_counts_although_the_call_is_asked_about_anew(changed:
 def send_email(to: str, subject: str, body: str) -> str:
     """Send a mail."""
     raise AssertionError
+
+
+@pytest.mark.parametrize("began", [False, True])
+@pytest.mark.parametrize("kind", list(ApprovalKind))
+async def test_a_decision_settles_what_became_of_a_call_where_that_was_asked_and_it_is_not_to_run_again(
+    kind: ApprovalKind, began: bool
+) -> None:
+    """A "no" to the request before, from when nobody knew that the call had started, settles nothing."""
+    store, world = MemoryStore(), World()
+    one = runner(world, store=store)
+    (first,) = (await one.run(AGENT, "x", session_id="s")).pending
+    lease = await one.leases.take(*(await one.ledger.known("mailer", "s")))
+    lease.session, turn = one._session(lease.state, AGENT), one._turn(lease)
+    request = first
+    if began:
+        (record,) = [record for record in lease.state.turn if record.waiting]
+        request = lease.state.keep(one.gate.asked(record, turn.terms(), UNKNOWN_OUTCOME)).requests[0]
+        await one.ledger.decide(first.decide("reject", principal="ann"))
+        await apply_response(turn, None, earlier=[first])
+        assert lease.state.pending() == [request]
+    given = {"arguments": {"to": "eve", "body": "hi"}} if kind is ApprovalKind.EDIT else {"message": "So it is."}
+    await apply_response(turn, request.decide(kind, principal="ann", **given))
+    settled = [e for e in await AuditLog(store, "mailer", "s").entries() if e["what"] == "execution_settled"]
+    assert len(settled) == (began and kind is not ApprovalKind.APPROVE)
+
+
+@pytest.mark.parametrize("of", ["another session", "an earlier run"])
+async def test_who_writes_the_store_puts_no_request_of_another_run_that_was_approved_in_the_place_of_an_answers(
+    of: str,
+) -> None:
+    store, ann = MemoryStore(), Ed25519Signer.generate()
+    approvals = ApprovalPolicy(signer=PublicKeys({"ann": ann.public_key}))
+    one = runner(World(), ["I do not know.", "So be it."], store=store, approvals=approvals, p_true=0.05)
+    other = "s" if of == "an earlier run" else "t"
+    (approved,) = (await one.run(AGENT, "x", session_id=other)).pending
+    await one.resume("mailer", other, ann.sign(approved.decide("approve", principal="ann")))
+    assert (await one.run(AGENT, "x", session_id="s")).pending
+    state, version = await one.ledger.known("mailer", "s")
+    state.review = [approved]
+    await one.ledger.save(state, version)
+    result = await one.resume("mailer", "s")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert result.pending[0].id != approved.id

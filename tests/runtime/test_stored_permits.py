@@ -475,6 +475,23 @@ async def test_an_answer_that_nobody_took_up_before_the_run_was_given_up_is_lear
     assert (now.answers, now.wrong) == (before.answers + 1, before.wrong + 1)
 
 
+async def test_an_answer_against_a_call_that_the_store_did_not_take_is_told_before_the_next_call_of_the_tool() -> None:
+    """Of a host that carries out what it could not tell first."""
+    store = Forgetful()
+    office = Office(store, draw=AUDIT)
+    await office.earn()
+    (request,) = (await office.run("s", says=None, body="audited")).pending
+    one, office.draw = office.runner(body="next"), NO_AUDIT
+    state, _ = await one.ledger.known("mailer", "s")
+    (record,) = [record for record in state.turn if record.waiting]
+    after = decided(record, [request.decide("reject", principal="ann")]).change(requests=record.requests)
+    store.failing = 1
+    await one.gate.answered(after, Terms(agent_id="mailer", session_id="s", run_id=state.run_id))
+    assert (await office.standing()).state.wrong == 0
+    assert (await one.run(AGENT, "mail bob", session_id="next")).status is AgentStatus.WAITING_FOR_HUMAN
+    assert (await office.standing()).state.wrong == 1
+
+
 async def test_the_key_of_a_permit_that_cannot_be_read_is_told_without_its_escape_codes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
