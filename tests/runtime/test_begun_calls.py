@@ -369,7 +369,7 @@ async def test_a_call_that_did_not_start_is_asked_about_where_the_next_release_c
 
 
 class _Unannounced(MemoryStore):
-    """Takes no write that announces a start, while it is `full`; or does not say behind it whether the run is stopped."""
+    """Takes no write that announces a start, while it is `full`, or says nothing of stop orders behind it."""
 
     full, silent, announced = True, False, False
 
