@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
 import click
 
 from grampus_uq.cli.argument_types import login_name
 from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, refuse_none, say_beside
-from grampus_uq.recording.label_queue import label_agreement, label_by_key, label_queue, shown_rows
-from grampus_uq.recording.runs import RunSummary, find_run, recording_files
+from grampus_uq.recording.label_queue import has_step, label_agreement, label_by_key, label_queue, shown_rows
+from grampus_uq.recording.runs import Run, RunSummary, find_run, recording_files
 from grampus_uq.records.visible_text import in_short, visible
 
 _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
@@ -61,9 +62,15 @@ def _labelled(folder: str, session_id: str, key: str, who: str, second: bool) ->
     if key == "u" and second:
         click.echo("Nothing was written: unknown would withdraw the first label.")
         return 0
-    step = click.prompt("step") if key == "e" else None
+    step = click.prompt("step", value_proc=partial(_step, find_run(folder, session_id))) if key == "e" else None
     label_by_key(folder, session_id, key, by=who, step=step)
     return 1
+
+
+def _step(run: Run, typed: str) -> str:
+    if not has_step(run, typed):
+        raise click.BadParameter(f"the run has no step {in_short(typed, 40)!r}.")
+    return typed
 
 
 @click.command(name="agreement")

@@ -55,7 +55,11 @@ class _Labels:
             queue.append(run)
         elif not (key == "u" and second):  # unknown would take the first label back
             write = partial(label_by_key, self._folder, run.session_id, key, by=name, step=step if key == "e" else None)
-            await anyio.to_thread.run_sync(write)
+            try:
+                await anyio.to_thread.run_sync(write)
+            except DataError:
+                queue.insert(0, run)
+                raise
         return RedirectResponse("/labels?second=yes" if second else "/labels", 303)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.labels import Label, label
 from grampus_uq.recording.run_rows import EventRow, event_row
-from grampus_uq.recording.runs import Paths, Refused, Run, RunSummary, runs, summarise
+from grampus_uq.recording.runs import Paths, Refused, Run, RunSummary, find_run, runs, summarise
 from grampus_uq.records.events import OutcomeEvent, StepEvent
 from grampus_uq.stats.missed_cases import agreement
 
 _MOST_EVENTS = 40
+_TOLD_APART: Final = re.compile(r"(#\d+)?(/observation-\d+)?\Z")
 KEYS = {"s": True, "f": False, "e": False, "u": None}
 """One key each: success, failure, error at a step, unsure."""
 
@@ -50,14 +53,23 @@ def shown_rows(run: Run) -> list[tuple[str, EventRow]]:
     return rows[-_MOST_EVENTS:]
 
 
+def has_step(run: Run, step: str) -> bool:
+    """Return True for the id of a step, also as attribution tells steps apart: `ID#2`, `ID/observation-1`."""
+    ids = {event.step.step_id for event in run.events if isinstance(event, StepEvent)}
+    return step in ids or _TOLD_APART.sub("", step) in {*ids, "start"}
+
+
 def label_by_key(paths: Paths, session_id: str, key: str, *, by: str, step: str | None = None) -> OutcomeEvent:
     """Append the label of one key; "e" names the step of the decisive error, which attribution learns from.
 
-    Unsure takes back nobody else's label: raises DataError where one was given after the queue was read.
+    Unsure takes back nobody else's label: raises DataError where one was given after the queue was read, and for a step
+    that the run does not have.
     """
     if key not in KEYS or (key == "e") != bool(step):
         rule = "s, f or u, or e with the step of the error"
         raise ConfigurationError.of("key", "label_by_key", rule, (key, step))
+    if step and not has_step(find_run(paths, session_id), step):
+        raise DataError(f"The run {session_id!r:.80} has no step {step!r:.80}.")
     note = f"error at {step}" if step else None
     return label(paths, Label(session_id=session_id, success=KEYS[key], note=note), by=by, only_own=True)
 

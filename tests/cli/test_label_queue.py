@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from grampus_uq.cli.runs_command import command
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.learn.attribution import trajectory_from_events
 from grampus_uq.recording import RecordingProcessor, find_run
 from grampus_uq.recording.label_queue import given_labels, label_agreement, label_by_key, label_queue
 from grampus_uq.records.events import OutcomeEvent, StepEvent
@@ -32,18 +33,28 @@ def unlabelled(folder: Path, *names: str) -> None:
 
 def test_each_key_is_a_label_with_who_and_when(tmp_path: Path) -> None:
     unlabelled(tmp_path, "r1", "r2", "r3", "r4", "r5")
-    done = cli("label-next", tmp_path, "--by", "ann", keys="sfe1\nun")
+    done = cli("label-next", tmp_path, "--by", "ann", keys="sfestep-9\nstep-0\nun")
     assert done.exit_code == 0, done.output
     assert "4 labelled by ann." in done.output
+    assert "the run has no step 'step-9'" in done.output
     outcomes = [find_run(tmp_path, name).outcome for name in ("r1", "r2", "r3", "r4", "r5")]
     assert [one.success for one in outcomes if one] == [True, False, False, None, None]
     assert [one.labelled_by for one in outcomes if one] == ["ann", "ann", "ann", "ann", None]
-    assert [one.note for one in outcomes if one] == [None, None, "error at 1", None, None]
+    assert [one.note for one in outcomes if one] == [None, None, "error at step-0", None, None]
     assert all(one.time_s > 1e9 for one in outcomes[:4] if one)
     assert [one.session_id for one in label_queue(tmp_path, by="ann")] == ["r5"]
     assert [one.session_id for one in label_queue(tmp_path, by="bob")] == ["r4", "r5"]
     assert cli("label-next", tmp_path, "--by", "ann", keys="q").output.endswith("0 labelled by ann.\n")
     assert "No runs left" in cli("label-next", tmp_path, "--by", "ann", "--second").output
+
+
+def test_a_label_names_a_step_of_its_run_as_attribution_tells_steps_apart(tmp_path: Path) -> None:
+    unlabelled(tmp_path, "r1")
+    for name in [step.step_id for step in trajectory_from_events(find_run(tmp_path, "r1").events).steps]:
+        label_by_key(tmp_path, "r1", "e", by="ann", step=name)
+    for name in ("step-9", "step-0#", "step-0 ", "observation-1", "step-0/observation-x"):
+        with pytest.raises(DataError, match="has no step"):
+            label_by_key(tmp_path, "r1", "e", by="ann", step=name)
 
 
 def test_the_likeliest_right_come_first_and_what_is_not_finished_not_at_all(tmp_path: Path) -> None:

@@ -47,12 +47,13 @@ async def test_one_press_is_a_label_with_who_and_when(store: SessionStore, folde
     assert "I book the flight" in page
     assert "<code>step-0</code>" in page  # what "error at this step" asks for
     assert (await label(ann, "r1", "s")).status_code == 303
-    assert (await label(ann, "r2", "e", step="4")).status_code == 303
+    assert (await label(ann, "r2", "e", step="step-4")).status_code == 400  # a misspelt step
+    assert (await label(ann, "r2", "e", step="step-0")).status_code == 303
     assert (await label(ann, "r3", "n")).status_code == 303
     found = [find_run(folder, name).outcome for name in ("r1", "r2", "r3")]
     assert [(one.success, one.labelled_by, one.note) for one in found if one] == [
         (True, "ann", None),
-        (False, "ann", "error at 4"),
+        (False, "ann", "error at step-0"),
         (None, None, None),
     ]
     assert "1 finished run without" in (await ann.get("/labels")).text
