@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -224,6 +225,18 @@ def test_a_line_before_a_call_of_which_only_marks_are_left_vouches_for_none() ->
             if (found or 0.0) >= FLOOR:
                 vouched.append((form, line, text))
     assert vouched == []
+
+
+def test_a_line_behind_a_key_that_lost_its_tools_name_and_its_value_lends_it_neither() -> None:
+    """Where the key stands as JSON and code write it: between quotes and a colon, or before an equals sign."""
+    lent, arguments = [], {"to": "Mallory Smith", "amount": 500}
+    for form, behind in itertools.product(BEGUN, ("values in brackets", "name and values", "code")):
+        own = FORMS[form]("pay", arguments)
+        left = own[: own.index("Mallory")].replace("pay", "", 1)
+        (found,) = odds(tokens(left + BEHIND[behind]("pay", arguments)), ToolCall(name="pay", arguments=arguments))
+        if (found or 0.0) >= FLOOR and re.search(r"to(?:[\"'\\]+:| ?=)", left):
+            lent.append((form, behind, left))
+    assert lent == []
 
 
 @given(TURNS)
