@@ -101,6 +101,17 @@ def without_logprobs(_: Any, options: Mapping[str, Any]) -> Any:
     return answer(forced(options))
 
 
+def says_more(beside: str, *, in_tokens: bool) -> Any:
+    """A server that writes the call and a remark of its own."""
+
+    def reply(_: Any, options: Mapping[str, Any]) -> Any:
+        tokens = [TokenLogprob(token=forced(options), logprob=-0.01, top=(("no", -5.0),))]
+        tokens += [TokenLogprob(token=beside, logprob=-0.01)] if in_tokens else []
+        return answer(forced(options) + ("" if in_tokens else beside), logprobs=tokens)
+
+    return reply
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -108,6 +119,8 @@ def without_logprobs(_: Any, options: Mapping[str, Any]) -> Any:
         "I would rather not.",
         answer("pay", logprobs=[TokenLogprob(token="pay", logprob=-0.1)]),
         without_logprobs,
+        says_more(" # as asked", in_tokens=False),
+        says_more(" # as asked", in_tokens=True),
     ],
 )
 def test_a_server_that_does_not_write_the_call_or_says_nothing_of_its_own_gives_no_reading(model: Any) -> None:
