@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from grampus_uq.errors import ApprovalError, ChangedToolsError, StoreError
-from grampus_uq.gate.call import CallPhase, CallRecord, cleared, decided, doubt_of, expired, guided, remembered, under
+from grampus_uq.gate.call import (
+    CallPhase,
+    CallRecord,
+    Terms,
+    cleared,
+    decided,
+    doubt_of,
+    expired,
+    guided,
+    remembered,
+    under,
+)
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate, record_answer
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
@@ -262,11 +272,9 @@ async def _heard(turn: Turn, held: CallRecord) -> bool:
         if agent is not None:
             await agent.hear_rejections(state, held.child_session, here=here)
         return agent is not None
-    new, request = await as_decided(turn.ledger, turn.gate, held), held.requests[0]
-    if new.decisions:
-        await turn.gate.answered(new.change(requests=held.requests), replace(turn.terms(), run_id=request.run_id))
+    new = await as_decided(turn.ledger, turn.gate, held)
     if new.decisions and new.decisions[0].kind is ApprovalKind.REJECT:
-        _tell(turn, request, held.proposed, new.decisions, here=here)
+        _tell(turn, held.requests[0], held.proposed, new.decisions, here=here)
     if here:
         state.rejected = remembered(state.rejected, new)
     else:
@@ -275,9 +283,8 @@ async def _heard(turn: Turn, held: CallRecord) -> bool:
 
 
 async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord:
-    """A call after the stored decisions on it; as it is where they do not settle it, or it waits for none of its own.
-
-    Raises StoreError.
+    """A call after the stored decisions on it, of which permits learn; as it is where they do not settle it, or it
+    waits for none of its own. Raises StoreError.
     """
     request = held.requests[0] if held.waiting and len(held.requests) == 1 else None
     if request is None or held.child_session is not None:
@@ -285,7 +292,12 @@ async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord
     arrived = (await ledger.decisions([request.id]))[request.id]
     standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
     deciding, _ = gate.approvals.holding(request, arrived, gate.problem, standing)
-    return decided(held, deciding) if deciding else held
+    if not deciding:
+        return held
+    new = decided(held, deciding)
+    asked_by = Terms(agent_id=request.agent_id, session_id=request.session_id, run_id=request.run_id)
+    await gate.answered(new.change(requests=held.requests), asked_by)
+    return new
 
 
 async def take_up_last(turn: Turn) -> None:
@@ -293,8 +305,10 @@ async def take_up_last(turn: Turn) -> None:
     state = turn.lease.state
     if state.pending():
         await _try_twice(partial(apply_response, turn, None))
-    state.keep_replaced(state.unheard())  # what still waits, and what sub-agents serve
-    await _try_twice(partial(hear_replaced, turn))  # the session's next run does else
+    left = state.unheard()  # what still waits, and what sub-agents serve
+    state.keep_replaced(left)
+    await _try_twice(partial(hear_replaced, turn))
+    state.keep_replaced(left)  # until the end is stored, humans may answer: the session's next run looks again
 
 
 async def _try_twice(work: Callable[[], Awaitable[None]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from grampus_uq import (
     tool,
 )
 from grampus_uq.gate.call import REJECTED_IN_THREAD
+from grampus_uq.gate.permits import Permit
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.cards import card
@@ -28,6 +31,7 @@ from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.run_state import REJECTED_BEFORE, AgentState
 from grampus_uq.runtime.store import Change, Document, Put
+from grampus_uq.runtime.stored_permits import grant_permit, stored_permits
 from grampus_uq.runtime.worker_jobs import Job, set_aside, take
 from grampus_uq.testing import ScriptedModel, answer
 
@@ -173,11 +177,11 @@ async def test_a_rejection_that_nobody_took_up_before_a_stop_or_a_rollback_holds
 ) -> None:
     """Also a sub-agent's: a stored answer of a human counts from the moment it was given."""
     clerk = Clerk(delegates=delegates)
-    (request,) = [one.model_copy(update={"child_session": None}) for one in await clerk.run("5", sure=False)]
-    more = {"arguments": {"to": "bob", "amount": 7.0}} if kind == "edit" else {}
-    decision, runner = request.decide(kind, principal="ann", **more), clerk.process()
-    await runner.ledger.decide(decision, shown=card(request), wake=False)
-    clerk.sure = True
+    earned: dict[str, Any] = {"thresholds": (0.3,), "epsilon": 0.5, "delta": 0.4, "audit_rate": 0.1}
+    await grant_permit(clerk.store, Permit(tool="pay", principal="ann", expires_s=time.time() + 600.0, **earned))
+    (request,) = await clerk.run("5", sure=False)
+    await says(clerk, request, kind)
+    clerk.sure, runner = True, clerk.process()
     if ended == "stopped":
         await runner.stop("clerk", "s")
         assert (await runner.resume("clerk", "s")).metadata["stop_reason"] == "cancelled"
@@ -186,7 +190,8 @@ async def test_a_rejection_that_nobody_took_up_before_a_stop_or_a_rollback_holds
     else:
         result = await rollback(runner, "clerk", "s", 0)
         assert [one.rule for one in result.pending] == (["rejected_in_thread"] if kind == "edit" else [])
-    assert clerk.paid == []
+    (permit,) = await stored_permits(clerk.store)
+    assert (clerk.paid, permit.state.wrong) == ([], 1)  # whoever decided, permits learn of it
 
 
 def paying_and_looking(sure: list[float], paid: list[float], looking: anyio.Event) -> FunctionTools:
@@ -284,8 +289,6 @@ async def test_where_the_store_of_one_sub_agent_is_down_a_stopped_run_still_take
         await decides.ledger.decide(request.decide("reject", principal="ann"), shown=card(request), wake=False)
         monkeypatch.setattr(below, "get", _down)
         await clerk.stop("clerk", "s")
-    kept = (await clerk.ledger.known("clerk", "s"))[0].replaced()
-    assert [held.proposed.name for held in kept] == ["payer"]  # the other stores answered
     sure[0], later = 0.99, process(store, told, sub_agents=agents)
     with pytest.raises(StoreError):
         await later.run(CLERK, "Pay.", session_id="s")
@@ -369,3 +372,34 @@ async def test_a_call_that_a_human_changed_before_another_one_gave_guidance_wait
     assert (await clerk.process().resume("clerk", "s", "Do otherwise.")).status is AgentStatus.COMPLETED
     assert [one.rule for one in await clerk.run("5")] == ["rejected_in_thread"]
     assert clerk.paid == []
+
+
+@pytest.mark.parametrize("delegates", [False, True])
+async def test_a_rejection_that_arrives_at_any_moment_before_the_end_of_a_stopped_run_is_stored_holds(
+    delegates: bool,
+) -> None:
+    class Meanwhile(MemoryStore):
+        left = 0
+        request: ApprovalRequest
+
+        def _read(self, found: Document) -> Document:
+            self.left -= 1
+            if self.left == 0:
+                decision = json.dumps(
+                    {"decision": self.request.decide("reject", principal="ann").model_dump(mode="json")}
+                )
+                self._make(Put(kind="decision", key=f"{self.request.id}/x", body=decision, expected=0), self._now())
+            return super()._read(found)
+
+    for at in range(1, 60):
+        clerk = Clerk(delegates=delegates)
+        clerk.store = store = Meanwhile()
+        (request,) = await clerk.run("5", sure=False)
+        store.request = request.model_copy(update={"child_session": None})
+        await clerk.process().stop("clerk", "s")
+        store.left = at
+        await clerk.process().resume("clerk", "s")
+        if store.left > 0:
+            break
+        assert ([one.rule for one in await clerk.run("5")], clerk.paid) == (["rejected_in_thread"], []), at
+    assert 5 < at < 59
