@@ -157,7 +157,7 @@ async def what_is_refused(world: World) -> Any:
 
 async def health(world: World) -> Any:
     found = health_in_words(await store_health(world.store))
-    said = {name: plain(str(found[name])) for name in ("pauses", "waiting", "right", "stops")}
+    said = {name: plain(str(found[name])) for name in ("pauses", "waiting", "approved", "stops")}
     return said, await world.page("/health")
 
 
