@@ -120,9 +120,9 @@ def place_of(judge: TurnJudge, config: RunnableConfig, state: Any = None) -> str
 
 
 async def written_before(way: Way, config: RunnableConfig, *, back: int) -> list[tuple[str, list[tuple[str, Any]]]]:
-    """What was written at each checkpoint, by channel, with the source of the one after it: this step's first.
+    """The writes at each checkpoint, by channel, with the source of the checkpoint after it: this step's first.
 
-    That one may be unwritten yet. Back to the last of so many that runs wrote. An "update" or a "fork" begins anew
+    That one may not be there yet. Back to the last of so many that runs wrote. An "update" or a "fork" begins anew
     without what tasks wrote. Before a "loop" it counts, also of a task within a task that ended in an earlier run.
     """
     given, source = config.get("configurable", {}), "loop"
