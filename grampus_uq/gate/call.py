@@ -170,6 +170,13 @@ class CallRecord(BaseModel):
         return self.phase is CallPhase.WAITING
 
     @property
+    def asks_itself(self) -> bool:
+        """True while a decision on the call is pending, not on what a sub-agent that began to serve it asks."""
+        return self.waiting and (
+            self.child_session is None or any(request.child_session is None for request in self.requests)
+        )
+
+    @property
     def edited(self) -> bool:
         """True when a human changed the arguments."""
         return self.call is not self.proposed and self.call != self.proposed
@@ -416,7 +423,7 @@ def guided(record: CallRecord, text: str) -> CallRecord:
     """Apply guidance: a waiting call is not executed, a sub-agent gets the text. Guidance never approves."""
     if not record.waiting:
         return record
-    if record.child_session is not None:
+    if not record.asks_itself:
         return cleared(record, "unmonitored").change(guidance=text)
     if record.began_before:
         return record  # guidance cannot say what became of a call: that needs a decision

@@ -67,7 +67,7 @@ async def apply_response(turn: Turn, response: HumanResponse, *, earlier: Iterab
     `earlier`: requests that its calls waited under before they were asked anew: a rejection of one still counts.
     """
     state, now_s = turn.lease.state, turn.lease.now_s()  # before decisions are read: what came in time is among them
-    delegated = [r for r in state.turn if r.waiting and r.child_session is not None and r.call.name in turn.delegates]
+    delegated = [r for r in state.turn if r.waiting and not r.asks_itself and r.call.name in turn.delegates]
     for record in delegated:
         for request in record.requests:
             if request.child_session is not None:
@@ -242,8 +242,9 @@ async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
         left = turn.lease.state.replaced()
         likely = {held.proposed.likeness() for held in left}
         below = any(held.child_session is not None for held in left)  # against calls that only the sub-agent knows
-        acting = [call for call in new if turn.effect(call) not in HARMLESS]
-        if any(c.is_among(likely) for c in new) or any(below or c.name in turn.delegates for c in acting):
+        if any(c.is_among(likely) or c.name in turn.delegates for c in new):
+            raise
+        if below and any(turn.effect(call) not in HARMLESS for call in new):
             raise
 
 
@@ -410,11 +411,9 @@ async def _apply_guidance(turn: Turn, text: str) -> None:
 async def _apply_expiry(turn: Turn, now_s: float) -> None:
     """Settle expired calls as not executed; the model reads that they expired, which is neither yes nor no."""
     lease, state = turn.lease, turn.lease.state
-    own = [record for record in state.turn if record.child_session is None and record.waiting]
+    own = [record for record in state.turn if record.asks_itself]
     await turn.gate.tell_or_raise([expired(record, now_s) for record in own], turn.terms())
-    for record in list(state.turn):
-        if record.child_session is not None:
-            continue  # the child's own business: of its requests one may have expired and another been approved
+    for record in own:  # a child's requests are its own business: one may have expired and another been approved
         new = expired(record, now_s)
         if new.waiting and any(request.expired(now_s) for request in record.requests):
             # of unknown outcome, with an end, as an earlier release asked: nobody could decide it any more

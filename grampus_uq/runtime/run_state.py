@@ -181,10 +181,11 @@ class AgentState(BaseModel):
     def unheard(self) -> list[CallRecord]:
         """The calls that a rejection which nobody took up yet still counts on: those replaced, its own that wait, and
         those that sub-agents serve."""
+        own = (one.change(child_session=None) for one in self.turn if one.asks_itself)
         below = (
             one.change(requests=()) for one in self.turn if one.child_session and one.phase is not CallPhase.SETTLED
         )
-        return [*self.replaced(), *(one for one in self.turn if one.waiting and one.child_session is None), *below]
+        return [*self.replaced(), *own, *below]
 
     def is_of_this_run(self, held: CallRecord) -> bool:
         """True for a replaced call of this run, or of a branch of it that stands; not for one of an earlier run."""

@@ -559,7 +559,10 @@ def test_a_request_is_bound_to_each_thing_that_it_names(field: str) -> None:
 
 
 def test_guidance_reaches_a_sub_agent_and_takes_every_other_waiting_call_off() -> None:
-    told_child = guided(waiting().change(child_session="child"), "use the other account")
+    began = waiting().change(child_session="child")
+    assert guided(began, "no") is began  # a decision on the call itself is pending: it may have taken effect
+    asks = tuple(request.model_copy(update={"child_session": "child"}) for request in began.requests)
+    told_child = guided(began.change(requests=asks), "use the other account")
     assert (told_child.phase, told_child.cleared_by) == (CallPhase.CLEARED, "unmonitored")
     assert (told_child.guidance, told_child.requests) == ("use the other account", ())
     off = guided(waiting(), "no")

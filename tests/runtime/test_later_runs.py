@@ -22,6 +22,7 @@ from grampus_uq import (
     tool,
 )
 from grampus_uq.gate.call import REJECTED_IN_THREAD
+from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.permits import Permit
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.runtime import MemoryStore
@@ -403,3 +404,24 @@ async def test_a_rejection_that_arrives_at_any_moment_before_the_end_of_a_stoppe
             break
         assert ([one.rule for one in await clerk.run("5")], clerk.paid) == (["rejected_in_thread"], []), at
     assert 5 < at < 59
+
+
+@pytest.mark.parametrize("effect", ["read", "irreversible"])
+async def test_no_sub_agent_begins_while_nobody_can_read_what_a_human_answered_before(
+    effect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its beginning is declared as: it may make the very call."""
+    clerk = Clerk()
+    (request,) = await clerk.run("5", sure=False)
+    await says(clerk, request, "reject")
+    await gives_up(clerk)
+    clerk.delegates, clerk.sure = True, True
+    runner = clerk.process()
+    runner.gate.effects = ToolEffects({"payer": effect})
+    with monkeypatch.context() as patch:
+        patch.setattr(clerk.store, "children", _down)
+        with pytest.raises(StoreError):
+            await runner.run(CLERK, "5", session_id="s")
+    assert clerk.paid == []
+    result = await runner.resume("clerk", "s")
+    assert ([one.rule for one in result.pending], clerk.paid) == (["rejected_in_thread"], [])
