@@ -149,8 +149,9 @@ def _checked(tiers: Sequence[TierCases], cost_of_question: float) -> int:
             rule = f"of the same {n} cases, with `agrees` for all but the first"
             raise ConfigurationError.of("tiers", "fit_chain", rule, tier.name)
         known = tier.score[~np.isnan(tier.score)]
-        if ((known < 0.0) | (known > 1.0)).any() or not 0.0 <= tier.cost <= MOST_COST:
-            rule = f"of scores in [0, 1] and costs from 0 to {MOST_COST:g}"
+        costs = (tier.cost, tier.tokens, tier.seconds)
+        if ((known < 0.0) | (known > 1.0)).any() or not all(0.0 <= cost <= MOST_COST for cost in costs):
+            rule = f"of scores in [0, 1] and cost, tokens and seconds from 0 to {MOST_COST:g}"
             raise ConfigurationError.of("tiers", "fit_chain", rule, tier.name)
     return n
 

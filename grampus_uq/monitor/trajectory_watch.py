@@ -97,8 +97,8 @@ class TrajectorySensor:
         """Wire an embedder: the hashing one, one of your own (`embed`), or any function from texts to a matrix."""
         if embedder is None:
             embedder = HashingEmbedder()
-        elif not isinstance(embedder, Embedder):
-            embedder = CallableEmbedder(embedder)
+        elif not isinstance(embedder, HashingEmbedder):
+            embedder = CallableEmbedder(embedder.embed if isinstance(embedder, Embedder) else embedder)
         instant = isinstance(embedder, HashingEmbedder)
         cached = CachedEmbedder(embedder, capacity=1024)
         return cls(settings=settings, embedder=cached, timeout_s=timeout_s, instant=instant)

@@ -111,7 +111,7 @@ class CallableEmbedder:
             return np.zeros((0, 0))
         answer = self._function(list(texts))
         try:
-            rows = np.array(answer, dtype=np.float64)
+            rows = np.asarray(answer).astype(np.float64, casting="same_kind")
         except (TypeError, ValueError) as error:
             raise ConfigurationError.of("function", "CallableEmbedder", _MATRIX, type(answer).__name__) from error
         if rows.ndim != 2 or rows.shape[0] != len(texts) or rows.shape[1] == 0:
@@ -173,11 +173,7 @@ class CachedEmbedder:
         return np.stack([found[key] for key in keys]) if keys else np.zeros((0, 0))
 
     def _computed(self, texts: list[str]) -> list[Vectors]:
-        rows = np.asarray(self._embedder.embed(texts), dtype=np.float64)
-        if rows.ndim != 2 or len(rows) != len(texts):
-            rule = f"an embedder that returns one row a text, {len(texts)} rows"
-            raise ConfigurationError.of("embedder", "CachedEmbedder", rule, rows.shape)
-        return [row.copy() for row in rows]  # a view would keep the whole batch alive
+        return [row.copy() for row in self._embedder.embed(texts)]  # a view would keep the whole batch alive
 
 
 def cosine_similarity(u: Vectors, v: Vectors) -> float:

@@ -231,7 +231,7 @@ def share_threshold(chances: npt.ArrayLike, share: float) -> float | None:
     """
     check_level("share", "selective release", share)
     p = np.asarray(chances, dtype=np.float64)
-    k = math.floor((len(p) + 1) * share + 1e-9)
+    k = min(math.floor((len(p) + 1) * share + 1e-9), len(p))  # a share that is nearly 1 rounds to n + 1
     found = np.sort(np.where(np.isnan(p), -np.inf, p))
     return None if k < 1 or not math.isfinite(found[k - 1]) else float(found[k - 1])
 

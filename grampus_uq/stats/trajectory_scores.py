@@ -118,7 +118,12 @@ def step_weights(traces: ForecastTraces, schedule: WeightSchedule = linear_front
 
     A trajectory that stopped at an administrative budget is evaluated over the steps that it has.
     """
-    return schedule(traces.steps.astype(np.float64), traces.spread(traces.lengths))
+    weights = np.asarray(schedule(traces.steps.astype(np.float64), traces.spread(traces.lengths)), dtype=np.float64)
+    fits = weights.shape == traces.forecasts.shape and bool((weights >= 0.0).all())
+    if not fits or abs(traces.sums(weights) - 1.0).max(initial=0.0) > 1e-9:
+        rule = "one that gives each step a weight, none negative, with sum 1 over each trajectory"
+        raise ConfigurationError.of("schedule", "step_weights", rule, weights)
+    return weights
 
 
 def tps(

@@ -189,8 +189,11 @@ def test_it_is_stored_and_read_back_the_same() -> None:
         ({"agrees": None}, "agrees"),
         ({"score": np.full(60, 1.5)}, "scores in"),
         ({"score": np.zeros(9)}, "same 60 cases"),
-        ({"cost": -1.0}, "costs from 0 to 1e\\+100"),
-        ({"cost": 1e308}, "costs from 0 to 1e\\+100"),
+        *(
+            ({name: value}, "cost, tokens and seconds from 0 to 1e\\+100")
+            for name in ("cost", "tokens", "seconds")
+            for value in (-1.0, 1e308, np.nan)
+        ),
     ],
 )
 def test_tiers_that_do_not_fit_together_are_refused(change: dict[str, object], message: str) -> None:

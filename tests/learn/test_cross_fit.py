@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.fit.fit_calibration import apply_fusion, cross_fit, fit_fusion
+from grampus_uq.learn.fit.fit_calibration import apply_fusion, cross_fit, fit_fusion, fit_success
 from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.logistic_fit import logistic
@@ -164,3 +164,6 @@ def test_unusable_splits_are_refused():
         cross_fit({"forecast": traces}, [0, np.nan], ["a", "b"])
     with pytest.raises(ConfigurationError, match="at least one reading"):
         cross_fit({"forecast": traces}, [0, 1], ["a", "b"])  # one of each label: the second half is empty
+    for weights in ([1.0], [1.0, 0.0], [1.0, np.inf]):
+        with pytest.raises(ConfigurationError, match="run_weights"):
+            fit_success({"forecast": traces}, [0, 1], ["a", "b"], run_weights=weights)

@@ -203,8 +203,38 @@ def failing(_: list[str]) -> Any:
     raise RuntimeError("the embedding service is down")
 
 
-@pytest.mark.parametrize("broken", [failing, lambda texts: [[float("nan")]] * len(texts), lambda texts: "nonsense"])
-def test_what_an_embedder_fails_at_is_missing_and_never_a_harmless_step(broken: Any) -> None:
+class Own:
+    """An embedder as an object, around a function."""
+
+    def __init__(self, embed: Any) -> None:
+        self.embed = embed
+
+
+@pytest.mark.parametrize("kind", [lambda function: function, Own])
+@pytest.mark.parametrize("length", [1e-200, 3.0, 1e308])
+def test_rows_of_any_length_are_read_as_rows_of_unit_length(kind: Any, length: float) -> None:
+    risks = []
+    for scale in (1.0, length):
+        own = kind(lambda texts, scale=scale: [[scale * ("o" in text), scale] for text in texts])
+        session = UncertaintyMonitor(trajectory_risk=TRACER, sensing=Sensing(embedder=own)).session("s")
+        risks.append(anyio.run(tell, session, [("call", "look"), ("result", "no"), ("call", "look"), ("say", "bye")]))
+    assert risks[1] == pytest.approx(risks[0])
+
+
+@pytest.mark.parametrize("kind", [lambda function: function, Own])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        failing,
+        lambda texts: "nonsense",
+        lambda texts: [[math.nan]] * len(texts),
+        lambda texts: np.full((len(texts), 2), np.inf),
+        lambda texts: np.ones((len(texts) + 1, 2)),
+        lambda texts: np.ones(len(texts)),
+    ],
+)
+def test_what_an_embedder_fails_at_is_missing_and_never_a_harmless_step(kind: Any, answer: Any) -> None:
+    broken = kind(answer)
     captured = Captured()
     session = UncertaintyMonitor(
         trajectory_risk=TRACER, processors=[captured], sensing=Sensing(embedder=broken)

@@ -147,6 +147,8 @@ def test_where_a_rule_is_met_exactly_rounding_takes_nothing_away():
     chances = [n / 100 for n in range(1, 100)]
     assert share_threshold(chances, 0.29) == 0.29  # 100 * 0.29 is below 29 as floats
     assert share_threshold(chances[:4], 0.4) == 0.02
+    assert share_threshold(chances[:4], 1.0 - 2**-53) == 0.04
+    assert share_threshold([], 1.0 - 2**-53) is None
 
 
 def test_no_threshold_is_made_up_from_a_handful():

@@ -152,9 +152,10 @@ def _conformity(item: LabelledTrajectory, scorer: StepScorer, plan: Plan) -> flo
 def _entry(trajectory: Trajectory, scores: Sequence[StepScore], plan: Plan) -> RaggedBatch:
     batch = ragged([[score.value for score in scores]], owner="attribution")
     entry = plan.method.thresholds(batch)
-    if entry.values.shape != batch.values.shape or np.isnan(entry.values).any():
-        rule = f"one that returns an entry threshold for each step {batch.values.shape}"
-        raise ConfigurationError.of("method", "attribution", rule, f"{plan.method.name}: {entry.values.shape}")
+    fits = isinstance(entry, RaggedBatch) and entry.values.shape == batch.values.shape
+    if not fits or not np.array_equal(entry.lengths, batch.lengths) or np.isnan(entry.values).any():
+        rule = f"one that returns a RaggedBatch with an entry threshold for each step {batch.values.shape}"
+        raise ConfigurationError.of("method", "attribution", rule, f"{plan.method.name}: {entry!r:.80}")
     return entry
 
 

@@ -101,14 +101,16 @@ def fit_success(
     they are. Raises ConfigurationError for streams of different runs, no stream, a half without any reading, an
     outcome other than 0 or 1, and repeated ids.
     """
-    crossed = cross_fit(streams, outcomes, ids, run_weights=run_weights)
-    traces, second, y = crossed.traces, crossed.second_half, np.asarray(outcomes, dtype=np.float64)
+    y = np.asarray(outcomes, dtype=np.float64)
+    fusion = fit_fusion(streams, y, run_weights=run_weights)
+    crossed = cross_fit(streams, y, ids, run_weights=run_weights)
+    traces, second = crossed.traces, crossed.second_half
     kept = ~traces.missing
     rates = np.where(second, y[~second].mean(), y[second].mean())
     scores = tps(traces.select(kept), y[kept], score=LOG)
     base = tps(traces.with_forecasts(traces.spread(rates)).select(kept), y[kept], score=LOG)
     return FittedSuccess(
-        fusion=fit_fusion(streams, y, run_weights=run_weights),
+        fusion=fusion,
         cross=crossed,
         score=float(scores.mean()) if kept.any() else None,
         base_score=float(base.mean()) if kept.any() else None,

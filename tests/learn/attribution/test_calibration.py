@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,11 +227,19 @@ def test_a_scorer_that_gives_something_else_is_refused_by_name() -> None:
         calibrate(failures(4, 25), short)
 
 
-def test_a_method_that_gives_no_threshold_for_some_step_is_refused_by_name() -> None:
-    def first_only(batch: RaggedBatch) -> RaggedBatch:
-        return RaggedBatch(values=batch.values[:, :1], lengths=np.ones(1, dtype=np.int64))
-
-    short = Plan(method=AttributionMethod(name="short", shape="one step", thresholds=first_only))
+@pytest.mark.parametrize(
+    "thresholds",
+    [
+        lambda batch: RaggedBatch(values=batch.values[:, :1], lengths=np.ones(1, dtype=np.int64)),
+        lambda batch: RaggedBatch(values=batch.values, lengths=batch.lengths - 1),
+        lambda batch: RaggedBatch(values=batch.values, lengths=batch.lengths + 1),
+        lambda batch: RaggedBatch(values=batch.values + np.nan, lengths=batch.lengths),
+        lambda batch: batch.values,
+        lambda batch: None,
+    ],
+)
+def test_a_method_that_gives_no_threshold_for_some_step_is_refused_by_name(thresholds: Any) -> None:
+    short = Plan(method=AttributionMethod(name="short", shape="one step", thresholds=thresholds))
     scorer = fit_step_scorer(failures(8, 32))
     with pytest.raises(ConfigurationError, match=r"'method' parameter.*short"):
         calibrate(failures(9, 33), scorer, short)
