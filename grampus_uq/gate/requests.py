@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, Field, JsonValue, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
 from grampus_uq.gate.delegations import Delegation, Stands, not_looked_up
@@ -40,6 +40,11 @@ class ApprovalKind(StrEnum):
     RESPOND = "respond"
 
 
+def _says_nothing(value: object) -> bool:
+    """True for a later field at its default, which is left out: signatures and workers of before do not know it."""
+    return value is None or value is False
+
+
 class RequestFields(BaseModel):
     """What a request says beside its call, as a card shows it too."""
 
@@ -60,15 +65,7 @@ class RequestFields(BaseModel):
     child_session: str | None = None
     created_s: float
     expires_s: float | None = None
-    started_by: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _said(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a starter that nobody asks for: workers of before do not know the field."""
-        content: dict[str, Any] = serialize(self)
-        if content.get("started_by") is None:
-            content.pop("started_by", None)
-        return content
+    started_by: str | None = Field(default=None, exclude_if=_says_nothing)
 
     def expired(self, now_s: float | None = None) -> bool:
         """True once the time to decide has passed."""
@@ -144,17 +141,8 @@ class ApprovalDecision(BaseModel):
     arguments: dict[str, JsonValue] | None = None
     decided_s: float = Field(default_factory=time.time)
     signature: str | None = None
-    never: bool = False
-    delegation: Delegation | None = None
-
-    @model_serializer(mode="wrap")
-    def _said(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what says nothing: signatures and workers of before do not know `never` and `delegation`."""
-        content: dict[str, Any] = serialize(self)
-        for name in ("never", "delegation"):
-            if not content.get(name):
-                content.pop(name, None)
-        return content
+    never: bool = Field(default=False, exclude_if=_says_nothing)
+    delegation: Delegation | None = Field(default=None, exclude_if=_says_nothing)
 
     @property
     def voices(self) -> frozenset[str]:

@@ -25,10 +25,8 @@ from pydantic import (
     BaseModel,
     Field,
     JsonValue,
-    SerializerFunctionWrapHandler,
     StringConstraints,
     TypeAdapter,
-    model_serializer,
 )
 
 from grampus_uq.core.state import Profile
@@ -148,16 +146,11 @@ class ProfileArtifact(BaseModel):
     fitted_for: FittedFor = Field(default_factory=FittedFor)
     guarantees: tuple[str, ...] = ()
     provenance: Provenance = Field(default_factory=Provenance)
-    attribution: dict[str, JsonValue] | None = None
-    """A calibration of error attribution (`attribution.calibration_to_json`), for `grampus-uq attribute`."""
+    attribution: dict[str, JsonValue] | None = Field(default=None, exclude_if=lambda value: value is None)
+    """A calibration of error attribution (`attribution.calibration_to_json`), for `grampus-uq attribute`.
 
-    @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an attribution that is not there, so that older artifacts keep their fingerprints."""
-        values: dict[str, Any] = write(self)
-        if values.get("attribution") is None:
-            values.pop("attribution", None)
-        return values
+    Left out of what is written where there is none, so that older artifacts keep their fingerprints.
+    """
 
     @property
     def fingerprint(self) -> str:

@@ -173,11 +173,13 @@ class GuardedCalls:
 
     def _same(self, call: ToolCall) -> CallRecord | None:
         """The open record of the same call: one that waits, that a human decided on, or whose client gave it up."""
-        digest = call.digest()
+        digest, turn = call.digest(), self.session.current().lease.state.turn
         found = [
             record
-            for record in self.session.current().lease.state.turn
-            if (record.waiting or record.decisions or self._given_up(record)) and record.proposed.digest() == digest
+            for record in turn
+            if record.proposed.name == call.name  # the digest of a large call takes a while
+            and (record.waiting or record.decisions or self._given_up(record))
+            and record.proposed.digest() == digest
         ]
         free = (record for record in found if record.proposed.id not in self._open)  # of two, each request takes up one
         return next(free, found[0] if found else None)
