@@ -145,6 +145,8 @@ def _writing(lengths: Sequence[int], texts: Sequence[str], lowered: Sequence[str
 _RIDGE = 30.0
 """Default penalty on half the squared weights; strong, because labelled failures are few."""
 
+_LARGEST = 1e100
+"""Of a stored number: products and sums of 21 features stay finite."""
 _SCALE_FLOOR = 1e-6  # a feature with less spread than this is constant: it is centred, not blown up
 
 
@@ -165,11 +167,11 @@ class ConditionalLogit:
     def __post_init__(self) -> None:
         for name in ("mean", "scale", "weights"):
             values = getattr(self, name)
-            if len(values) != len(self.features) or not all(map(math.isfinite, values)):
-                rule = f"{len(self.features)} finite numbers"
+            if len(values) != len(self.features) or not all(abs(value) <= _LARGEST for value in values):
+                rule = f"{len(self.features)} numbers within +-{_LARGEST:g}"
                 raise ConfigurationError.of(name, "ConditionalLogit", rule, values)
-        if not all(scale > 0.0 for scale in self.scale):
-            raise ConfigurationError.of("scale", "ConditionalLogit", "positive", self.scale)
+        if min(self.scale, default=1.0) < _SCALE_FLOOR:
+            raise ConfigurationError.of("scale", "ConditionalLogit", f"at least {_SCALE_FLOOR:g}", self.scale)
 
     def standardised(self, values: FloatArray) -> FloatArray:
         """Bring features of shape (L, F) to the scale of the fit."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.attribution.conditional_logit import ConditionalLogit, ConditionalLogitScorer
@@ -38,10 +38,12 @@ class _Plan(BaseModel):
 class _Threshold(BaseModel):
     """None stands for infinity, which JSON does not have."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     value: float | None
     draw: float | None
     rank: int | None
-    n: int
+    n: NonNegativeInt
 
 
 class _Calibration(BaseModel):
@@ -96,8 +98,11 @@ def calibration_from_json(value: Mapping[str, Any]) -> CalibratedAttribution:
     plan, threshold = stored.plan, stored.threshold
     if plan.method not in METHODS:
         raise DataError(f"must be one of {', '.join(METHODS)}.", field="plan.method")
-    if (threshold.rank is None) != (threshold.value is None) or (threshold.rank is not None and threshold.draw is None):
+    rank = threshold.rank
+    if (rank is None) != (threshold.value is None) or (rank is not None and threshold.draw is None):
         raise DataError("a rank comes with a value and a draw, and none without", field="threshold")
+    if rank is not None and not 1 <= rank <= threshold.n:
+        raise DataError(f"must be in 1..{threshold.n}, the failures that set the threshold", field="threshold.rank")
     try:
         read = Plan(method=METHODS[plan.method], level=plan.level, recall=plan.recall, seed=plan.seed)
     except ConfigurationError as error:
@@ -108,7 +113,7 @@ def calibration_from_json(value: Mapping[str, Any]) -> CalibratedAttribution:
         threshold=TieBrokenThreshold(
             value=math.inf if threshold.value is None else threshold.value,
             draw=math.inf if threshold.draw is None else threshold.draw,
-            rank=threshold.rank,
+            rank=rank,
             n=threshold.n,
         ),
         calibrated_on=stored.calibrated_on,
