@@ -721,6 +721,29 @@ async def test_two_hundred_calls_that_end_together_look_once(number: int) -> Non
         assert store.looks - before < 40
 
 
+async def test_beside_large_calls_that_wait_a_small_one_writes_none_of_them_and_one_too_many_is_refused(
+    monkeypatch: Any,
+) -> None:
+    async with bench(hold_s=0.0) as one:
+        for number in range(8):
+            await one.call(number, path="a" * 990_000 + str(number))
+            assert "Not executed yet" in await text(one, number)
+        await one.call(99, tool="move_note", path="a")  # whether it is the same as one of them is looked at once
+        written, write = list[int](), ToolCall.canonical
+
+        def counted(call: ToolCall) -> str:
+            written.append(len(write(call)))
+            return write(call)
+
+        monkeypatch.setattr(ToolCall, "canonical", counted)
+        await one.call(100, tool="move_note", path="b")
+        assert "Not executed yet" in await text(one, 100)
+        assert written
+        assert max(written) < 1_000
+        await one.call(101, path="c" * 990_000)
+        assert "too large together" in await text(one, 101)
+
+
 @pytest.mark.parametrize("proposed", [1, 9])
 async def test_of_an_edited_call_the_one_that_ran_is_said_to_have_run(proposed: int) -> None:
     async with bench() as one:

@@ -28,6 +28,7 @@ from grampus_uq.integrations.mcp.hand_overs import DeliveredResults
 from grampus_uq.integrations.mcp.listed_tools import ListedTools
 from grampus_uq.integrations.mcp.pins import Pin
 from grampus_uq.integrations.mcp.tool_pins import UNLISTED, ToolPins, changed
+from grampus_uq.records.latest import Latest
 from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response, hear_before
@@ -69,6 +70,7 @@ class GuardedCalls:
         self._storing: set[str] = set()
         self._delivered, self._unsaved = DeliveredResults(), anyio.Event()
         self._likenesses = dict[str, tuple[ToolCall, str]]()  # by the id of an open call
+        self._sizes: Latest[str, int] = Latest(_MAX_OPEN)  # by the same: writing a large call takes a while
         self._awaited = set[str]()  # calls whose client waits for what becomes of them
         self._open: WeakValueDictionary[str, OpenCall] = WeakValueDictionary()
 
@@ -103,8 +105,8 @@ class GuardedCalls:
                 self._forget_oldest(state)
             if len(state.turn) >= _MAX_OPEN:
                 raise RefusedError(f"Not executed: {_MAX_OPEN} calls of this session are open already.")
-            sizes = (len(record.proposed.canonical()) for record in state.turn if record.waiting)
-            if len(call.canonical()) + sum(sizes) > _MAX_WAITING:
+            sizes = (self._size(record.proposed) for record in state.turn if record.waiting)
+            if self._size(call) + sum(sizes) > _MAX_WAITING:
                 raise RefusedError("Not executed: the arguments of the calls that wait are too large together.")
             await hear_before(turn, [call])
             self._open[call.id] = opened = OpenCall(id=call.id, shown=self.tools.shown(call.name))
@@ -183,6 +185,11 @@ class GuardedCalls:
         ]
         free = (record for record in found if record.proposed.id not in self._open)  # of two, each request takes up one
         return next(free, found[0] if found else None)
+
+    def _size(self, call: ToolCall) -> int:
+        if call.id not in self._sizes:
+            self._sizes[call.id] = len(call.canonical())
+        return self._sizes[call.id]
 
     def _forget_oldest(self, state: AgentState) -> None:
         """Make room: of the calls that nobody asks for any more, the first is kept no longer."""
