@@ -728,7 +728,8 @@ async def test_beside_large_calls_that_wait_a_small_one_writes_none_of_them_and_
         for number in range(8):
             await one.call(number, path="a" * 990_000 + str(number))
             assert "Not executed yet" in await text(one, number)
-        await one.call(99, tool="move_note", path="a")  # whether it is the same as one of them is looked at once
+        await one.call(99, tool="move_note", path="a")
+        assert "Not executed yet" in await text(one, 99)  # which looked once at whether one of them is the same
         written, write = list[int](), ToolCall.canonical
 
         def counted(call: ToolCall) -> str:
