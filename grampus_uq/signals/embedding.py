@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import threading
 import unicodedata
@@ -101,8 +102,8 @@ class CallableEmbedder:
     __slots__ = ("_function",)
 
     def __init__(self, function: Callable[[list[str]], npt.ArrayLike]) -> None:
-        if not callable(function):
-            raise ConfigurationError.of("function", "CallableEmbedder", "callable", function)
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise ConfigurationError.of("function", "CallableEmbedder", "callable, and not async", function)
         self._function = function
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -211,6 +211,15 @@ class Own:
 
 
 @pytest.mark.parametrize("kind", [lambda function: function, Own])
+def test_an_async_embedder_is_refused_before_a_session_begins(kind: Any) -> None:
+    async def embed(texts: list[str]) -> Any:
+        return np.ones((len(texts), 2))
+
+    with pytest.raises(ConfigurationError, match="not async"):
+        UncertaintyMonitor(trajectory_risk=TRACER, sensing=Sensing(embedder=kind(embed)))
+
+
+@pytest.mark.parametrize("kind", [lambda function: function, Own])
 @pytest.mark.parametrize("length", [1e-200, 3.0, 1e308])
 def test_rows_of_any_length_are_read_as_rows_of_unit_length(kind: Any, length: float) -> None:
     risks = []
