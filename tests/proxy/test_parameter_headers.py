@@ -142,3 +142,13 @@ def test_what_json_gives_for_a_number_is_what_its_header_says() -> None:
     for text, header in [("42", "42"), ("42.0", "42.0"), ("-7", "-7"), ("true", "true")]:
         assert passes([("Mcp-Param-N", header)], schema, json.loads(f'{{"n": {text}}}'))
     assert not passes([("Mcp-Param-N", "43")], schema, {"n": 42})
+
+
+@pytest.mark.parametrize("value", ["tools/call", " Tools/Call", "tools/call, ping"])
+def test_a_call_that_only_a_header_names_is_no_request_that_could_be_judged(value: str) -> None:
+    headers = {"mcp-method": value, "mcp-name": "pay"}
+    assert reading_problem(headers, list(headers), has_body=False) == (
+        400,
+        "its header Mcp-Method names a call, and it has no body",
+    )
+    assert reading_problem({"mcp-method": "ping"}, ["mcp-method"], has_body=False) is None

@@ -100,6 +100,8 @@ def reading_problem(headers: Mapping[str, str], names: Iterable[str], *, has_bod
         return 415, "the body is encoded"
     if has_body and content_kind(headers) not in JSON:  # in another alphabet the server reads another message
         return 415, "the body is not application/json in UTF-8"
+    if not has_body and CALL in headers.get("mcp-method", "").lower():
+        return 400, "its header Mcp-Method names a call, and it has no body"
     return None
 
 
