@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit import detector_runs as package
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.stats.eprocess_thresholds import Mode, Threshold, percent
+from grampus_uq.stats.eprocess_thresholds import Threshold
 
 
 def detector_runs(
@@ -66,25 +65,3 @@ def threshold_for(detector: Detector, alpha: float, delta: float | None = None) 
         if (one.alpha, one.delta) == (alpha, delta) and one.runs:
             return one
     raise ConfigurationError.of("alpha", "threshold_for", "a level whose threshold was set by runs", alpha)
-
-
-def ville_threshold(alpha: float) -> Threshold:
-    """Ville's threshold 1/alpha, for a *known* likelihood ratio only; compared with `>=`.
-
-    If M_t is the true ratio p0/p1 of the scores so far (or any e-process for success), it reaches 1/alpha at any step
-    of a successful run, however long, with probability at most alpha (e-valuator, proposition 1).
-    """
-    sentence = (
-        f"If M is the true likelihood ratio, at most {percent(alpha)} of runs that would have succeeded ever raise "
-        "this alarm, however long they run. For a ratio learned from data this is not a guarantee."
-    )
-    return Threshold(
-        mode=Mode.VILLE,
-        alpha=alpha,
-        delta=None,
-        log_value=-math.log(alpha) if alpha > 0.0 else math.inf,
-        tie=0.0,
-        runs=0,
-        rank=None,
-        guarantee=sentence,
-    )

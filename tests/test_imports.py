@@ -32,6 +32,8 @@ HEAVY = (
     "jinja2",
     "pyarrow",
     "xllamacpp",
+    "tokenizers",
+    "safetensors",
     "pooch",
     "psycopg",
     "redis",

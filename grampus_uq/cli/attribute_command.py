@@ -34,7 +34,7 @@ from grampus_uq.recording import runs
 from grampus_uq.recording.artifacts import is_profile, load
 from grampus_uq.recording.copies import distinct_runs
 from grampus_uq.recording.runs import files_at
-from grampus_uq.records.vocabulary import TASK, quantity
+from grampus_uq.records.vocabulary import TASK
 
 _RECORDING: Final = b'{"v":'
 _SHOWN: Final = 600
@@ -98,13 +98,14 @@ def command(
             raise click.UsageError(f"The profile was calibrated for {fitted}: omit --method and --level.")
         found = [locate(run, calibrated) for run in trajectories]
         if output is not None:
-            write_page(output, attribution_html(found[0]))
+            write_page(output, attribution_html(found[0], positions=calibrated.positions))
         if as_json:
             print_json(_as_json(found, calibrated, left_out))
             return
         for attribution in found:
             _show(attribution)
-        click.echo(f"\nCalibrated on {quantity(len(calibrated.calibrated_on), 'failure')}.")
+        positions = calibrated.positions
+        click.echo(f"\nThe {positions.trajectories} calibration failures: {positions.advice}")
         if output is not None:
             click.echo(f"Report written to {output}.")
 
@@ -188,11 +189,14 @@ def _spans(found: Attribution) -> str:
 
 
 def _as_json(found: list[Attribution], calibrated: CalibratedAttribution, left_out: list[str]) -> dict[str, object]:
+    positions = calibrated.positions
     return {
         "calibration": {
-            "failures": len(calibrated.calibrated_on),
+            "failures": positions.trajectories,
             "fitted_on": len(getattr(calibrated.scorer, "fitted_on", ())),
             "left_out": left_out,
+            "error_positions": list(positions.counts),
+            "advice": positions.advice,
         },
         "attributions": [attribution.to_json() for attribution in found],
     }

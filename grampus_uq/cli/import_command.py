@@ -39,6 +39,7 @@ from grampus_uq.recording.whole_file import place_new
 from grampus_uq.records.events import Event
 from grampus_uq.records.vocabulary import quantity
 from grampus_uq.signals.embedding import HashingEmbedder
+from grampus_uq.signals.minilm import MiniLM
 from grampus_uq.signals.structure import counted
 
 _MOST_SHOWN: Final = 100
@@ -81,7 +82,7 @@ class _Imported:
 @click.option("--content", type=click.Choice(get_args(Content)), default="hashed", help="What is kept of texts.")
 @click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that states success.")
 @click.option("--agent", "agent_id", default="", show_default=False, help="Name of the agent, if the files have none.")
-@click.option("--embedder", type=click.Choice(["hash"]), help="Also compute TRACER's text comparisons.")
+@click.option("--embedder", type=click.Choice(["hash", "minilm"]), help="Also compute TRACER's text comparisons.")
 @click.option(
     "--workers", type=click.IntRange(min=1), help="Reading processes.  [default: all cores; 1 for little data]"
 )
@@ -145,7 +146,7 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
     """One run, whole, in a file of its own. Raises DataError when it cannot be recorded, or exists already."""
     recorded: Iterable[Event] = counted(events(run, agent_id=run.agent_id or plan.agent_id))
     if plan.embedder is not None:
-        recorded = filled_in(recorded, _sensor())
+        recorded = filled_in(recorded, _sensor(plan.embedder))
     lines = [kept_line(event, plan.content, lambda: plan.key) for event in recorded]
     try:
         place_new(b"".join(lines), plan.folder / file_name(run.run_id))
@@ -154,8 +155,8 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
 
 
 @cache
-def _sensor() -> TrajectorySensor:
-    return TrajectorySensor.of(TrajectoryRiskSettings(), HashingEmbedder())
+def _sensor(embedder: str) -> TrajectorySensor:
+    return TrajectorySensor.of(TrajectoryRiskSettings(), MiniLM() if embedder == "minilm" else HashingEmbedder())
 
 
 @click.command(name="replay")

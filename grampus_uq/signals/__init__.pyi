@@ -5,6 +5,7 @@ from .embedding import HashingEmbedder as HashingEmbedder
 from .equivalence import EntailmentEquivalence as EntailmentEquivalence
 from .equivalence import LexicalEquivalence as LexicalEquivalence
 from .equivalence import SameWording as SameWording
+from .minilm import MiniLM as MiniLM
 from .prefix_verifier import PrefixVerifier as PrefixVerifier
 from .quoting import QUOTED_IS_MATERIAL as QUOTED_IS_MATERIAL
 from .quoting import clipped as clipped

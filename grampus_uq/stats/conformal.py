@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.stats.arrays import BoolArray, FloatArray, RaggedBatch
+from grampus_uq.stats.arrays import BoolArray, FloatArray
+from grampus_uq.stats.entry_thresholds import EntryThresholds
 from grampus_uq.stats.ranks import check_level, conformal_rank
 
 
@@ -45,7 +46,7 @@ class TieBrokenThreshold:
         return 1.0 if self.rank is None else self.rank / (self.n + 1)
 
 
-def recall_conformity(entry: RaggedBatch, is_error: npt.ArrayLike, recall: float = 1.0) -> FloatArray:
+def recall_conformity(entry: EntryThresholds, is_error: npt.ArrayLike, recall: float = 1.0) -> FloatArray:
     """Conformity score for several errors: the smallest q whose set holds at least the share `recall` of them.
 
     With m errors in a trajectory it is the ceil(recall m)-th smallest of their entry thresholds. Guarantee, given
@@ -89,8 +90,10 @@ def conformal_threshold(
     return TieBrokenThreshold(value=float(values[place]), draw=float(u[place]), rank=rank, n=len(values))
 
 
-def prediction_sets(entry: RaggedBatch, threshold: TieBrokenThreshold, draws: npt.ArrayLike | None = None) -> BoolArray:
-    """Predict the set `{j : (E_j, u) <= (value, draw)}` of each trajectory; it may be empty.
+def prediction_sets(
+    entry: EntryThresholds, threshold: TieBrokenThreshold, draws: npt.ArrayLike | None = None
+) -> BoolArray:
+    """Predict the set `{j : (E_j, u) <= (value, draw)}` of each trajectory; the fallback when it is empty.
 
     `entry`: of m new trajectories; `threshold`: from `conformal_threshold`, on other trajectories; `draws`: shape (m,),
     tie draws of these; None lets every tie enter. Returns shape (m, longest), always False in the padding.
@@ -98,6 +101,9 @@ def prediction_sets(entry: RaggedBatch, threshold: TieBrokenThreshold, draws: np
     u = np.full(len(entry.lengths), -np.inf) if draws is None else np.asarray(draws, dtype=np.float64)
     tie = (entry.values == threshold.value) & (u <= threshold.draw)[:, None]
     inside = ((entry.values < threshold.value) | tie) & entry.valid
+    if entry.fallback is not None:
+        empty = np.flatnonzero(~inside.any(axis=1))
+        inside[empty, entry.fallback[empty]] = True
     return np.asarray(inside)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from grampus_uq.stats.arrays import FloatArray, RaggedBatch
+from grampus_uq.stats.entry_thresholds import EntryThresholds
 
 
 def isotonic_rows(batch: RaggedBatch) -> FloatArray:
@@ -57,20 +58,20 @@ def unimodal_envelope(batch: RaggedBatch) -> FloatArray:
     return np.where(batch.valid, fits, -np.inf)
 
 
-def envelope_entry(batch: RaggedBatch) -> RaggedBatch:
+def envelope_entry(batch: RaggedBatch) -> EntryThresholds:
     """Envelope: `E_j = -unimodal_envelope_j`. Sets are intervals around the most suspect step.
 
     For a step scorer with probabilities p_j pass `L p_j`, so that "twice the average" means the same in a short and in
     a long trajectory. Every step needs its score: L evaluations.
     """
-    return RaggedBatch(values=-unimodal_envelope(batch), lengths=batch.lengths)
+    return EntryThresholds(values=-unimodal_envelope(batch), lengths=batch.lengths)
 
 
-def suffix_envelope_entry(batch: RaggedBatch) -> RaggedBatch:
+def suffix_envelope_entry(batch: RaggedBatch) -> EntryThresholds:
     """LF envelope: `E_j = max_{i >= j} (antitonic fit of -s)_i`, not increasing along a trajectory: sets are suffixes.
 
     Scores (`L p_j`) that fall throughout give one block: such a trajectory enters at once or not at all.
     """
     fits = np.where(batch.valid, -isotonic_rows(batch), -np.inf)
     running = np.maximum.accumulate(fits[:, ::-1], axis=1)[:, ::-1]
-    return RaggedBatch(values=np.where(batch.valid, running, np.inf), lengths=batch.lengths)
+    return EntryThresholds(values=np.where(batch.valid, running, np.inf), lengths=batch.lengths)

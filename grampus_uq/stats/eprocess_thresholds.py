@@ -183,6 +183,33 @@ def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float
     return _at_rank(Mode.BUDGET, share, peaks, draws, rank, sentence, successes_needed(share))
 
 
+def ville_threshold(alpha: float) -> Threshold:
+    """Set Ville's threshold 1/alpha, for a *known* likelihood ratio only; compared with `>=`.
+
+    Guarantee: if M_t is the true ratio p0/p1 of the scores so far (or any e-process for success), it reaches 1/alpha at
+    any step of a successful run, however long, with probability at most alpha (Proposition 1). What breaks it: a
+    learned ratio, even a slightly wrong one.
+
+    >>> round(ville_threshold(0.05).log_value, 6)
+    2.995732
+    """
+    check_level("alpha", "ville_threshold", alpha)
+    sentence = (
+        f"If M is the true likelihood ratio, at most {percent(alpha)} of runs that would have succeeded ever raise "
+        "this alarm, however long they run. For a ratio learned from data this is not a guarantee."
+    )
+    return Threshold(
+        mode=Mode.VILLE,
+        alpha=alpha,
+        delta=None,
+        log_value=-math.log(alpha),
+        tie=0.0,
+        runs=0,
+        rank=None,
+        guarantee=sentence,
+    )
+
+
 def exceeds(threshold: Threshold, log_peak: float, tie: float) -> bool:
     """Return True if a run whose evidence peaked at `log_peak` alarms.
 

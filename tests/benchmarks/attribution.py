@@ -30,7 +30,11 @@ from grampus_uq.learn.attribution.attribute import FIT_SHARE
 from grampus_uq.learn.attribution.conditional_logit import cheap_features, fit_conditional_logit
 from grampus_uq.stats.arrays import RaggedBatch, ragged
 from grampus_uq.stats.conformal import conformal_threshold, prediction_sets, whole_rank_size
-from grampus_uq.stats.entry_thresholds import right_filtration_entry
+from grampus_uq.stats.entry_thresholds import (
+    EntryThresholds,
+    right_filtration_entry,
+    two_way_entry,
+)
 from grampus_uq.stats.ranking import auprc, auroc
 from tests.benchmarks._report import emit, existing, positive, usage_errors
 from tests.benchmarks.split_evaluation import (
@@ -38,12 +42,13 @@ from tests.benchmarks.split_evaluation import (
     conformity_at,
     evaluate_splits,
     random_splits,
+    with_fallback,
 )
 
 LEVELS = (0.5, 0.7, 0.8, 0.9)
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Thresholds = Callable[[RaggedBatch], RaggedBatch]
+Thresholds = Callable[[RaggedBatch, FloatArray], EntryThresholds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +152,7 @@ def set_rows(
 ) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     for name, thresholds in methods.items():
-        entry = thresholds(scored.batch)
+        entry = thresholds(scored.batch, rng.random(len(scored.true_step)))
         draws = rng.random((len(scored.calibration), len(scored.true_step)) if scored.lazy else len(scored.true_step))
         result = evaluate_splits(
             entry, scored.true_step, scored.calibration, scored.test, LEVELS, draws if ties_broken else None
@@ -219,21 +224,21 @@ def rollback_rows(dataset: str, scored: Scored, seed: int) -> Iterator[dict[str,
     tested = scored.test.reshape(-1)
     yield _rollback_row(dataset, "top1", None, scored, best[tested], 0.0)
     for name in ("vcp", "lf_envelope", "envelope"):
-        entry = METHODS[name].thresholds(batch)
+        entry = METHODS[name].entry(batch, draws)
         for level in LEVELS:
             starts, empty = _starts(entry, scored, draws, level, best)
             yield _rollback_row(dataset, name, level, scored, starts, empty)
 
 
 def _starts(
-    entry: RaggedBatch, scored: Scored, draws: FloatArray, level: float, best: IntArray
+    entry: EntryThresholds, scored: Scored, draws: FloatArray, level: float, best: IntArray
 ) -> tuple[IntArray, float]:
     """First step of every test set, the best-scored step where the set is empty, and how often that was."""
     conformity = conformity_at(entry, scored.true_step)
     starts, empty = [], 0
     for calibration, test in zip(scored.calibration, scored.test, strict=True):
         threshold = conformal_threshold(conformity[calibration], level, draws[calibration])
-        part = RaggedBatch(values=entry.values[test], lengths=entry.lengths[test])
+        part = EntryThresholds(values=entry.values[test], lengths=entry.lengths[test])
         inside = prediction_sets(part, threshold, draws[test])
         nothing = ~inside.any(axis=1)
         empty += int(nothing.sum())
@@ -281,11 +286,15 @@ def speed_row(splits: int = 1000) -> dict[str, Any]:
     }
 
 
+def eager(entry: Callable[[RaggedBatch], EntryThresholds]) -> Thresholds:
+    return lambda batch, draws: entry(batch)
+
+
 def infinite_boundary(
-    method: Thresholds, batch: RaggedBatch, *, first: bool = False, last: bool = False
-) -> RaggedBatch:
+    method: Thresholds, batch: RaggedBatch, draws: FloatArray, *, first: bool = False, last: bool = False
+) -> EntryThresholds:
     """A filtration of scores >= 0 as printed: g of the whole trajectory is infinite."""
-    entry = method(batch)
+    entry = method(batch, draws)
     if last:
         entry.values[np.arange(len(entry.lengths)), entry.lengths - 1] = np.inf
     if first:
@@ -294,15 +303,27 @@ def infinite_boundary(
 
 
 PURPOSES = {Plan().method.name: "people", "lf_envelope": "rollback"}
-RF, LF = METHODS["rf"].thresholds, METHODS["lf"].thresholds
+RF, LF = METHODS["rf"].entry, METHODS["lf"].entry
 FROM_ONE_END = (RF, LF)
-FITTED: dict[str, Thresholds] = {name: method.thresholds for name, method in METHODS.items()}
-POSITION_ONLY: dict[str, Thresholds] = {"constant_rf": RF, "constant_lf": LF}
+TWF_EMPTY = eager(two_way_entry)
+FITTED: dict[str, Thresholds] = {
+    "vcp": METHODS["vcp"].entry,
+    "crsvp": METHODS["crsvp"].entry,
+    "rf": RF,
+    "lf": LF,
+    "twf": TWF_EMPTY,
+    "twf_fallback": eager(lambda batch: with_fallback(two_way_entry(batch), batch)),
+    "twf_kept": METHODS["twf"].entry,
+    "envelope": METHODS["envelope"].entry,
+    "lf_envelope": METHODS["lf_envelope"].entry,
+}
+POSITION_ONLY: dict[str, Thresholds] = {"constant_rf": RF, "constant_lf": LF, "constant_twf": TWF_EMPTY}
 PAPER: dict[str, Thresholds] = {  # as printed: g(x) = inf, and nothing breaks the ties that it makes
     "lf_paper": partial(infinite_boundary, LF, first=True),
     "rf_paper": partial(infinite_boundary, RF, last=True),
+    "twf_paper": partial(infinite_boundary, TWF_EMPTY, first=True, last=True),
 }
-RECORDED: dict[str, Thresholds] = {"record_rf": RF, "record_envelope": METHODS["envelope"].thresholds}
+RECORDED: dict[str, Thresholds] = {"record_rf": RF, "record_envelope": METHODS["envelope"].entry}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

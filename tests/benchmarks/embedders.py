@@ -31,8 +31,8 @@ from grampus_uq.errors import DataError, MissingDependencyError
 from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
+from grampus_uq.signals.minilm import MiniLM
 from tests.benchmarks._report import emit, existing, positive, usage_errors
-from tests.benchmarks.minilm import MiniLM
 from tests.benchmarks.tracer import turn_events
 from tests.trajectory_runs import run_components
 

@@ -35,12 +35,12 @@ from grampus_uq.learn.fit.detector import fit_budget, fit_detector
 from grampus_uq.learn.fit.detector_bank import untrained
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows
-from grampus_uq.stats.eprocess_thresholds import Threshold, pac_threshold, tie_uniform
+from grampus_uq.stats.eprocess_thresholds import Threshold, pac_threshold, tie_uniform, ville_threshold
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where
 from tests.benchmarks._report import emit, existing, positive, share, usage_errors
 from tests.benchmarks.published_evaluator import bonferroni_threshold, fit_paper
 from tests.benchmarks.score_tables import read_score_table
-from tests.detector_rows import detector_runs, threshold_for, ville_threshold
+from tests.detector_rows import detector_runs, threshold_for
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]

@@ -12,9 +12,8 @@ from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.learn.fit.detector import LEVELS, DetectorFit, FitReport, set_thresholds
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess_scorers import PaperScorer
-from grampus_uq.stats.eprocess_thresholds import Mode, Threshold
+from grampus_uq.stats.eprocess_thresholds import Mode, Threshold, ville_threshold
 from grampus_uq.stats.ranks import check_level
-from tests.detector_rows import ville_threshold
 
 LEAST_OF_A_CLASS = 5
 """A step with fewer successes or failures than this keeps the ratio of the step before; step 1 has to have them."""

@@ -6,7 +6,7 @@ Source of the measures: Feng et al., "Conformal Agent Error Attribution" (2026),
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray, IntArray, RaggedBatch
 from grampus_uq.stats.conformal import coverage_rank
+from grampus_uq.stats.entry_thresholds import EntryThresholds
 
-__all__ = ["SplitEvaluation", "conformity_at", "evaluate_splits", "random_splits"]
+__all__ = ["SplitEvaluation", "conformity_at", "evaluate_splits", "random_splits", "with_fallback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class SplitEvaluation:
     """What sets were worth on test trajectories, a row a split and a column a level; every array is (splits, levels).
 
     coverage: share of test trajectories whose set holds the true step. removal_rate: mean of 1 - |C|/L (eq. 9), higher
-    is better. empty_share: share of sets that came out empty. size: mean |C|.
+    is better. empty_share: share of sets that came out empty (before any fallback). size: mean |C|.
     lazy_evaluations: mean of min(|C| + 1, L), what right or left filtration needs (L for any other method).
     """
 
@@ -59,7 +60,7 @@ def random_splits(
     return order[:, :size], order[:, size:]
 
 
-def conformity_at(entry: RaggedBatch, true_step: npt.ArrayLike) -> FloatArray:
+def conformity_at(entry: EntryThresholds, true_step: npt.ArrayLike) -> FloatArray:
     """Return the conformity score of each trajectory: E at its true step.
 
     Args:
@@ -76,8 +77,17 @@ def conformity_at(entry: RaggedBatch, true_step: npt.ArrayLike) -> FloatArray:
     return np.asarray(entry.values[np.arange(len(steps)), steps])
 
 
+def with_fallback(entry: EntryThresholds, batch: RaggedBatch) -> EntryThresholds:
+    """Let an empty set become the single best-scored step, as the paper does for TWF (appendix A.3).
+
+    Calibration is untouched, so coverage can only rise: its upper bound becomes `k/(n+1) + P(empty)`. `keep_first`
+    puts the stand-in inside the nested family and keeps coverage exact.
+    """
+    return replace(entry, fallback=np.argmax(np.where(batch.valid, batch.values, -np.inf), axis=1))
+
+
 def evaluate_splits(
-    entry: RaggedBatch,
+    entry: EntryThresholds,
     true_step: npt.ArrayLike,
     calibration: IntArray,
     test: IntArray,
@@ -119,6 +129,9 @@ def evaluate_splits(
     score = conformity[test][:, None, :]
     covered = (score < q[:, :, None]) | ((score == q[:, :, None]) & lets_ties_in)
     empty = size == 0
+    if entry.fallback is not None:
+        covered |= empty & (entry.fallback == steps)[test][:, None, :]
+        size = np.maximum(size, 1)
     length = entry.lengths[test][:, None, :]
     return SplitEvaluation(
         levels=tuple(levels),
@@ -148,7 +161,7 @@ def _split_thresholds(
     return value, draw
 
 
-def _counts(entry: RaggedBatch, rows: IntArray, q: FloatArray) -> tuple[IntArray, IntArray]:
+def _counts(entry: EntryThresholds, rows: IntArray, q: FloatArray) -> tuple[IntArray, IntArray]:
     """How many entry thresholds of each row lie below q, and how many do not exceed it.
 
     All rows in one binary search: entry thresholds are replaced by their ranks among the distinct ones, and row i's
@@ -166,7 +179,7 @@ def _counts(entry: RaggedBatch, rows: IntArray, q: FloatArray) -> tuple[IntArray
     return below, upto
 
 
-def _checked_true_steps(entry: RaggedBatch, true_step: npt.ArrayLike, owner: str) -> IntArray:
+def _checked_true_steps(entry: EntryThresholds, true_step: npt.ArrayLike, owner: str) -> IntArray:
     """Return the true steps as integers, or refuse the first that lies outside its trajectory."""
     steps = np.asarray(true_step)
     if steps.shape != entry.lengths.shape or not np.issubdtype(steps.dtype, np.integer):

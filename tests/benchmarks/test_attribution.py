@@ -64,7 +64,7 @@ def test_long_runs_without_names_give_every_row_with_its_columns(
         "empty_share",
     }
     assert all(columns <= set(row) for row in sets)
-    assert len({(row["method"], row["level"]) for row in sets}) == len(sets) == 11 * 4
+    assert len({(row["method"], row["level"]) for row in sets}) == len(sets) == 17 * 4
     assert all({"method", "level"} <= set(row) for row in report["rows"])
 
 

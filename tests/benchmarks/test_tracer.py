@@ -20,7 +20,7 @@ from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.trajectory_risk import StepComponents
 from tests.benchmarks import tracer
 from tests.benchmarks.risk_scores import extended_step_risk
-from tests.benchmarks.test_minilm import fetched_model
+from tests.signals.test_minilm import fetched_model
 
 SCORES = [
     "tracer_default",

@@ -45,6 +45,7 @@ from grampus_uq.learn.fit.fit_tracer import cross_validate_tracer
 from grampus_uq.records.events import ObservationEvent
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
+from grampus_uq.signals.minilm import MiniLM
 from grampus_uq.signals.structure import StructureState, observe_structure, structure_step
 from grampus_uq.signals.turn_events import (
     AgentTurn,
@@ -58,7 +59,6 @@ from grampus_uq.signals.turn_events import (
 from grampus_uq.stats.ranking import auroc
 from tests.benchmarks._report import emit, positive
 from tests.benchmarks.early_warning import ScoredPaths, early_warning
-from tests.benchmarks.minilm import MiniLM
 from tests.benchmarks.risk_scores import ABLATIONS, SCORES, CountedTrajectory, fitted_paths
 from tests.trajectory_runs import run_components
 

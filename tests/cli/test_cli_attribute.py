@@ -54,7 +54,7 @@ def test_the_set_its_text_the_reason_and_the_promise_are_printed(
     assert "exchangeable" in shown
 
 
-@pytest.mark.parametrize("method", ["envelope", "lf_envelope", "lf", "rf", "vcp"])
+@pytest.mark.parametrize("method", ["envelope", "lf_envelope", "lf", "rf", "twf", "vcp", "crsvp"])
 def test_json_is_one_object_for_every_method_and_the_error_of_a_clear_failure_is_inside(
     method: str, tmp_path: Path, labelled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

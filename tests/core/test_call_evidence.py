@@ -25,7 +25,7 @@ from grampus_uq.records.call_parts import (
 from grampus_uq.records.vocabulary import MissingReason, UncertaintyAction
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
-from tests.detector_rows import ville_threshold
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 
 GUIDE = Profile(policy=UncertaintyPolicy(call_floor=None))
 DEFAULT = Profile()

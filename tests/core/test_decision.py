@@ -37,7 +37,7 @@ from grampus_uq.records.values import Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.stats.eprocess import Detector, start
 from grampus_uq.stats.eprocess_scorers import running_minimum
-from tests.detector_rows import ville_threshold
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 
 LOW, MEDIUM, HIGH, CRITICAL = UncertaintyLevel
 PROCEED, LOG, PAUSE, ABORT = UncertaintyAction

@@ -37,9 +37,9 @@ from grampus_uq.errors import ModelError, RateLimitedError
 from grampus_uq.records.vocabulary import NOT_DUE
 from grampus_uq.stats.eprocess import Detector, detector_from_json, detector_to_json
 from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel
-from tests.detector_rows import ville_threshold
 from tests.sampling import examples
 
 Action = UncertaintyAction

@@ -39,8 +39,8 @@ from grampus_uq.monitor.history import unaided_part
 from grampus_uq.monitor.permit_basis import score_of
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
-from tests.detector_rows import ville_threshold
 from tests.sampling import examples
 
 UNBIASED = UncertaintyEstimator(verbalized_calibration_bias=0.0, p_true_calibration_bias=0.0)

@@ -20,9 +20,9 @@ from grampus_uq.records.events import TrajectoryReading
 from grampus_uq.records.vocabulary import NOT_DUE
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.stats.trajectory_risk import StepComponents
-from tests.detector_rows import ville_threshold
 
 SOURCES = ("verbalized", "p_true", "semantic_entropy", "mine")
 PLAIN = UncertaintyEstimator(verbalized_calibration_bias=0.0, p_true_calibration_bias=0.0, extra_weights={"mine": 0.5})

@@ -27,9 +27,9 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.stats.calibration_watch import FinishedRun, Variant, start_watching, take_run, watch_statuses
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.prefix_features import STREAM_FEATURES
 from tests.benchmarks.published_evaluator import fit_paper
-from tests.detector_rows import ville_threshold
 from tests.guarantees.worlds import BASE, CALL, FITTING, POLICY, Kept, Runs, World, record
 
 Once = Callable[[np.random.Generator, Path, int], tuple[bool, float, float]]

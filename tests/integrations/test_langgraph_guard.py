@@ -32,8 +32,8 @@ from grampus_uq.integrations.langgraph_fork import afork_before, fork_before
 from grampus_uq.recording.replay import replay
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.testing import ScriptedModel
-from tests.detector_rows import ville_threshold
 from tests.sampling import examples
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}

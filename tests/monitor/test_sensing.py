@@ -37,9 +37,9 @@ from grampus_uq.signals.claim_probability import MAX_TOKENS
 from grampus_uq.signals.equivalence import EntailmentEquivalence
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
-from tests.detector_rows import ville_threshold
 
 PROMPT = (Message(role=Role.USER, content="What is the capital of France?"),)
 SAMPLING = UncertaintyPolicy(enable_semantic_sampling=True)

@@ -57,8 +57,8 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker_jobs import take
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.testing import ScriptedModel, answer
-from tests.detector_rows import ville_threshold
 from tests.learn.attribution.runs import ASSUMING, failures
 from tests.runtime import agents
 from tests.runtime.agents import Copied, World, look

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import RaggedBatch, ragged
+from grampus_uq.stats.arrays import ragged
 from grampus_uq.stats.conformal import (
     conformal_threshold,
     coverage_rank,
@@ -18,8 +18,14 @@ from grampus_uq.stats.conformal import (
     recall_conformity,
     whole_rank_size,
 )
-from grampus_uq.stats.entry_thresholds import right_filtration_entry, vanilla_entry
-from tests.benchmarks.split_evaluation import conformity_at, evaluate_splits, random_splits
+from grampus_uq.stats.entry_thresholds import (
+    EntryThresholds,
+    keep_first,
+    right_filtration_entry,
+    two_way_entry,
+    vanilla_entry,
+)
+from tests.benchmarks.split_evaluation import conformity_at, evaluate_splits, random_splits, with_fallback
 
 
 def small_world(seed: int, n: int = 23) -> tuple[list[list[float]], np.ndarray, np.random.Generator]:
@@ -28,20 +34,22 @@ def small_world(seed: int, n: int = 23) -> tuple[list[list[float]], np.ndarray, 
     return rows, np.array([rng.integers(len(row)) for row in rows]), rng
 
 
-def with_infinities(entry: RaggedBatch) -> RaggedBatch:
+def with_infinities(entry: EntryThresholds) -> EntryThresholds:
     values = entry.values.copy()
     values[np.arange(len(values)), entry.lengths - 1] = np.inf
-    return RaggedBatch(values=values, lengths=entry.lengths)
+    return EntryThresholds(values=values, lengths=entry.lengths)
 
 
 @pytest.mark.parametrize("ties_broken", [True, False])
-@pytest.mark.parametrize("family", ["vcp", "rf with infinities"])
+@pytest.mark.parametrize("family", ["vcp", "rf with infinities", "twf with fallback", "twf kept"])
 def test_a_thousand_splits_at_once_equal_one_split_at_a_time(family: str, ties_broken: bool) -> None:
     rows, true_step, rng = small_world(3)
     batch = ragged(rows)
     entry = {
         "vcp": lambda: vanilla_entry(batch),
         "rf with infinities": lambda: with_infinities(right_filtration_entry(batch)),
+        "twf with fallback": lambda: with_fallback(two_way_entry(batch), batch),
+        "twf kept": lambda: keep_first(two_way_entry(batch)),
     }[family]()
     levels = (0.1, 0.5, 0.8, 0.95)
     calibration, test = random_splits(len(rows), 30, rng)
@@ -59,14 +67,15 @@ def test_a_thousand_splits_at_once_equal_one_split_at_a_time(family: str, ties_b
             assert result.removal_rate[s, column] == pytest.approx((1 - size / batch.lengths[test[s]]).mean())
             lazy = np.minimum(size + 1, batch.lengths[test[s]]).mean()
             assert result.lazy_evaluations[s, column] == lazy
-            assert result.empty_share[s, column] == (size == 0).mean()
+            if entry.fallback is None:
+                assert result.empty_share[s, column] == (size == 0).mean()
 
 
 def test_splits_may_use_rows_that_hold_another_fit_of_the_same_trajectories() -> None:
     """Two fits stacked as rows, one split each: the same as evaluating each fit on its own."""
     rows, true_step, rng = small_world(4)
     first, second = vanilla_entry(ragged(rows)), vanilla_entry(ragged([[-s for s in row] for row in rows]))
-    stacked = RaggedBatch(
+    stacked = EntryThresholds(
         values=np.concatenate([first.values, second.values]), lengths=np.concatenate([first.lengths, second.lengths])
     )
     calibration, test = random_splits(len(rows), 2, rng)
@@ -122,7 +131,7 @@ def test_recall_conformity_is_the_least_threshold_that_reaches_the_recall(
     errors = [wrong for _, wrong in steps]
     if not any(errors):
         errors[-1] = True
-    entry = RaggedBatch(values=np.array([entries]), lengths=np.array([len(entries)]))
+    entry = EntryThresholds(values=np.array([entries]), lengths=np.array([len(entries)]))
     score = recall_conformity(entry, np.array([errors]), recall)[0]
 
     def reached(q: float) -> bool:

@@ -11,10 +11,18 @@ import pytest
 
 from grampus_uq.stats.arrays import RaggedBatch
 from grampus_uq.stats.conformal import recall_conformity
-from grampus_uq.stats.entry_thresholds import left_filtration_entry, right_filtration_entry, vanilla_entry
+from grampus_uq.stats.entry_thresholds import (
+    EntryThresholds,
+    hierarchical_entry,
+    keep_first,
+    left_filtration_entry,
+    right_filtration_entry,
+    two_way_entry,
+    vanilla_entry,
+)
 from grampus_uq.stats.envelope import envelope_entry, suffix_envelope_entry
 from tests import sampling
-from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits
+from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits, with_fallback
 from tests.binomial import binomial_ceiling
 
 LEVELS = (0.5, 0.7, 0.8, 0.9)  # with n = 19 every (n + 1) level is whole: k/(n+1) is the level itself
@@ -35,7 +43,7 @@ class World:
     calibration: npt.NDArray[np.int64]
     test: npt.NDArray[np.int64]
 
-    def evaluate(self, entry: RaggedBatch, *, ties_broken: bool = True) -> SplitEvaluation:
+    def evaluate(self, entry: EntryThresholds, *, ties_broken: bool = True) -> SplitEvaluation:
         draws = self.draws if ties_broken else None
         return evaluate_splits(entry, self.true_step, self.calibration, self.test, LEVELS, draws)
 
@@ -71,10 +79,12 @@ def rounded() -> World:
     return world(12, decimals=1)
 
 
-FAMILIES: dict[str, Callable[[RaggedBatch], RaggedBatch]] = {
+FAMILIES: dict[str, Callable[[RaggedBatch], EntryThresholds]] = {
     "vcp": vanilla_entry,
     "lf": left_filtration_entry,
     "rf": right_filtration_entry,
+    "twf": two_way_entry,
+    "twf kept": lambda b: keep_first(two_way_entry(b)),
     "envelope": envelope_entry,
     "lf envelope": suffix_envelope_entry,
 }
@@ -92,7 +102,7 @@ def test_coverage_is_the_rank_over_n_plus_one(family: str, smooth: World) -> Non
     assert all(misses_explained(c, level) for c, level in zip(coverage, LEVELS, strict=True))
 
 
-@pytest.mark.parametrize("family", ["vcp", "rf", "envelope"])
+@pytest.mark.parametrize("family", ["vcp", "rf", "twf", "envelope"])
 def test_coverage_stays_exact_with_rounded_scores_because_ties_are_broken(family: str, rounded: World) -> None:
     coverage = rounded.evaluate(FAMILIES[family](rounded.batch)).coverage.mean(axis=0)
     assert np.abs(coverage - LEVELS).max() <= NEAR
@@ -105,6 +115,41 @@ def test_without_tie_draws_rounded_scores_cover_far_more_than_promised(rounded: 
     exact = rounded.evaluate(entry).coverage.mean(axis=0)
     assert abs(exact[0] - 0.5) <= NEAR
     assert loose[0] >= 0.55
+
+
+def test_crsvp_covers_at_least_its_target(smooth: World) -> None:
+    rng = np.random.default_rng(3)
+    entry = hierarchical_entry(smooth.batch, rng.random(len(smooth.draws)))
+    coverage = smooth.evaluate(entry).coverage.mean(axis=0)
+    assert (coverage >= np.array(LEVELS) - NEAR).all()
+
+
+def test_crsvp_with_the_lower_quantile_of_the_papers_text_under_covers() -> None:
+    """The sabotage: rank floor((n+1) alpha) instead of ceil((n+1)(1-alpha)); a useless scorer shows it best."""
+    useless = world(16, signal=0.0)
+    entry = hierarchical_entry(useless.batch, np.random.default_rng(3).random(len(useless.draws)))
+    level = 0.7
+    scores = entry.values[np.arange(len(useless.true_step)), useless.true_step]
+    lower = np.sort(scores[useless.calibration], axis=1)[:, int((N + 1) * (1 - level)) - 1]
+    test = useless.test[:, 0]
+    assert entry.fallback is not None
+    covered = (scores[test] <= lower) | (entry.fallback[test] == useless.true_step[test])
+    assert covered.mean() < level - NEAR
+
+
+def test_a_fallback_only_raises_coverage_and_leaves_no_set_empty(smooth: World) -> None:
+    two_way = two_way_entry(smooth.batch)
+    bare = smooth.evaluate(two_way)
+    helped = smooth.evaluate(with_fallback(two_way, smooth.batch))
+    assert (helped.coverage >= bare.coverage).all()
+    assert (helped.coverage.mean(axis=0) <= np.array(LEVELS) + bare.empty_share.mean(axis=0) + NEAR).all()
+    assert (helped.size >= 1.0).all()
+    assert (bare.size.min(), bare.empty_share.max()) == (0.0, 1.0), "the fallback had something to do"
+
+
+def test_the_kept_step_leaves_no_set_empty_either(smooth: World) -> None:
+    kept = smooth.evaluate(keep_first(two_way_entry(smooth.batch)))
+    assert (kept.size >= 1.0).all()
 
 
 def test_vcp_keeps_its_coverage_under_a_scorer_that_points_away_from_the_error() -> None:

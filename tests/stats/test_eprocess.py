@@ -26,10 +26,9 @@ from grampus_uq.stats.eprocess import (
     update,
 )
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore, PaperScorer, running_minimum
-from grampus_uq.stats.eprocess_thresholds import exceeds, pac_threshold, tie_uniform
+from grampus_uq.stats.eprocess_thresholds import exceeds, pac_threshold, tie_uniform, ville_threshold
 from grampus_uq.stats.step_blocks import in_caller_order, step_blocks
 from grampus_uq.stats.tree_ensemble import TreeEnsemble
-from tests.detector_rows import ville_threshold
 from tests.sampling import examples
 
 STATES = TypeAdapter(DetectorState)  # as a part of a session's state

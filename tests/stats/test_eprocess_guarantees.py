@@ -20,11 +20,11 @@ from grampus_uq.stats.eprocess_thresholds import (
     conformal_threshold,
     exceeds_many,
     pac_threshold,
+    ville_threshold,
 )
 from grampus_uq.stats.ranks import binomial_interval
 from tests.benchmarks.published_evaluator import bonferroni_threshold
 from tests.binomial import binomial_ceiling
-from tests.detector_rows import ville_threshold
 from tests.sampling import crossed
 
 FloatArray = npt.NDArray[np.float64]

@@ -26,11 +26,11 @@ from grampus_uq.stats.eprocess_thresholds import (
     pac_threshold,
     successes_needed,
     tie_uniform,
+    ville_threshold,
     weighted_threshold,
 )
 from grampus_uq.stats.stored_values import from_json, to_json
 from tests.benchmarks.published_evaluator import bonferroni_threshold
-from tests.detector_rows import ville_threshold
 from tests.sampling import examples
 
 LEVEL = st.floats(0.005, 0.9)
@@ -245,7 +245,7 @@ def test_the_draw_of_a_run_is_the_middle_of_one_of_2_to_the_53_cells_of_the_unit
         (lambda: bonferroni_threshold(0.1, 0), "longest", "bonferroni_threshold"),
         (lambda: bonferroni_threshold(0.1, 1.5), "longest", "bonferroni_threshold"),
         (lambda: bonferroni_threshold(1.0, 3), "alpha", "bonferroni_threshold"),
-        (lambda: ville_threshold(0.0), "alpha", "Threshold"),
+        (lambda: ville_threshold(0.0), "alpha", "ville_threshold"),
         (lambda: successes_needed(1.0), "alpha", "conformal_rank"),
         (lambda: from_json(Threshold, None, "threshold"), "threshold", "from_json"),
     ],

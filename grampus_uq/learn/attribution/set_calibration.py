@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.attribution.error_positions import ErrorPositions, error_positions
 from grampus_uq.learn.attribution.failed_trajectory import (
     LabelledTrajectory,
     Trajectory,
@@ -18,7 +19,7 @@ from grampus_uq.learn.attribution.failed_trajectory import (
 from grampus_uq.learn.attribution.methods import METHODS, AttributionMethod
 from grampus_uq.learn.attribution.result import AttributedStep, Attribution, most_suspect_step
 from grampus_uq.learn.attribution.scorers import StepScore, StepScorer
-from grampus_uq.stats.arrays import RaggedBatch, ragged
+from grampus_uq.stats.arrays import ragged
 from grampus_uq.stats.conformal import (
     TieBrokenThreshold,
     conformal_threshold,
@@ -26,6 +27,7 @@ from grampus_uq.stats.conformal import (
     prediction_sets,
     recall_conformity,
 )
+from grampus_uq.stats.entry_thresholds import EntryThresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class CalibratedAttribution:
     plan: Plan
     scorer: StepScorer
     threshold: TieBrokenThreshold
+    positions: ErrorPositions
     calibrated_on: tuple[str, ...]
     several: bool
 
@@ -90,6 +93,7 @@ def calibrate(
         plan=plan,
         scorer=scorer,
         threshold=conformal_threshold(conformity, plan.level, uniform_draws(ids, plan.seed, "ties")),
+        positions=error_positions(labelled),
         calibrated_on=ids,
         several=any(len(item.error_steps) > 1 for item in labelled),
     )
@@ -149,12 +153,12 @@ def _conformity(item: LabelledTrajectory, scorer: StepScorer, plan: Plan) -> flo
     return float(recall_conformity(entry, errors, plan.recall)[0])
 
 
-def _entry(trajectory: Trajectory, scores: Sequence[StepScore], plan: Plan) -> RaggedBatch:
+def _entry(trajectory: Trajectory, scores: Sequence[StepScore], plan: Plan) -> EntryThresholds:
     batch = ragged([[score.value for score in scores]], owner="attribution")
-    entry = plan.method.thresholds(batch)
-    fits = isinstance(entry, RaggedBatch) and entry.values.shape == batch.values.shape
-    if not fits or not np.array_equal(entry.lengths, batch.lengths) or np.isnan(entry.values).any():
-        rule = f"one that returns a RaggedBatch with an entry threshold for each step {batch.values.shape}"
+    entry = plan.method.entry(batch, uniform_draws([trajectory.trajectory_id], plan.seed, "nodes"))
+    fits = isinstance(entry, EntryThresholds) and entry.values.shape == batch.values.shape
+    if not fits or not np.array_equal(entry.lengths, batch.lengths):
+        rule = f"one that returns EntryThresholds with one for each step {batch.values.shape}"
         raise ConfigurationError.of("method", "attribution", rule, f"{plan.method.name}: {entry!r:.80}")
     return entry
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.attribution.conditional_logit import ConditionalLogit, ConditionalLogitScorer
+from grampus_uq.learn.attribution.error_positions import ErrorPositions
 from grampus_uq.learn.attribution.methods import METHODS
 from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan
 from grampus_uq.stats.arrays import finite
@@ -47,13 +48,14 @@ class _Threshold(BaseModel):
 
 
 class _Calibration(BaseModel):
-    """The stored form; fields that earlier versions wrote besides (positions of the errors) are ignored."""
+    """The stored form; fields that earlier versions wrote besides (costs of a judge) are ignored."""
 
     format: Literal["grampus-uq/attribution-calibration"]
     version: Literal[1]
     plan: _Plan
     scorer: ConditionalLogit
     threshold: _Threshold
+    positions: ErrorPositions
     calibrated_on: tuple[str, ...]
     several: bool
 
@@ -76,6 +78,7 @@ def calibration_to_json(calibrated: CalibratedAttribution) -> dict[str, Any]:
         "plan": {"method": plan.method.name, "level": plan.level, "recall": plan.recall, "seed": plan.seed},
         "scorer": {"format": _SCORER_FORMAT, "version": 1, **asdict(scorer.model)},
         "threshold": asdict(threshold) | {"value": finite(threshold.value), "draw": finite(threshold.draw)},
+        "positions": asdict(calibrated.positions),
         "calibrated_on": calibrated.calibrated_on,
         "several": calibrated.several,
     }
@@ -116,6 +119,7 @@ def calibration_from_json(value: Mapping[str, Any]) -> CalibratedAttribution:
             rank=rank,
             n=threshold.n,
         ),
+        positions=stored.positions,
         calibrated_on=stored.calibrated_on,
         several=stored.several,
     )

@@ -21,12 +21,11 @@ class Bar(NamedTuple):
     height: float
 
 
-def bars(values: Sequence[float]) -> list[Bar]:
-    """Place one bar a value side by side over the width, standing on y = 150, the highest up to y = 16.
+def bars(values: Sequence[float], *, width: float, top: float, floor: float) -> list[Bar]:
+    """Place one bar a value side by side from x = 0 to `width`, standing on y = `floor`, the highest up to y = `top`.
 
     Zero, or the lowest value where one is negative, has the least height (1.5), so that every bar is seen.
     """
-    width, top, floor = 900.0, 16.0, 150.0
     cell = width / len(values)
     low, high = min(*values, 0.0), max(*values, 0.0)
     scale = (floor - top) / (high - low) if high > low else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,12 @@ from grampus_uq.learn.attribution.conditional_logit import fit_step_scorer
 from grampus_uq.learn.attribution.labelled_recordings import labelled_recordings
 from grampus_uq.recording import runs as runs_of
 from grampus_uq.stats.arrays import RaggedBatch
+from grampus_uq.stats.entry_thresholds import (
+    EntryThresholds,
+    two_way_entry,
+)
 from grampus_uq.stats.eprocess_thresholds import successes_needed
+from tests.benchmarks.split_evaluation import with_fallback
 from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import recorded_failures
 from tests.learn.attribution.runs import ASSUMING, CONSTANT, failures, trajectory
@@ -41,7 +47,18 @@ from tests.sampling import sampled
 MANY = failures(30, 3)
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
+def variant(name: str, entry: Callable[[RaggedBatch], EntryThresholds]) -> AttributionMethod:
+    return AttributionMethod(name=name, shape="any", thresholds=entry)
+
+
+TRIED = [
+    *METHODS.values(),
+    variant("twf empty", two_way_entry),
+    variant("twf best", lambda batch: with_fallback(two_way_entry(batch), batch)),
+]
+
+
+@pytest.mark.parametrize("method", TRIED, ids=lambda m: m.name)
 @sampled("worlds", [20], full=[150])
 def test_misses_stay_within_the_binomial_ceiling_from_end_to_end(method: AttributionMethod, worlds: int) -> None:
     """Worlds of 9 calibration failures and 4 new ones each, through the public functions only."""
@@ -230,10 +247,8 @@ def test_a_scorer_that_gives_something_else_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     "thresholds",
     [
-        lambda batch: RaggedBatch(values=batch.values[:, :1], lengths=np.ones(1, dtype=np.int64)),
-        lambda batch: RaggedBatch(values=batch.values, lengths=batch.lengths - 1),
-        lambda batch: RaggedBatch(values=batch.values, lengths=batch.lengths + 1),
-        lambda batch: RaggedBatch(values=batch.values + np.nan, lengths=batch.lengths),
+        lambda batch: EntryThresholds(values=batch.values[:, :1], lengths=np.ones(1, dtype=np.int64)),
+        lambda batch: EntryThresholds(values=batch.values, lengths=batch.lengths - 1),
         lambda batch: batch.values,
         lambda batch: None,
     ],

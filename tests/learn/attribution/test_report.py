@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.learn.attribution import Plan, attribute, attribution_html, calibrate, fit_and_calibrate, locate
+from grampus_uq.learn.attribution.error_positions import error_positions
 from tests.learn.attribution.runs import CONSTANT, failures, trajectory
 from tests.learn.html_page import Page
 from tests.sampling import examples
@@ -19,12 +20,14 @@ CALIBRATED = fit_and_calibrate(failures(60, 50))
 
 def test_every_step_is_drawn_and_those_of_the_set_are_marked() -> None:
     found = locate(failures(1, 51)[0].trajectory, CALIBRATED)
-    page = Page(attribution_html(found))
+    page = Page(attribution_html(found, positions=CALIBRATED.positions))
     marked = [attrs for tag, attrs in page.tags if tag == "li" and attrs.get("class") == "in"]
     assert len(marked) == len(found.set_steps) > 0
     assert sum(tag == "li" for tag, _ in page.tags) == len(found.steps)
     bars = [attrs["class"] for tag, attrs in page.tags if tag == "rect" and str(attrs.get("class")).startswith("bar")]
-    assert bars == ["bar in" if i in found.set_steps else "bar" for i in range(len(found.steps))]
+    run, histogram = bars[: len(found.steps)], bars[len(found.steps) :]
+    assert run == ["bar in" if i in found.set_steps else "bar" for i in range(len(found.steps))]
+    assert len(histogram) == 10
     for text in (found.coverage, found.steps[found.set_steps[0]].text, *found.why):
         assert text in page.text
 
@@ -110,3 +113,9 @@ def test_negative_scores_are_drawn_upward_from_the_lowest() -> None:
     heights = [float(str(a["height"])) for t, a in page.tags if t == "rect" and str(a.get("class")).startswith("bar")]
     assert heights == sorted(heights)
     assert min(heights) > 0.0
+
+
+def test_positions_without_a_histogram_are_left_out() -> None:
+    found = locate(failures(1, 60)[0].trajectory, CALIBRATED)
+    assert "Errors of the labelled failures" not in attribution_html(found)
+    assert "Errors of the labelled failures" in attribution_html(found, positions=error_positions(failures(3, 61)))

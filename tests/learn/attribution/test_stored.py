@@ -48,6 +48,7 @@ def test_what_was_stored_finds_the_same_sets(method: str, level: float) -> None:
         ("threshold", {"value": 1.0, "draw": 0.5, "rank": 0, "n": 5}, "threshold.rank"),
         ("threshold", {"value": None, "draw": None, "rank": None, "n": -1}, "threshold.n"),
         ("scorer", None, "scorer"),
+        ("positions", {"counts": [1]}, "positions.thirds"),
         ("calibrated_on", 5, "calibrated_on"),
     ],
 )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from grampus_uq.errors import DataError
+from grampus_uq.errors import DataError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 Tensor = npt.NDArray[np.float32]
 T = TypeVar("T", bound=BaseModel)
@@ -87,8 +89,10 @@ def load_tokenizer(path: Path, size: int, max_tokens: int) -> Tokenizer:
     It puts [CLS] first and [SEP] last and cuts to `max_tokens` with both kept. Raises DataError with path and line: not
     readable, not UTF-8, more than 16 MiB, another number of lines, an empty or repeated piece, a missing special token.
     """
+    with MissingDependencyError.unless("tokenizers", "minilm", "MiniLM embeddings"):
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     ids = _read_vocabulary(path, size)
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))  # noqa: S106 (no password)
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
@@ -124,6 +128,8 @@ def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     Other tensors are ignored. Raises DataError with path and field: no such file, larger than a gigabyte, damaged, a
     tensor that is missing, has another shape or a type other than F32 and F16, or holds a number that is not finite.
     """
+    with MissingDependencyError.unless("safetensors", "minilm", "MiniLM embeddings"):
+        from safetensors import SafetensorError, safe_open
     name = str(path)
     try:
         if path.stat().st_size > MAX_WEIGHTS_BYTES:

