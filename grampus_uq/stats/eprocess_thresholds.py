@@ -90,7 +90,7 @@ def pac_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float, d
     >>> print(pac_threshold([1.0] * 44, [0.5] * 44, 0.05, 0.1).shortage)
     45 held-out successful runs are needed for alpha=0.05, delta=0.1; there are 44. The alarm stays off.
     """
-    peaks, draws = np.asarray(log_peaks, dtype=np.float64), np.asarray(ties, dtype=np.float64)
+    peaks, draws = _pairs("pac_threshold", log_peaks, ties)
     rank, needed = pac_rank(len(peaks), alpha, delta), smallest_n_for_pac(alpha, delta)
     sentence = (
         f"With probability at least {percent(1.0 - delta)} over the {len(peaks)} held-out successful runs that set "
@@ -113,7 +113,7 @@ def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: fl
     >>> conformal_threshold([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], 0.25).log_value
     3.0
     """
-    peaks, draws = np.asarray(log_peaks, dtype=np.float64), np.asarray(ties, dtype=np.float64)
+    peaks, draws = _pairs("conformal_threshold", log_peaks, ties)
     rank = conformal_rank(len(peaks), alpha)
     sentence = (
         f"A run that would have succeeded ever raises this alarm with probability at most {percent(alpha)}, on "
@@ -145,7 +145,7 @@ def weighted_threshold(
     >>> weighted_threshold([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], [1.0, 1.0, 1.0], 0.25).log_value
     3.0
     """
-    peaks, draws = np.asarray(log_peaks, dtype=np.float64), np.asarray(ties, dtype=np.float64)
+    peaks, draws = _pairs("weighted_threshold", log_peaks, ties)
     w = np.asarray(weights, dtype=np.float64)
     rank, largest = None, max(most, float(w.max(initial=1.0)))
     if len(w):
@@ -173,7 +173,7 @@ def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float
     >>> budget_threshold([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], 0.5).log_value
     2.0
     """
-    peaks, draws = np.asarray(log_peaks, dtype=np.float64), np.asarray(ties, dtype=np.float64)
+    peaks, draws = _pairs("budget_threshold", log_peaks, ties)
     rank = conformal_rank(len(peaks), share)
     sentence = (
         f"At most {percent(share)} of runs, whatever their outcome, are interrupted by this alarm, on average over "
@@ -286,6 +286,15 @@ def _at_rank(
         guarantee=sentence,
         shortage=lacking if rank is None else "",
     )
+
+
+def _pairs(owner: str, log_peaks: npt.ArrayLike, ties: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    peaks, draws = np.asarray(log_peaks, dtype=np.float64), np.asarray(ties, dtype=np.float64)
+    if peaks.ndim != 1 or np.isnan(peaks).any():
+        raise ConfigurationError.of("log_peaks", owner, "one-dimensional and free of NaN", log_peaks)
+    if draws.shape != peaks.shape or not ((draws >= 0.0) & (draws <= 1.0)).all():
+        raise ConfigurationError.of("ties", owner, "one draw in [0, 1] for each peak", ties)
+    return peaks, draws
 
 
 def percent(share: float) -> str:

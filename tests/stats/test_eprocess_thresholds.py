@@ -241,7 +241,12 @@ def test_the_draw_of_a_run_is_the_middle_of_one_of_2_to_the_53_cells_of_the_unit
     [
         (lambda: pac_threshold([1.0], [0.5], 1.5, 0.1), "alpha", "smallest_n_for_pac"),
         (lambda: pac_threshold([1.0], [0.5], 0.1, 0.0), "delta", "smallest_n_for_pac"),
+        (lambda: pac_threshold([math.nan], [0.5], 0.1, 0.1), "log_peaks", "pac_threshold"),
+        (lambda: conformal_threshold([1.0], [0.5, 0.5], 0.1), "ties", "conformal_threshold"),
+        (lambda: conformal_threshold([1.0], [1.5], 0.1), "ties", "conformal_threshold"),
+        (lambda: weighted_threshold([math.nan], [0.5], [1.0], 0.1), "log_peaks", "weighted_threshold"),
         (lambda: weighted_threshold([1.0], [0.5], [1.0], 1.0), "alpha", "conformal_rank"),
+        (lambda: budget_threshold([[1.0]], [0.5], 0.1), "log_peaks", "budget_threshold"),
         (lambda: bonferroni_threshold(0.1, 0), "longest", "bonferroni_threshold"),
         (lambda: bonferroni_threshold(0.1, 1.5), "longest", "bonferroni_threshold"),
         (lambda: bonferroni_threshold(1.0, 3), "alpha", "bonferroni_threshold"),
