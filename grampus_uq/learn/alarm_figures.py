@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.ranks import binomial_interval, binomial_log_sf
 
@@ -57,6 +58,11 @@ def alarm_figures(alarm: npt.ArrayLike, lengths: npt.ArrayLike, success: npt.Arr
     """
     step, length = np.asarray(alarm), np.asarray(lengths)
     good = np.zeros(len(step), dtype=np.bool_) if success is None else np.asarray(success, dtype=np.bool_)
+    if step.ndim != 1 or step.shape != length.shape or step.shape != good.shape:
+        raise ConfigurationError.of("alarm", "alarm_figures", "as long as lengths and success", step.shape)
+    outside = (step < 0) | (step > length)
+    if outside.any():
+        raise ConfigurationError.of("alarm", "alarm_figures", "0 or a step of its run", step[outside])
     alarmed = step > 0
     used = np.where(alarmed, step, length) / length
     shares = {name: share(what, among) for name, (what, among) in alarm_shares(alarmed, good).items()}

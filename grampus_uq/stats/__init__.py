@@ -1,7 +1,6 @@
 """Mathematics: numbers in, numbers out; no steps, no agents, no I/O.
 
-What users give and what is stored is checked where it comes in: public functions, constructors and levels raise
-ConfigurationError with name, rule and value. Arrays that the package makes are trusted.
+An argument outside its stated domain (shape, range, NaN) raises ConfigurationError: its name, the rule, the value.
 """
 
 from lazy_loader import attach_stub

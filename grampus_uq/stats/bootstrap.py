@@ -108,6 +108,8 @@ def mean_rows(values: npt.ArrayLike) -> RowStatistic:
     `values`: shape (n,), finite; one number per trajectory, for example its proper score.
     """
     x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or not np.isfinite(x).all():
+        raise ConfigurationError.of("values", "mean_rows", "one-dimensional and finite", values)
     # Measured from one of the values: equal values then have one exact mean in every draw, and no spread of 1e-17.
     centre = float(x[0]) if len(x) else 0.0
     offsets = x - centre
@@ -126,6 +128,8 @@ def count_blocks(
     `n` >= 1 trajectories; `draws`: rows over all blocks, which do not depend on the size of a block. `tasks`: as
     `bootstrap`; a task that is drawn is drawn with all its trajectories, so that rows need not sum to n.
     """
+    if n < 1 or len(tasks or range(n)) != n:
+        raise ConfigurationError.of("n", "count_blocks", "at least 1, with a task each, if any", n)
     names, member = np.unique(np.array(range(n) if tasks is None else tasks, dtype=object), return_inverse=True)
     units = len(names)
     rows_at_once = max(1, BLOCK_CELLS // n)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 from grampus_uq.stats.ranks import check_level, conformal_rank
@@ -59,8 +60,16 @@ def recall_conformity(entry: EntryThresholds, is_error: npt.ArrayLike, recall: f
 
     Source: Kuwahara et al., "Document summarization with conformal importance guarantees" (2025), the recall form.
     """
+    if not 0.0 < recall <= 1.0:
+        raise ConfigurationError.of("recall", "recall_conformity", "in (0, 1]", recall)
     errors = np.asarray(is_error)
+    if errors.shape != entry.values.shape or errors.dtype != np.bool_ or (errors & ~entry.valid).any():
+        rule = "booleans of the shape of the entry thresholds, False in the padding"
+        raise ConfigurationError.of("is_error", "recall_conformity", rule, errors.shape)
     count = errors.sum(axis=1)
+    if (count == 0).any():
+        place = int(np.flatnonzero(count == 0)[0])
+        raise ConfigurationError.of("is_error", "recall_conformity", "true somewhere in every row", f"row {place}")
     # Steps that are not errors go behind every error, even behind one that enters at +inf.
     order = np.lexsort((entry.values, ~errors), axis=1)
     wanted = np.ceil(recall * count - 1e-9).astype(np.int64) - 1
@@ -80,12 +89,16 @@ def conformal_threshold(
     (0.2, inf)
     """
     values = np.asarray(conformity, dtype=np.float64)
+    if values.ndim != 1 or np.isnan(values).any():
+        raise ConfigurationError.of("conformity", "conformal_threshold", "one-dimensional and free of NaN", values)
     rank = coverage_rank(len(values), level)
     if rank is None:
         return TieBrokenThreshold(value=math.inf, draw=math.inf, rank=None, n=len(values))
     if draws is None:
         return TieBrokenThreshold(value=float(np.sort(values)[rank - 1]), draw=math.inf, rank=rank, n=len(values))
     u = np.asarray(draws, dtype=np.float64)
+    if u.shape != values.shape or np.isnan(u).any():
+        raise ConfigurationError.of("draws", "conformal_threshold", f"of shape ({len(values)},), without NaN", u.shape)
     place = np.lexsort((u, values))[rank - 1]
     return TieBrokenThreshold(value=float(values[place]), draw=float(u[place]), rank=rank, n=len(values))
 
@@ -99,6 +112,8 @@ def prediction_sets(
     tie draws of these; None lets every tie enter. Returns shape (m, longest), always False in the padding.
     """
     u = np.full(len(entry.lengths), -np.inf) if draws is None else np.asarray(draws, dtype=np.float64)
+    if u.shape != entry.lengths.shape or np.isnan(u).any():
+        raise ConfigurationError.of("draws", "prediction_sets", "one number a trajectory", u.shape)
     tie = (entry.values == threshold.value) & (u <= threshold.draw)[:, None]
     inside = ((entry.values < threshold.value) | tie) & entry.valid
     if entry.fallback is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from grampus_uq.errors import ConfigurationError
+
 
 def cluster_confidence(sizes: Sequence[int]) -> float:
     """Confidence 1 - H / ln n from the sizes of the meaning clusters of n sampled answers (n >= 2).
 
     1 when all answers mean the same, 0 when no two do; higher is better. H = -sum p ln p, p the share of a cluster, is
-    the discrete semantic entropy of Farquhar et al. (Nature 2024) with each answer counted once.
+    the discrete semantic entropy of Farquhar et al. (Nature 2024) with each answer counted once. Raises
+    ConfigurationError when fewer than 2 answers are given.
 
     >>> cluster_confidence([3])
     1.0
@@ -18,6 +21,8 @@ def cluster_confidence(sizes: Sequence[int]) -> float:
     0.0
     """
     n = sum(sizes)
+    if n < 2:
+        raise ConfigurationError.of("sizes", "cluster_confidence", "at least 2 answers in all", list(sizes))
     entropy = -math.fsum(size / n * math.log(size / n) for size in sizes)
     confidence = 1.0 - entropy / math.log(n)
     # Within 1e-12 of an end of [0, 1] it is rounding.

@@ -156,6 +156,13 @@ def alarms(state: DetectorState, threshold: Threshold) -> bool:
 
 def score_rows(detector: Detector, blocks: StepBlocks) -> FloatArray:
     """log M_t of every row of recorded runs, in block order; bit for bit what `update` returns (NaN for its None)."""
+    if blocks.values.shape[1] != len(detector.streams):
+        raise ConfigurationError.of("blocks", "score_rows", f"of streams {detector.streams}", blocks.values.shape)
+    bounded = blocks.values[:, list(detector.bounded)]
+    if ((bounded < 0.0) | (bounded > 1.0)).any():
+        raise ConfigurationError.of("blocks", "score_rows", "in [0, 1] or NaN", bounded)
+    if (np.abs(blocks.values) > LARGEST).any():
+        raise ConfigurationError.of("blocks", "score_rows", f"within +-{LARGEST:g}", blocks.values)
     return detector.scorer.batch(blocks)
 
 

@@ -90,6 +90,7 @@ def pac_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float, d
     >>> print(pac_threshold([1.0] * 44, [0.5] * 44, 0.05, 0.1).shortage)
     45 held-out successful runs are needed for alpha=0.05, delta=0.1; there are 44. The alarm stays off.
     """
+    check_level("delta", "pac_threshold", delta)
     peaks, draws = _pairs("pac_threshold", log_peaks, ties)
     rank, needed = pac_rank(len(peaks), alpha, delta), smallest_n_for_pac(alpha, delta)
     sentence = (
@@ -147,6 +148,11 @@ def weighted_threshold(
     """
     peaks, draws = _pairs("weighted_threshold", log_peaks, ties)
     w = np.asarray(weights, dtype=np.float64)
+    if w.shape != peaks.shape or not (np.isfinite(w) & (w >= 1.0)).all():
+        raise ConfigurationError.of("weights", "weighted_threshold", f"of shape {peaks.shape}, finite, >= 1", weights)
+    if not 1.0 <= most < math.inf:
+        raise ConfigurationError.of("most", "weighted_threshold", "finite, >= 1", most)
+    check_level("alpha", "weighted_threshold", alpha)
     rank, largest = None, max(most, float(w.max(initial=1.0)))
     if len(w):
         order = np.lexsort((draws, peaks))

@@ -36,6 +36,7 @@ def conformal_rank(n: int, alpha: float) -> int | None:
     (90, None)
     """
     check_level("alpha", "conformal_rank", alpha)
+    _check_count("conformal_rank", n)
     rank = math.ceil((n + 1) * (1.0 - alpha) - _RANK_SLACK)
     # alpha within rounding of 1 still needs an order statistic; the smallest one keeps the promise.
     return max(rank, 1) if max(rank, 1) <= n else None
@@ -57,6 +58,7 @@ def pac_rank(n: int, alpha: float, delta: float) -> int | None:
     >>> pac_rank(100, 0.05, 0.1), pac_rank(44, 0.05, 0.1)
     (99, None)
     """
+    _check_count("pac_rank", n)
     if n < smallest_n_for_pac(alpha, delta):
         return None
     allowed = np.flatnonzero(binomial_log_sf(n, 1.0 - alpha)[: n + 1] <= math.log(delta) + _LOG_SLACK)
@@ -91,6 +93,9 @@ def binomial_interval(successes: int, n: int, level: float = 0.95) -> tuple[floa
     [0.0013, 0.2487]
     """
     check_level("level", "binomial_interval", level)
+    _check_count("binomial_interval", n, least=1)
+    if not 0 <= successes <= n:
+        raise ConfigurationError.of("successes", "binomial_interval", f"in 0..{n}", successes)
     tail = (1.0 - level) / 2.0
     low = 0.0 if successes == 0 else _solve_upper_tail(successes, n, tail)
     high = 1.0 if successes == n else 1.0 - _solve_upper_tail(n - successes, n, tail)
@@ -105,6 +110,9 @@ def binomial_log_pmf(n: int, p: float) -> FloatArray:
 
     `n` >= 0 trials of success probability `p` in [0, 1]. Returns shape (n + 1,); -inf where the probability is 0.
     """
+    _check_count("binomial_log_pmf", n)
+    if not 0.0 <= p <= 1.0:
+        raise ConfigurationError.of("p", "binomial_log_pmf", "in [0, 1]", p)
     if p in (0.0, 1.0):
         certain = np.full(n + 1, -np.inf)
         certain[0 if p == 0.0 else n] = 0.0
@@ -149,3 +157,8 @@ def _upper_tail(k: int, n: int, p: float) -> float:
     j = np.arange(first, last)
     terms = np.exp(np.cumsum([0.0, *(np.log(n - j) - np.log(j + 1.0) + (math.log(p) - math.log1p(-p)))]))
     return float(terms[max(0, k - first) :].sum() / terms.sum())
+
+
+def _check_count(owner: str, n: int, *, least: int = 0) -> None:
+    if n < least or n != int(n):
+        raise ConfigurationError.of("n", owner, f"a whole number of at least {least}", n)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray
 
 EPSILON = 1e-6
@@ -62,6 +63,9 @@ def beta_score(*, a: int, b: int) -> ProperScore:
 
     Source: Trajectory Proper Score paper, App. J; Schervish (1989); Buja, Stuetzle and Shen (2005).
     """
+    for parameter, value in (("a", a), ("b", b)):
+        if value not in range(1, 31):
+            raise ConfigurationError.of(parameter, "beta_score", "a whole number from 1 to 30", value)
     return ProperScore(
         name=f"beta({a:g},{b:g})",
         success=lambda p: -_incomplete_beta(b + 1, a, 1.0 - p),
@@ -81,6 +85,11 @@ def expected_score(score: ProperScore, p: npt.ArrayLike, q: npt.ArrayLike) -> Fl
     [-0.5625, -0.25]
     """
     forecasts, chances = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
+    for parameter, values in (("p", forecasts), ("q", chances)):
+        outside = (values < 0.0) | (values > 1.0)
+        if outside.any():
+            first = float(values[outside].flat[0])
+            raise ConfigurationError.of(parameter, "expected_score", "in [0, 1]", first, "percentages? divide by 100")
     return chances * score.success(forecasts) + (1.0 - chances) * score.failure(forecasts)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 from grampus_uq.stats.ranks import binomial_log_sf, check_level, smallest_n_for_pac
 
@@ -150,6 +151,9 @@ def budget_of_wrong_releases(
     """
     p, good = _cases(chances, right, budget=budget, **({} if delta is None else {"delta": delta}))
     m = np.ones(len(p)) if mass is None else np.asarray(mass, dtype=np.float64)
+    if m.shape != p.shape or not ((m > 0.0) & (m <= 1.0)).all() or (mass is not None and delta is not None):
+        rule = f"of shape {p.shape}, in (0, 1], and left out with delta"
+        raise ConfigurationError.of("mass", "budget_of_wrong_releases", rule, mass)
     n = math.floor(float(m.sum()) + 1e-9)
     order, last = _falling(p)
     wrong = np.cumsum(~good[order] * m[order])[last]
@@ -211,6 +215,8 @@ def estimated_threshold(
     """
     p, good = _cases(chances, right, target=target)
     w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if w.shape != p.shape:
+        raise ConfigurationError.of("weights", "estimated_threshold", f"of shape {p.shape}", w.shape)
     order, last = _falling(p)
     mass = w[order]
     wrong, released = np.cumsum(mass * ~good[order])[last], np.cumsum(mass)[last]
@@ -279,4 +285,6 @@ def _cases(chances: npt.ArrayLike, right: npt.ArrayLike, **levels: float) -> tup
     for name, level in levels.items():
         check_level(name, "selective release", level)
     p, good = np.asarray(chances, dtype=np.float64), np.asarray(right, dtype=np.bool_)
+    if p.ndim != 1 or p.shape != good.shape:
+        raise ConfigurationError.of("right", "selective release", f"of the shape of chances, {p.shape}", good.shape)
     return p, good

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 
 
@@ -49,7 +50,14 @@ def step_blocks(values: npt.ArrayLike, lengths: npt.ArrayLike) -> StepBlocks:
     """
     x = np.asarray(values, dtype=np.float64)
     x = x.reshape(-1, 1) if x.ndim == 1 else x
-    size = np.asarray(lengths, dtype=np.intp)
+    size = np.asarray(lengths)
+    if x.ndim != 2 or x.shape[1] < 1 or np.isinf(x).any():
+        raise ConfigurationError.of(
+            "values", "step_blocks", "finite or NaN, of shape (rows,) or (rows, streams)", values
+        )
+    if size.ndim != 1 or (size.size and (size.dtype.kind not in "iu" or size.min() < 1)) or size.sum() != len(x):
+        raise ConfigurationError.of("lengths", "step_blocks", f"positive whole numbers that sum to {len(x)}", lengths)
+    size = size.astype(np.intp)
     order = np.argsort(-size, kind="stable").astype(np.intp)
     first = np.concatenate([[0], np.cumsum(size)])[:-1][order]
     longest = int(size.max(initial=0))

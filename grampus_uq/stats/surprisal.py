@@ -31,7 +31,7 @@ def content_surprisal(
     Returns nats in [0, 20], higher is worse; None when there are no tokens (no log-probabilities: the component is
     absent).
 
-    Raises ConfigurationError for NaN and for a log-probability above 0.
+    Raises ConfigurationError for NaN, for a log-probability above 0, and for unequal lengths.
 
     What it is not: Theorem A.1 calls U_t an unbiased estimate of the content-filtered cross-entropy. That holds for a
     fixed index set. Here the set depends on the drawn tokens through p_j <= pi_0 (and through their spelling), so the
@@ -40,6 +40,14 @@ def content_surprisal(
     >>> content_surprisal([" the", " refund", " failed"], [-0.7, -1.0, -2.0])
     1.5
     """
+    if len(tokens) != len(logprobs):
+        raise ConfigurationError.of(
+            "logprobs", "content_surprisal", f"as long as tokens ({len(tokens)})", len(logprobs)
+        )
+    if not 0.0 < pi_0 < 1.0:
+        raise ConfigurationError.of("pi_0", "content_surprisal", "in (0, 1)", pi_0)
+    if not 0.0 <= eps <= MAX_SURPRISAL:
+        raise ConfigurationError.of("eps", "content_surprisal", f"in [0, {MAX_SURPRISAL:g}]", eps)
     if not tokens:
         return None
     threshold = math.log(pi_0)

@@ -36,6 +36,9 @@ def tail_count(n: int, k: float) -> int:
     >>> tail_count(100, 0.29), tail_count(3, 0.1)
     (29, 1)
     """
+    check_fraction(k, "tail_count")
+    if n < 1:
+        raise ConfigurationError.of("n", "tail_count", "at least 1", n)
     return max(1, math.floor(k * n + _FLOOR_SLACK))
 
 

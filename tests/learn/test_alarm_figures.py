@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.alarm_figures import Figure, alarm_figures
 from grampus_uq.stats.ranks import binomial_interval
 from tests.binomial import binomial_ceiling
@@ -42,6 +43,13 @@ def test_without_outcomes_only_figures_that_need_none_are_there() -> None:
     found = alarm_figures([0, 1], [2, 2], None)
     assert (found.false_alarms, found.power, found.precision) == (Figure(), Figure(), Figure())
     assert (found.paused.estimate, found.cost_used.estimate) == (0.5, 0.75)
+
+
+def test_an_alarm_after_the_end_or_arrays_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="step of its run"):
+        alarm_figures([3], [2], [True])
+    with pytest.raises(ConfigurationError, match="as long as"):
+        alarm_figures([1], [2, 2], [True, True])
 
 
 @sampled("times", [80], full=[300])

@@ -182,6 +182,10 @@ def test_memory_is_bounded_by_the_block_not_by_the_draws():
     ("call", "says"),
     [
         (lambda: bootstrap(mean_rows([1.0]), 1, rng=rng(), draws=1), "draws"),
+        (lambda: bootstrap(mean_rows([]), 0, rng=rng()), "'n'"),
+        (lambda: bootstrap(mean_rows([1.0, 2.0]), 2, rng=rng(), tasks=["a"]), "'n'"),
+        (lambda: mean_rows([1.0, math.nan]), "finite"),
+        (lambda: mean_rows([[1.0]]), "one-dimensional"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(call, says):

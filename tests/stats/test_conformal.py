@@ -147,15 +147,36 @@ def test_recall_with_one_error_is_the_ordinary_score_even_at_infinity() -> None:
     assert recall_conformity(entry, errors, 0.3).tolist() == conformity_at(entry, [2, 0]).tolist() == [math.inf] * 2
 
 
+@pytest.mark.parametrize(
+    ("errors", "recall", "message"),
+    [
+        ([[True, False], [False, False]], 1.0, "row 1"),
+        ([[True, False], [True, True]], 1.0, "False in the padding"),
+        ([[1, 0], [1, 0]], 1.0, "booleans"),
+        ([[True], [True]], 1.0, "shape"),
+        ([[True, False], [True, False]], 0.0, "recall"),
+        ([[True, False], [True, False]], 1.5, "recall"),
+    ],
+)
+def test_recall_refuses_labels_that_mean_nothing(errors: list[list[bool]], recall: float, message: str) -> None:
+    entry = vanilla_entry(ragged([[1.0, 2.0], [3.0]]))
+    with pytest.raises(ConfigurationError, match=message):
+        recall_conformity(entry, np.array(errors), recall)
+
+
 @pytest.mark.parametrize("true_step", [[0, 1], [-1, 0], [2, 0], [0.0, 0.0], [0]])
 def test_a_true_step_outside_its_trajectory_is_refused(true_step: list[float]) -> None:
     with pytest.raises(ConfigurationError, match="true_step"):
         conformity_at(vanilla_entry(ragged([[1.0, 2.0], [3.0]])), true_step)
 
 
-def test_splits_without_rows_are_refused() -> None:
+def test_nan_scores_and_draws_of_another_length_are_refused() -> None:
     entry = vanilla_entry(ragged([[1.0]]))
+    threshold = conformal_threshold([1.0], 0.4)
     for call in (
+        lambda: conformal_threshold([math.nan], 0.5),
+        lambda: conformal_threshold([0.1], 0.5, [0.1, 0.2]),
+        lambda: prediction_sets(entry, threshold, [0.1, 0.2]),
         lambda: evaluate_splits(entry, [0], np.array([0]), np.array([0]), (0.5,)),
         lambda: random_splits(1, 3, np.random.default_rng(0)),
     ):

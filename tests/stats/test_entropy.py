@@ -9,6 +9,7 @@ import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.entropy import cluster_confidence, top_k_entropy
 
 sizes = st.lists(st.integers(1, 50), min_size=1, max_size=20).filter(lambda values: sum(values) >= 2)
@@ -33,6 +34,11 @@ def test_cluster_confidence_does_not_depend_on_the_order_of_the_clusters(counts,
 @given(sizes.filter(lambda counts: len(counts) > 1))
 def test_two_clusters_in_one_are_never_less_confident(counts):
     assert cluster_confidence([counts[0] + counts[1], *counts[2:]]) >= cluster_confidence(counts) - 1e-12
+
+
+def test_fewer_than_two_answers_have_no_confidence():
+    with pytest.raises(ConfigurationError, match="2 answers"):
+        cluster_confidence([1])
 
 
 @given(logprobs)

@@ -211,14 +211,28 @@ def test_sabotage_one_rank_lower_is_caught():
     ("call", "parameter", "owner"),
     [
         *((lambda x=x: conformal_rank(10, x), "alpha", "conformal_rank") for x in (0.0, 1.0, 5, -0.1, math.nan)),
+        *((lambda n=n: conformal_rank(n, 0.1), "n", "conformal_rank") for n in (-1, 2.5)),
+        *((lambda n=n: pac_rank(n, 0.1, 0.1), "n", "pac_rank") for n in (-1, 2.5)),
         (lambda: pac_rank(10, 0.1, 0.0), "delta", "smallest_n_for_pac"),
         (lambda: pac_rank(10, 1.0, 0.1), "alpha", "smallest_n_for_pac"),
+        (lambda: binomial_interval(0, 0), "n", "binomial_interval"),
+        (lambda: binomial_interval(11, 10), "successes", "binomial_interval"),
+        (lambda: binomial_interval(-1, 10), "successes", "binomial_interval"),
         (lambda: binomial_interval(1, 10, 1.0), "level", "binomial_interval"),
+        *((lambda x=x: binomial_log_sf(10, x), "p", "binomial_log_pmf") for x in (-0.1, 1.5, math.nan)),
+        (lambda: binomial_log_sf(-1, 0.5), "n", "binomial_log_pmf"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(call, parameter, owner):
     with pytest.raises(ConfigurationError, match=f"^The '{parameter}' parameter of `{owner}` must be"):
         call()
+
+
+def test_the_rule_that_a_count_breaks_is_said():
+    with pytest.raises(ConfigurationError, match="at least 0"):
+        conformal_rank(-1, 0.1)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        binomial_interval(0, 0)
 
 
 @pytest.mark.parametrize(

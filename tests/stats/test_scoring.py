@@ -10,6 +10,7 @@ import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, beta_score, expected_score, log_odds
 from grampus_uq.stats.trajectory_scores import linear_front
 from tests.benchmarks.schedules import SCHEDULES
@@ -179,6 +180,23 @@ def test_the_schedules_are_those_of_the_paper():
     for name, expected in written.items():
         assert SCHEDULES[name](step, length) == pytest.approx(expected)
     assert SCHEDULES["linear-front"] is linear_front
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: beta_score(a=0, b=1), "'a'"),
+        (lambda: beta_score(a=1, b=-2), "'b'"),
+        (lambda: beta_score(a=math.inf, b=1), "'a'"),
+        (lambda: beta_score(a=1, b=math.nan), "'b'"),
+        (lambda: beta_score(a=1.5, b=1), "'a'"),
+        (lambda: expected_score(LOG, 85, 1), "divide by 100"),
+        (lambda: expected_score(LOG, 0.5, -0.1), "'q'"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(call, says):
+    with pytest.raises(ConfigurationError, match=says):
+        call()
 
 
 @settings(max_examples=examples(50))

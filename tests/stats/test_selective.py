@@ -222,6 +222,17 @@ def test_levels_outside_the_unit_interval_are_refused_by_their_name(parameter, c
         call(level)
 
 
+def test_arrays_of_different_shapes_are_refused_by_their_name():
+    for call in (estimated_threshold, budget_of_wrong_releases, certified_by_count):
+        levels = {"budget": 0.1} if call is budget_of_wrong_releases else {"target": 0.5}
+        levels |= {"delta": 0.1} if call is certified_by_count else {}
+        for chances, right in (([0.5], [True, False]), ([[0.5]], [[True]])):
+            with pytest.raises(ConfigurationError, match=r"^The 'right' parameter .* of the shape of chances"):
+                call(chances, right, **levels)
+    with pytest.raises(ConfigurationError, match=r"^The 'weights' parameter of `estimated_threshold`"):
+        estimated_threshold(*ONE, target=0.5, weights=[1.0, 1.0])
+
+
 # -- a budget of wrong releases --
 
 
@@ -321,6 +332,21 @@ def test_sabotage_trials_counted_one_by_one_break_the_budget():
     wrong, calls = np.mean([wrong_of_a_new_task(rng, massed=False, **few) for _ in range(3000)], axis=0)
     assert wrong / calls > 0.11
     assert np.mean([wrong_of_a_new_task(rng, massed=True, **few)[0] for _ in range(200)]) == 0.0
+
+
+@pytest.mark.parametrize("mass", [[0.0], [2.0], [0.5, 0.5], [math.nan]])
+def test_a_mass_outside_the_unit_interval_or_of_another_length_is_refused(mass):
+    with pytest.raises(
+        ConfigurationError, match=r"^The 'mass' parameter of `budget_of_wrong_releases` must be of shape"
+    ):
+        budget_of_wrong_releases([0.5], [True], budget=0.1, mass=mass)
+
+
+def test_with_high_probability_cases_count_one_by_one():
+    with pytest.raises(
+        ConfigurationError, match=r"^The 'mass' parameter of `budget_of_wrong_releases` must be of shape"
+    ):
+        budget_of_wrong_releases([0.5], [True], budget=0.1, delta=0.1, mass=[0.5])
 
 
 # -- a certificate without other cases to choose candidates on --

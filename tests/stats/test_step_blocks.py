@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.step_blocks import (
     first_step_where,
     in_caller_order,
@@ -36,3 +38,19 @@ def test_maximum_and_first_crossing_are_those_of_each_run_alone(runs: list[list[
     assert run_maximum(blocks, blocks.values[:, 0]).tolist() == peaks
     first = [next((t for t, x in enumerate(run, start=1) if x > 2.0), 0) for run in runs]
     assert first_step_where(blocks, blocks.values[:, 0] > 2.0).tolist() == first
+
+
+@pytest.mark.parametrize(
+    ("values", "lengths"),
+    [
+        ([1.0, 2.0], [1]),
+        ([1.0, 2.0], [3]),
+        ([1.0, 2.0], [2, 0]),
+        ([1.0, np.inf], [2]),
+        ([1.0, 2.0], [1.0, 1.0]),
+        (np.zeros((2, 2, 2)), [2]),
+    ],
+)
+def test_lengths_that_do_not_fit_and_infinite_scores_are_refused(values: object, lengths: list[int]) -> None:
+    with pytest.raises(ConfigurationError, match="step_blocks"):
+        step_blocks(values, lengths)  # type: ignore[arg-type]  # some are wrong on purpose

@@ -129,3 +129,17 @@ def test_what_is_no_log_probability_is_refused_wherever_it_stands(logprob: float
 
 def test_a_log_probability_a_hair_above_zero_is_rounding() -> None:
     assert content_surprisal([" flight", " hotel"], [1e-7, -1.0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [({"pi_0": 0.0}, "pi_0"), ({"pi_0": 1.0}, "pi_0"), ({"eps": -1.0}, "eps"), ({"eps": math.nan}, "eps")],
+)
+def test_constants_outside_of_their_domain_are_refused(arguments: dict[str, float], name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' parameter"):
+        content_surprisal([" a"], [-1.0], **arguments)
+
+
+def test_tokens_and_log_probabilities_must_be_of_one_length() -> None:
+    with pytest.raises(ConfigurationError, match="as long as tokens"):
+        content_surprisal([" a", " b"], [-1.0])

@@ -34,8 +34,9 @@ def test_a_number_that_is_no_risk_is_refused(risk: float) -> None:
 
 @pytest.mark.parametrize("k", [0.0, -0.1, 1.0000001, 10.0, math.nan])
 def test_a_tail_fraction_outside_of_zero_to_one_is_refused(k: float) -> None:
-    with pytest.raises(ConfigurationError, match="'k' parameter"):
-        TailSketch.of(k)
+    for use in (TailSketch.of, lambda value: tail_count(3, value)):
+        with pytest.raises(ConfigurationError, match="'k' parameter"):
+            use(k)
 
 
 def test_a_run_without_steps_has_no_tail_mean() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.eprocess_thresholds import conformal_threshold, exceeds_many, weighted_threshold
 from tests.binomial import binomial_ceiling
 
@@ -51,6 +52,15 @@ def test_weights_of_a_narrow_type_are_summed_in_double_precision() -> None:
     assert weighted_threshold(peaks, ties, np.ones(4096, dtype=np.float16), ALPHA) == weighted_threshold(
         peaks, ties, [1.0] * 4096, ALPHA
     )
+
+
+@pytest.mark.parametrize("weights", [[0.5, 1.0], [1.0], [math.inf, 1.0], [math.nan, 1.0]])
+def test_a_weight_that_is_no_inverse_probability_is_refused(weights: list[float]) -> None:
+    with pytest.raises(ConfigurationError, match="weights"):
+        weighted_threshold([1.0, 2.0], [0.5, 0.5], weights, 0.1)
+    if len(weights) > 1:
+        with pytest.raises(ConfigurationError, match="most"):
+            weighted_threshold([1.0, 2.0], [0.5, 0.5], [1.0, 1.0], 0.1, most=weights[0])
 
 
 def _selected(rng: np.random.Generator, runs: int, show: float = SHOWN) -> tuple[FloatArray, FloatArray, FloatArray]:

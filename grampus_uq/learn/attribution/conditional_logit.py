@@ -200,6 +200,15 @@ def fit_conditional_logit(
     them. Features are standardised by mean and deviation over all steps of the fitting part; a constant one gets the
     weight 0.
     """
+    if not 0.0 < ridge < math.inf:
+        raise ConfigurationError.of("ridge", "fit_conditional_logit", "positive and finite", ridge)
+    if not features or len(features) != len(error_steps):
+        rule = "at least one trajectory, each with its errors"
+        raise ConfigurationError.of("features", "fit_conditional_logit", rule, (len(features), len(error_steps)))
+    for i, values in enumerate(features):
+        if values.ndim != 2 or values.shape[1] != len(names) or not np.isfinite(values).all():
+            rule = f"finite, of shape (L, {len(names)})"
+            raise ConfigurationError.of("features", "fit_conditional_logit", rule, f"row {i}: {values.shape}")
     stacked = np.concatenate(list(features))
     mean, spread = stacked.mean(axis=0), stacked.std(axis=0)
     scale = np.where(spread < _SCALE_FLOOR, 1.0, spread)
@@ -293,6 +302,9 @@ def _newton(z: FloatArray, targets: FloatArray, lengths: npt.NDArray[np.int64], 
 
 def _shares(length: int, errors: Sequence[int]) -> FloatArray:
     shares = np.zeros(length)
+    if not errors or not all(0 <= step < length for step in errors):
+        rule = f"indices in 0..{length - 1}, at least one"
+        raise ConfigurationError.of("error_steps", "fit_conditional_logit", rule, list(errors))
     shares[list(errors)] = 1.0 / len(set(errors))
     return shares
 

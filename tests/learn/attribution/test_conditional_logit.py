@@ -133,6 +133,23 @@ def test_a_fit_over_other_features_is_refused() -> None:
         scorer.score(failures(1, 14)[0].trajectory)
 
 
+@pytest.mark.parametrize(
+    ("features", "errors", "ridge"),
+    [
+        ([], [], 1.0),
+        ([np.ones((2, 1))], [], 1.0),
+        ([np.ones((2, 2))], [[0]], 1.0),
+        ([np.array([[math.nan], [1.0]])], [[0]], 1.0),
+        ([np.ones((2, 1))], [[2]], 1.0),
+        ([np.ones((2, 1))], [[]], 1.0),
+        ([np.ones((2, 1))], [[0]], 0.0),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(features: list[np.ndarray], errors: list[list[int]], ridge: float) -> None:
+    with pytest.raises(ConfigurationError):
+        fit_conditional_logit(features, errors, ["x"], ridge=ridge)
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=60), st.text(max_size=3), st.booleans()), min_size=1, max_size=12))
 def test_features_are_finite_and_named_for_any_text(steps: list[tuple[str, str, bool]]) -> None:
