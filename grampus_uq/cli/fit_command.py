@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from grampus_uq.cli.argument_types import SHARE, FiniteRange, OutputFile
 from grampus_uq.cli.fit_account import base_of, fit_and_print
-from grampus_uq.cli.many_runs import workers_option
+from grampus_uq.cli.many_runs import irreversible_option, workers_option
 from grampus_uq.cli.printing import as_json_option
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.risk import TrajectoryRiskSettings
@@ -28,7 +28,6 @@ from grampus_uq.learn.profiles.p_success import must_take_the_word, word_in
 from grampus_uq.learn.sensed import sensing_as_recorded
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
 from grampus_uq.recording.runs import Refused, beginnings, recording_files, run_digests
-from grampus_uq.records.tool_names import refusal_of
 from grampus_uq.records.vocabulary import TASK, UncertaintySource
 
 
@@ -46,12 +45,8 @@ from grampus_uq.records.vocabulary import TASK, UncertaintySource
 @click.option("--wrong-releases", type=float, help="Or: at most this share of runs is released and wrong: 0.05, say.")
 @click.option("--certified-only", is_flag=True, help="Release nothing without a guarantee.")
 @click.option("--pause-share", type=float, help="Or: hold at most this share of irreversible calls.")
-@click.option(
-    "--irreversible",
-    multiple=True,
-    metavar="NAME",
-    callback=lambda _ctx, _param, names: _checked(names),
-    help="Tools with this in their name are irreversible, in addition to those of the recordings' monitors.",
+@irreversible_option(
+    "Tools with this in their name are irreversible, in addition to those of the recordings' monitors."
 )
 @click.option("--base", metavar="PROFILE", help="Profile that supplies policy, estimator and propagator.")
 @click.option(
@@ -128,8 +123,6 @@ def command(
     """
     if "" in streams:
         raise ConfigurationError.of("--stream", "fit", "the name of a score stream", "")
-    if not 0.0 <= chosen["assurance"] < 1.0:
-        raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", chosen["assurance"], "0.9 leaves a 10 % chance")
     how = "by_score" if labels == "by-score" else labels
     options = FitOptions(labels=how, streams=streams or None, **chosen)
     if budget is None:
@@ -145,14 +138,6 @@ def command(
     policy = guarding_as_recorded(policy, paths)
     without_labels = partial(_fit_budget, paths, streams, budget, policy, options=options, workers=workers)
     fit_and_print(without_labels, paths, output, force=force, as_json=as_json)
-
-
-def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
-    for name in names:
-        refused = refusal_of(name)
-        if refused is not None:
-            raise ConfigurationError.of("--irreversible", "fit", refused[0], name, refused[1])
-    return names
 
 
 def _costs(given: tuple[str, ...]) -> dict[str, float] | None:

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 import click
 
 from grampus_uq.cli.argument_types import OutputFolder
-from grampus_uq.cli.many_runs import caution_of_others, workers_option
+from grampus_uq.cli.many_runs import caution_of_others, irreversible_option, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -22,7 +22,9 @@ from grampus_uq.cli.printing import (
     progress,
     refuse_none,
 )
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.risk import TrajectoryRiskSettings
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.importers.formats import FORMATS, read_runs
 from grampus_uq.importers.imported_run import ImportedRun, events
@@ -55,6 +57,7 @@ class _Plan:
     key: bytes
     outcome: str | None
     agent_id: str
+    irreversible: tuple[str, ...]
     embedder: str | None
 
 
@@ -82,6 +85,7 @@ class _Imported:
 @click.option("--content", type=click.Choice(get_args(Content)), default="hashed", help="What is kept of texts.")
 @click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that states success.")
 @click.option("--agent", "agent_id", default="", show_default=False, help="Name of the agent, if the files have none.")
+@irreversible_option("Tools with this in their name are irreversible: `evaluate` and `fit` look at their calls.")
 @click.option("--embedder", type=click.Choice(["hash", "minilm"]), help="Also compute TRACER's text comparisons.")
 @click.option(
     "--workers", type=click.IntRange(min=1), help="Reading processes.  [default: all cores; 1 for little data]"
@@ -91,9 +95,9 @@ def import_(paths: tuple[str, ...], output: str, workers: int | None, as_json: b
     """Import runs from benchmark results, traces, exports and logs, in the formats of --format.
 
     FILE is a file or a folder of files, plain or gzip. Invalid records, and runs that FOLDER already has, are
-    named and skipped, and the exit status is then 1. The agent's actions are counted at every step as readings
-    (`count_calls`, ...), which `fit` and `evaluate` use like those of a live run, whatever --content keeps of
-    the texts.
+    named and skipped, and the exit status is then 1. Every step has the readings of a live run that need no
+    model, whatever --content keeps of the texts: stated confidence, log-probabilities where the file has them,
+    and counts of the agent's actions (`count_calls`, ...). `evaluate` and `fit` use them.
     """
     files = list(files_at(paths))
     refuse_none(files, paths, "file")
@@ -144,7 +148,8 @@ def _import_file(plan: _Plan, path: Path) -> _Imported:
 
 def _write(plan: _Plan, run: ImportedRun) -> None:
     """One run, whole, in a file of its own. Raises DataError when it cannot be recorded, or exists already."""
-    recorded: Iterable[Event] = counted(events(run, agent_id=run.agent_id or plan.agent_id))
+    profile = Profile(policy=UncertaintyPolicy(irreversible_tool_names=list(plan.irreversible)), advisory=True)
+    recorded: Iterable[Event] = counted(events(run, profile=profile, agent_id=run.agent_id or plan.agent_id))
     if plan.embedder is not None:
         recorded = filled_in(recorded, _sensor(plan.embedder))
     lines = [kept_line(event, plan.content, lambda: plan.key) for event in recorded]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from grampus_uq.errors import DataError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.artifacts import ANY, InputFile, ProfileArtifact
 from grampus_uq.recording.parallel import cores
 from grampus_uq.recording.parts import total_bytes
 from grampus_uq.recording.runs import beginnings, recording_files, run_digests
+from grampus_uq.records.tool_names import refusal_of
 
 _WORTH_IT: Final = 32 * 2**20  # a process takes about a second to start, and reads this much in three
 
@@ -35,6 +36,18 @@ workers_option = click.option(
 task_key_option = click.option(
     "--task-key", metavar="NAME", help="Session metadata with the run's task.  [default: that of the profile's fit]"
 )
+
+
+def irreversible_option(help_: str) -> Callable[[Any], Any]:
+    """The option `--irreversible`, repeated for several names."""
+    return click.option("--irreversible", multiple=True, metavar="NAME", callback=_names_of_tools, help=help_)
+
+
+def _names_of_tools(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if (refused := refusal_of(name)) is not None:
+            raise ConfigurationError.of("--irreversible", str(context.info_name), refused[0], name, refused[1])
+    return names
 
 
 def n_files_of_fits(paths: Sequence[str], artifacts: Sequence[ProfileArtifact]) -> int:

@@ -10,9 +10,10 @@ from grampus_uq.core.engine import advance
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records.protocols import InstantSignal
-from grampus_uq.records.values import Message, Outcome, Step, TokenLogprob
+from grampus_uq.records.values import Message, Outcome, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import Role
-from grampus_uq.signals.driver import read_instant
+from grampus_uq.signals.driver import read_instant, read_tokens
+from grampus_uq.signals.verbalized import VerbalizedConfidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +105,12 @@ def events(
 ) -> Iterator[Event]:
     """Yield the recording that a monitor with this profile and these signals would have made of the run.
 
-    Signals that ask a model cannot be run on a finished run; one of `signals` that raises gives a missing reading, as
-    it does live. A step without readings is recorded as one without evidence. What the profile would have stopped is
-    recorded as stopped only if `profile.advisory` is not set: set it, since the run really went on. The default is the
-    default tiers, advisory. The session's metadata names the task (`task_id`); what TRACER reads is added by
-    `trajectory_watch.filled_in`.
+    The stated confidence of each message of the assistant is read, and its log-probabilities where it has them; one of
+    `signals` with the same source takes the place of the former. Each call of a tool that the profile guards by name is
+    a step after its message, as it is live. Signals that ask a model cannot be run on a finished run; one that raises
+    gives a missing reading, as it does live. What the profile would have stopped is recorded as stopped only if
+    `profile.advisory` is not set: set it, since the run really went on. The default is the default tiers, advisory. The
+    session's metadata names the task (`task_id`); what TRACER reads is added by `trajectory_watch.filled_in`.
     """
     profile = profile if profile is not None else Profile(advisory=True)
     agent_id, model = agent_id or run.agent_id, model or run.model
@@ -129,15 +131,31 @@ def events(
         if isinstance(turn, ObservationEvent):
             yield replace(turn, agent_id=agent_id)
             continue
-        readings = tuple(read_instant(signal, turn) for signal in signals)
-        state, assessment = advance(profile, state, turn, readings)
-        yield StepEvent(
-            session_id=run.run_id,
-            agent_id=agent_id,
-            step=turn,
-            readings=readings,
-            assessment=assessment,
-            started_ns=0,
-            ended_ns=0,
+        guarded = [call for call in turn.tool_calls if profile.policy.is_irreversible(call.name)]
+        calls = (
+            Step(step_id=f"{turn.step_id}.{number}", kind="tool_call", time_s=turn.time_s, tool_calls=(call,))
+            for number, call in enumerate(guarded)
         )
+        for step, readings in ((turn, tuple(_readings(run, turn, signals))), *((call, ()) for call in calls)):
+            state, assessment = advance(profile, state, step, readings)
+            yield StepEvent(
+                session_id=run.run_id,
+                agent_id=agent_id,
+                step=step,
+                readings=readings,
+                assessment=assessment,
+                started_ns=0,
+                ended_ns=0,
+            )
     yield OutcomeEvent(session_id=run.run_id, agent_id=agent_id, outcome=run.outcome)
+
+
+def _readings(run: ImportedRun, step: Step, signals: Sequence[InstantSignal]) -> Iterator[Reading]:
+    """The readings of a step that need no model; whoever is not the assistant states nothing about its answers."""
+    at = int(step.step_id)
+    own = [signal.source for signal in signals]
+    if run.messages[at].role is Role.ASSISTANT and VerbalizedConfidence.source not in own:
+        yield read_instant(VerbalizedConfidence(), step)
+    yield from (read_instant(signal, step) for signal in signals)
+    if step.logprobs is not None:
+        yield from read_tokens(step, run.messages[:at])

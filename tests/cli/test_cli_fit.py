@@ -180,5 +180,6 @@ def test_what_cannot_be_fitted_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(GrampusError, match="no run with a step of the model"):
         cli("fit", str(tmp_path / "empty"))
-    with pytest.raises(GrampusError, match="in \\[0, 1\\)"):
-        cli("fit", str(tmp_path / "empty"), "--assurance", "90")
+    for beyond in ("90", "1", "-.1", "nan", "1e-300"):  # 1 - 1e-300 is 1
+        with pytest.raises(GrampusError, match=r"'assurance' parameter .* must be 0, or in \[1e-12, 1 - 1e-12\]"):
+            cli("fit", str(tmp_path / "empty"), "--assurance", beyond)

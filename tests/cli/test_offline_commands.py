@@ -134,6 +134,26 @@ def test_imported_runs_are_evaluated_by_what_the_agent_did(tmp_path: Path) -> No
     assert {row["runs"] for row in table if row["stream"] == "count_calls"} == {8}
 
 
+def test_logs_of_a_home_made_agent_are_evaluated_at_their_irreversible_calls(tmp_path: Path) -> None:
+    lines = []
+    for number in range(60):
+        call = {"id": "1", "function": {"name": "refund", "arguments": "{}"}}
+        asked = {"role": "assistant", "content": f"Confidence: {40 + number % 60}%", "tool_calls": [call]}
+        end = {"role": "assistant", "content": "It is on its way."}
+        lines.append(
+            {"id": f"r{number}", "messages": [asked, {"role": "tool", "tool_call_id": "1", "content": ""}, end]}
+        )
+    (tmp_path / "log").write_bytes(samples.json_lines(lines))
+    (tmp_path / "labels.csv").write_text(
+        "session_id,success\n" + "".join(f"r{number},{number % 60 >= 30}\n" for number in range(60))
+    )
+    invoke(runs_command, "import", tmp_path / "log", "-o", tmp_path / "out", "--irreversible", "refund")
+    invoke(runs_command, "label", tmp_path / "out", "--from", tmp_path / "labels.csv", "--by", "ann")
+    report = json.loads(invoke(evaluate, tmp_path / "out", "--draws", 5, "--json").stdout)
+    (stated,) = [row for row in report["verdict"]["rows"] if row["name"] == "verbalized"]
+    assert (report["verdict"]["at_the_call"], stated["at_the_call"]) == (True, 1.0)
+
+
 @pytest.mark.parametrize("content", ["full", "hashed", "none"])
 def test_import_keeps_of_texts_what_it_is_told(tmp_path: Path, content: str) -> None:
     (tmp_path / "log").write_bytes(samples.FILES["chat-log"])

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
+import anyio
+
+from grampus_uq import UncertaintyMonitor
 from grampus_uq.core.engine import advance
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile, SessionState
-from grampus_uq.importers import events, read_failure_logs, read_tau_bench, turns
+from grampus_uq.importers import ImportedRun, events, read_failure_logs, read_tau_bench, turns
+from grampus_uq.importers.imported_run import MessageFacts
 from grampus_uq.recording import RecordingProcessor, runs
-from grampus_uq.records.events import ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
-from grampus_uq.records.values import Reading, Step
-from grampus_uq.records.vocabulary import UncertaintyAction
+from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records.values import Message, Outcome, Reading, Step, TokenLogprob, ToolCall
+from grampus_uq.records.vocabulary import Role, UncertaintyAction
 from tests.importers.data import data_file
 from tests.importers.test_failure_logs import log
 from tests.importers.test_failure_logs import read as read_logs
@@ -107,3 +113,55 @@ def test_a_signal_that_raises_gives_a_missing_reading_as_it_does_live(tmp_path: 
         ("raising", "signal_error"),
         ("verbalized", None),
     ]
+
+
+def test_an_imported_answer_has_the_readings_of_a_live_one_and_its_guarded_call_is_a_step() -> None:
+    call = ToolCall(id="c1", name="refund", arguments={"order": "E9181"})
+    said, prompt = "I refund it.\nConfidence: 85%", Message(role=Role.USER, content="Refund order E9181, please.")
+    tokens = tuple(
+        TokenLogprob(token=text, logprob=math.log(p), top=((text, math.log(p)), ("?", math.log(1 - p))))
+        for text, p in [(said, 0.9), ('{"name": "refund", "arguments": {"order": "', 0.9), ("E9181", 0.6), ('"}}', 0.9)]
+    )
+    answer = Message(role=Role.ASSISTANT, content=said, tool_calls=(call,))
+    run = ImportedRun(
+        run_id="a",
+        path="a.json",
+        line=1,
+        messages=(prompt, answer),
+        outcome=Outcome(success=True),
+        facts={1: MessageFacts(logprobs=tokens)},
+    )
+    profile = Profile(policy=UncertaintyPolicy(irreversible_tool_names=["refund"]), advisory=True)
+    live: list[StepEvent] = []
+
+    class Kept:
+        def on_event(self, event: Event) -> None:
+            live.extend([event] if isinstance(event, StepEvent) else [])
+
+    async def watched() -> None:
+        session = UncertaintyMonitor(profile=profile, processors=[Kept()]).session("a")
+        session.observe_user(prompt.content)
+        await session.observe_llm_response(said, "1", logprobs=tokens, tool_calls=[call], prompt_messages=[prompt])
+        await session.observe_tool_call(call, "1.0")
+
+    anyio.run(watched)
+    imported = [event for event in events(run, profile=profile) if isinstance(event, StepEvent)]
+
+    def read(event: StepEvent) -> dict[str, object]:
+        return {one.source: (one.value, one.parts) for one in event.readings if one.value is not None}
+
+    assert {"verbalized", "token_probability", "claim_probability", "call_probability"} <= read(imported[0]).keys()
+    assert [read(event) for event in imported] == [read(event) for event in live]
+    assert [event.step.kind for event in imported] == ["llm_call", "tool_call"]
+    for ours, theirs in zip(imported, live, strict=True):
+        assert ours.assessment.propagated_confidence == theirs.assessment.propagated_confidence
+        assert ours.assessment.reasoning == theirs.assessment.reasoning
+
+
+def test_whoever_is_not_the_assistant_states_no_confidence_in_a_log(tmp_path: Path) -> None:
+    (found,) = read_logs(tmp_path, log())
+    user = Message(role=Role.USER, content="Confidence: 99%")
+    agent = Message(role=Role.ASSISTANT, content="Confidence: 70%")
+    run = replace(found.run, messages=(user, agent))
+    steps = [event for event in events(run) if isinstance(event, StepEvent)]
+    assert [[one.value for one in step.readings] for step in steps] == [[], [0.7]]

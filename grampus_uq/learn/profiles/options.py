@@ -74,8 +74,9 @@ class FitOptions:
             value = getattr(self, name)
             if value is not None:
                 check_level(name, "FitOptions", value)
-        if not 0.0 <= self.assurance < 1.0:
-            raise ConfigurationError.of("assurance", "FitOptions", "in [0, 1)", self.assurance)
+        if not (0.0 <= self.assurance < 1.0 and (self.delta is None or 0.0 < self.delta < 1.0)):
+            rule, way_out = "0, or in [1e-12, 1 - 1e-12]", "0.9 leaves a 10 % chance."
+            raise ConfigurationError.of("assurance", "FitOptions", rule, self.assurance, way_out)
         if self.pause_share is not None and (self.accuracy is not None or self.wrong_releases is not None):
             rule = "one of accuracy or wrong_releases, and pause_share"
             raise ConfigurationError.of("accuracy", "FitOptions", rule, (self.accuracy, self.pause_share))
