@@ -46,7 +46,7 @@ from grampus_uq.integrations.openai_agents_model import (
     read_messages,
     read_output,
 )
-from grampus_uq.integrations.openai_agents_reach import AgentWatch
+from grampus_uq.integrations.openai_agents_reach import AgentWatch, watch_runs
 from grampus_uq.integrations.openai_agents_run import (
     AbortedRunError,
     PausedRun,
@@ -131,6 +131,7 @@ class UncertaintyGuard:
 
         `model` names the model where neither it nor the provider that it was looked up in has a name for it.
         """
+        watch_runs(self._reach)
         return self._inside(self._start(session_id, agent_id, model, snapshot))
 
     @contextmanager

@@ -25,6 +25,7 @@ AnyAgent = TypeVar("AnyAgent", bound=AgentBase[Any])
 
 log = logging.getLogger("grampus_uq.integrations.openai_agents")
 _TEXT, _NUMBER = {"type": "string"}, {"type": ["integer", "null"]}
+_MAX_PASSED = 256
 _LIMITS = dict.fromkeys(("timeout_ms", "timeoutMs", "timeout", "max_output_length", "maxOutputLength"), _NUMBER)
 _FORMS: tuple[tuple[type, dict[str, Any]], ...] = (
     (ShellTool, {"properties": {"commands": {"type": "array", "items": _TEXT}, **_LIMITS}, "required": ["commands"]}),
@@ -62,6 +63,8 @@ class AgentWatch:
     schemas: dict[str, Any] = field(default_factory=dict)
     """The JSON schemas of the tools reached so far: a human's edit is held against them."""
     watched: weakref.WeakValueDictionary[int, Agent[Any]] = field(default_factory=weakref.WeakValueDictionary)
+    passed: set[str] = field(default_factory=set)
+    """Names of agents that ran in a session and were not watched; each is reported once."""
 
     def has(self, agent: Agent[Any]) -> bool:
         """Return True if the agent has this watch."""
@@ -79,7 +82,7 @@ class AgentWatch:
                 raise ConfigurationError.of("agent", "UncertaintyGuard", "an Agent of the SDK", agent, way_out)
             self._report([agent.name])
             return agent
-        _watch_runs(self)
+        watch_runs(self)
         for one in self._reached(agent):
             if isinstance(one.model, Model):
                 inner = one.model
@@ -115,6 +118,17 @@ class AgentWatch:
                     handoff.on_invoke_handoff = undone
             self.watched.pop(id(one), None)
         return agent
+
+    def pass_by(self, agent: Agent[Any]) -> None:
+        """Report a run in a session of an agent that neither has this watch nor, as a clone of one, its model's."""
+        try:
+            if self.current() is None or agent.name in self.passed or len(self.passed) == _MAX_PASSED:
+                return
+        except SessionError:  # not in a session of this watch
+            return
+        if getattr(agent.model, "has", None) != self.has:
+            self.passed.add(agent.name)
+            log.warning("agent %.80r runs in a session unwatched: give it to UncertaintyGuard.watch first", agent.name)
 
     def configured(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of `Runner.run`, whose models are all watched, those that are looked up by name too."""
@@ -226,7 +240,7 @@ _watches: weakref.WeakSet[AgentWatch] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def _watch_runs(watch: AgentWatch) -> None:
+def watch_runs(watch: AgentWatch) -> None:
     """Have every run of an agent with this watch configured, also one that the user or an agent as a tool starts."""
     with _lock:
         _watches.add(watch)
@@ -249,11 +263,13 @@ class _WatchedRunner(AgentRunner):
         Raises SessionError for a run outside of the sessions that its agent may run in.
         """
         with _lock:
-            watches = [watch for watch in _watches if watch.has(agent)]
+            everywhere = [*_watches]
+        watches = [watch for watch in everywhere if watch.has(agent)]
         run = outside = None
         for watch in watches:
             try:
                 if (run := watch.current()) is not None:
+                    watch.put_into(agent)  # since then it may have got other tools, handoffs, a model
                     given = watch.configured(given)
                     break
             except SessionError as error:
@@ -261,6 +277,8 @@ class _WatchedRunner(AgentRunner):
         else:
             if outside is not None:
                 raise outside
+            for watch in everywhere:
+                watch.pass_by(agent)
         if run is not None and isinstance(input, RunState):
             run.hear_state(input)
         if type(self._inner) is not AgentRunner and isinstance(config := given.get("run_config"), _Lent):

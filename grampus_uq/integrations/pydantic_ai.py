@@ -43,7 +43,7 @@ from grampus_uq.wire import read_messages
 
 with MissingDependencyError.unless("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents"):
     from pydantic_ai import Agent, RunContext
-    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, DynamicCapability
     from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry
     from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, ToolCallPart
     from pydantic_ai.tools import DeferredToolRequests, ToolDefinition, ToolDenied
@@ -424,6 +424,7 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
     if execution is None:
         return (await agent.run(prompt, **given)).output
     run, key = execution.run, execution.key
+    _check_watched(agent, given.get("capabilities") or (), ctx.tool_name, acts=run.calls.acts)
     if execution.delegates and run.calls.acts:  # when the tool runs again, it could not tell which of them waited
         raise ConfigurationError.of("run_sub_agent", ctx.tool_name or "a tool", "one sub-agent in each call", "two")
     execution.delegates = True
@@ -446,6 +447,21 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
         raise ConfigurationError.of("agent", "run_sub_agent", rule, others)
     run.children[key] = json.loads(result.all_messages_json())
     raise ApprovalRequired(metadata={KEY: [request.model_dump(mode="json") for request in waiting(result)]})
+
+
+def _check_watched(agent: Agent[Any, Any], given: Sequence[Any], tool: str | None, *, acts: bool) -> None:
+    """Refuse a sub-agent without a guard, whose calls would run unasked; advice warns of it."""
+    chain = [*given]
+    agent.root_capability.apply(chain.append)
+    known = UncertaintyCapability, DynamicCapability
+    if any(isinstance(one, known) or not isinstance(one, AbstractCapability) for one in chain):
+        return  # a function may give one to each run
+    if acts:
+        rule = "an agent with an UncertaintyCapability: nothing would stop its calls"
+        raise ConfigurationError.of("agent", "run_sub_agent", rule, agent.name or "one without")
+    log.warning(
+        "the sub-agent %.80r of tool %.80r has no UncertaintyCapability: nothing sees its calls", agent.name, tool
+    )
 
 
 def _validator(ctx: RunContext[Any], name: str) -> Any:

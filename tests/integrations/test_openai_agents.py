@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from agents import (
     Usage,
     UserError,
     WebSearchTool,
+    function_tool,
     handoff,
     output_guardrail,
 )
@@ -418,6 +419,73 @@ async def test_every_run_of_a_watched_agent_has_watched_models_whoever_starts_it
     assert desk.paid == []
     await run(desk.another(advisory=True))
     assert desk.paid == ["bob"]
+
+
+def add_tool(agent: Agent[Any], other: Agent[Any]) -> None:
+    agent.tools.append(next(tool for tool in other.tools if tool.name == "pay"))
+
+
+def add_agent_as_tool(agent: Agent[Any], other: Agent[Any]) -> None:
+    agent.tools.append(other.as_tool("hand_over", "x"))
+
+
+def add_handoff(agent: Agent[Any], other: Agent[Any]) -> None:
+    agent.handoffs.append(other)
+
+
+def change_model(agent: Agent[Any], other: Agent[Any]) -> None:
+    add_tool(agent, other)
+    agent.model = other.model
+
+
+@pytest.mark.parametrize("change", [add_tool, add_agent_as_tool, add_handoff, change_model])
+@pytest.mark.parametrize("advisory", [False, True])
+@pytest.mark.anyio
+async def test_what_a_watched_agent_got_since_is_watched_from_its_next_run_on(
+    tmp_path: Path, change: Callable[[Agent[Any], Agent[Any]], None], advisory: bool
+) -> None:
+    over = {add_agent_as_tool: ("hand_over", {"input": "Pay."}), add_handoff: ("transfer_to_clerk", {})}.get(change)
+    first = (
+        [] if over is None else [ScriptedTurn(text="Over.", calls=(ToolCall(id="h", name=over[0], arguments=over[1]),))]
+    )
+    later = [] if change is add_agent_as_tool else [UNSURE]
+    desk = Desk(tmp_path, UNSURE, DONE)
+    desk.setup = replace(desk.setup, script={**desk.setup.script, "Go.": (*first, *later, DONE)})
+    guard = desk.another(advisory=advisory)
+    agent = guard.watch(Agent[Any](name="a", model=FakeModel(desk.setup)))
+    change(agent, Agent[Any](name="clerk", model=FakeModel(desk.setup), tools=[*tools(desk.setup)]))
+    with guard.session("s") as watched:
+        result = await Runner.run(agent, "Go.")
+    assert (bool(result.interruptions), desk.paid[:1]) == ((False, ["bob"]) if advisory else (True, []))
+    assert watched.calls.turns == desk.model_calls  # all answers were seen
+    assert guard.ungated == set()
+
+
+@pytest.mark.parametrize("advisory", [False, True])
+@pytest.mark.parametrize("started", ["by_the_user", "by_a_tool"])
+@pytest.mark.anyio
+async def test_an_agent_that_runs_in_a_session_unwatched_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, advisory: bool, started: str
+) -> None:
+    desk = Desk(tmp_path, UNSURE, DONE)
+    call = ToolCall(id="c", name="start", arguments={})
+    begin = ScriptedTurn(text="Now.", calls=(call,))
+    desk.setup = replace(desk.setup, script={**desk.setup.script, "Go.": (begin, DONE)})
+    guard = desk.another(advisory=advisory)
+
+    @function_tool
+    async def start() -> str:
+        return str((await Runner.run(desk.agent(), "Pay.")).final_output)
+
+    outer = Agent[Any](name="outer", model=FakeModel(desk.setup), tools=[start])
+    for session_id in ("s-1", "s-2"):
+        with guard.session(session_id):
+            given = (desk.agent(), "Pay.") if started == "by_the_user" else (guard.watch(outer), "Go.")
+            result = await Runner.run(*given)
+        assert (result.final_output, len(result.interruptions)) == ("Done.", 0)
+    await Runner.run(desk.agent(), "Pay.")  # outside of a session: nobody asked for a watch
+    named = [record.getMessage() for record in caplog.records if "unwatched" in record.getMessage()]
+    assert named == ["agent 'clerk' runs in a session unwatched: give it to UncertaintyGuard.watch first"]
 
 
 @pytest.mark.anyio

@@ -68,8 +68,32 @@ def around(
     return outer
 
 
-def payer(paid: list[str], *, guards: Sequence[UncertaintyCapability], call_id: str = "p1") -> Agent[None, Any]:
-    one = agent(ToolCallPart("pay", {"to": "bob"}, tool_call_id=call_id), guards=guards)
+@pytest.mark.parametrize("advisory", [False, True])
+async def test_a_sub_agent_without_a_guard_is_refused_and_advice_names_it(
+    caplog: pytest.LogCaptureFixture, advisory: bool
+) -> None:
+    def given(ctx: RunContext[None]) -> UncertaintyCapability:
+        return guard(advisory=advisory)
+
+    paid: list[str] = []
+    outer = around(payer(paid, guards=[], name="payer"), guards=[guard(advisory=advisory)])
+    if advisory:
+        await outer.run("Go.")
+        assert "the sub-agent 'payer' of tool 'delegate' has no UncertaintyCapability" in caplog.text
+    else:
+        with pytest.raises(ConfigurationError, match="payer"):
+            await outer.run("Go.")
+    assert paid == ["bob"] * advisory
+    caplog.clear()
+    guarded: Any = given  # made for each run
+    result = await around(payer(paid, guards=[guarded]), guards=[guard(advisory=advisory)]).run("Go.")
+    assert (len(waiting(result)), paid, "sub-agent" in caplog.text) == (1 - advisory, ["bob"] * 2 * advisory, False)
+
+
+def payer(
+    paid: list[str], *, guards: Sequence[UncertaintyCapability], call_id: str = "p1", **given: Any
+) -> Agent[None, Any]:
+    one = agent(ToolCallPart("pay", {"to": "bob"}, tool_call_id=call_id), guards=guards, **given)
 
     @one.tool_plain
     def pay(to: str) -> str:
