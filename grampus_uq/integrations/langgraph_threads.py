@@ -65,13 +65,14 @@ def asking(state: StateSnapshot) -> dict[str, list[ApprovalRequest]]:
 def resume(state: StateSnapshot, decisions: Sequence[ApprovalDecision]) -> Command[Any]:
     """The command that hands decisions to the interrupts that asked: `app.invoke(resume(state, [d]), config)`.
 
-    Stale ones go to all, which refuse and ask again. Raises ApprovalError when the thread waits for none.
+    Stale ones go to all, which refuse and ask again; without any, what expired is asked anew. Raises ApprovalError when
+    the thread waits for none.
     """
     ours = _ours(state)
     if not ours:
         raise ApprovalError("No request of the guard is pending in this thread: the decisions are stale or were used.")
     known = {request["id"]: one.id for one in ours for request in one.value["requests"]}
-    answers: dict[str, list[Any]] = {}
+    answers: dict[str, list[Any]] = {} if decisions else {one.id: [] for one in ours}
     for decision in decisions:
         asking = known.get(decision.request_id)
         for interrupt_id in [asking] if asking is not None else [one.id for one in ours]:

@@ -315,14 +315,16 @@ def test_a_decision_that_was_refused_clears_no_call_in_a_forged_checkpoint(langc
     assert bank.paid == []
 
 
-@pytest.mark.parametrize("answer", [[], ["another"]])
-def test_a_request_that_expired_is_asked_anew_whatever_the_answer_is_on(langchain: bool, answer: list[Any]) -> None:
+@pytest.mark.parametrize("answer", [[], ["another"], None])
+def test_a_request_that_expired_is_asked_anew_whatever_the_answer_is_on(langchain: bool, answer: Any) -> None:
+    """With None there is no decision at all."""
     bank = Bank(approvals=signed(expires_s=0.05), langchain=langchain)
     (last,) = bank.run()
     for _ in range(3):
         time.sleep(0.06)
-        (asked,) = bank.app.get_state(CONFIG).interrupts
-        before, (last,) = last, bank.run(Command(resume={asked.id: {"decisions": answer}}))
+        state = bank.app.get_state(CONFIG)
+        given = {one.id: {"decisions": answer} for one in state.interrupts}
+        before, (last,) = last, bank.run(resume(state, []) if answer is None else Command(resume=given))
         assert (last.id != before.id, last.expires_s > before.expires_s, bank.paid) == (True, True, [])
 
 
