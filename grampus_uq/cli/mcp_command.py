@@ -49,7 +49,7 @@ def command(
     if unguarded:
         if path is not None or any(one is not None for one in given.values()):
             raise click.UsageError("--unguarded only forwards messages: give no other option with it.")
-        raise SystemExit(anyio.run(lambda: serve_stdio(server, lambda client, to: Relay(client, to, say))))
+        raise SystemExit(anyio.run(lambda: serve_stdio(server, lambda *_: Relay())))
     settings = read_settings(path, **given)
     store = settings.store or os.environ.get("GRAMPUS_UQ_STORE")
     if not store:
@@ -69,8 +69,9 @@ async def _serve(settings: ProxySettings, url: str, server: tuple[str, ...]) -> 
     exchange = parts.exchange(name, resumes=settings.session is not None, trusted=settings.trusted)
 
     def relay(to_client: Send, to_server: Send) -> Relay:
-        kind = Advisory if settings.advisory else Guard
-        return kind(to_client, to_server, exchange=exchange, say=say)
+        if settings.advisory:
+            return Advisory(exchange=exchange, say=say)
+        return Guard(to_client, to_server, exchange=exchange, say=say)
 
     try:
         return await serve_stdio(server, relay, limit=settings.max_message_bytes)

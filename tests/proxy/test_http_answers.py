@@ -93,6 +93,7 @@ class Web:
 
     def __init__(self, server: Server, bench: Bench, address: str, client: httpx.AsyncClient) -> None:
         self.server, self.bench, self.address, self.client = server, bench, address, client
+        self.server_address = ""
 
     async def post(self, **message: Any) -> httpx.Response:
         return await self.client.post(self.address, json={"jsonrpc": "2.0", **message})
@@ -169,6 +170,7 @@ async def web(
                 httpx.AsyncClient(verify=False, headers=headers, timeout=20) as client,
             ):
                 one = Web(server, bench, f"http://127.0.0.1:{port}/x", client)
+                one.server_address = upstream.url
                 await one.post(id=0, method="tools/list")
                 yield one
                 await release()

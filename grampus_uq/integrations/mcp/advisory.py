@@ -1,4 +1,4 @@
-"""Advisory mode between two pipes: every message passes as it is, and a guard beside records what would wait."""
+"""Advisory mode between two pipes: every byte passes as it is, and a guard beside records what would wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grampus_uq.integrations.mcp.byte_budget import ByteBudget
 from grampus_uq.integrations.mcp.call_exchange import CallExchange
 from grampus_uq.integrations.mcp.guard import Guard
 from grampus_uq.integrations.mcp.message_lines import TooLong
-from grampus_uq.integrations.mcp.stdio_proxy import Relay, Send
+from grampus_uq.integrations.mcp.stdio_proxy import Relay
 from grampus_uq.runtime.concurrent_tasks import outcome_of
 
 _MOST: Final = 1_000
@@ -22,30 +22,26 @@ _Take = Callable[[bytes | TooLong], Awaitable[None]]
 
 
 class Advisory(Relay):
-    """Passes every message on at once, and then shows it to a guard whose words nobody gets, calls before results.
+    """Shows every message, calls before results, to a guard whose words nobody gets, and delays none for it.
 
     Beyond a bound on what waits for the guard, messages pass unrecorded.
     """
 
-    def __init__(self, to_client: Send, to_server: Send, *, exchange: CallExchange, say: Callable[[str], None]) -> None:
-        super().__init__(to_client, to_server, say)
-        self._guard = Guard(
-            _to_nobody, _to_nobody, exchange=exchange, say=lambda text: say(f"advisory, nothing was changed: {text}")
-        )
+    def __init__(self, *, exchange: CallExchange, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._guard = Guard(_to_nobody, _to_nobody, exchange=exchange, say=unchanged(say))
         self._passed: deque[tuple[_Take, bytes | TooLong]] = deque()
         self._more, self._seen = anyio.Event(), anyio.Event()
         self._budget = ByteBudget(_MAX_BYTES)
         self._missed = self._ended = self._failed = False
 
     async def from_client(self, line: bytes | TooLong) -> None:
-        """Pass it to the server."""
+        """Show a message of the client."""
         self._show(self._guard.from_client, line)
-        await super().from_client(line)
 
     async def from_server(self, line: bytes | TooLong) -> None:
-        """Pass it to the client."""
+        """Show a message of the server."""
         self._show(self._guard.from_server, line)
-        await super().from_server(line)
 
     def _show(self, take: _Take, line: bytes | TooLong) -> None:
         if not self._failed and len(self._passed) < _MOST and self._budget.take(_size(line)):
@@ -90,6 +86,11 @@ class Advisory(Relay):
             await self._seen.wait()
         if not self._failed:  # else its lease of the session runs out by itself
             await self._guarded(self._guard.aclose)
+
+
+def unchanged(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Say what was seen, and that it passed all the same."""
+    return lambda text: say(f"advisory, nothing was changed: {text}")
 
 
 def _size(line: bytes | TooLong) -> int:

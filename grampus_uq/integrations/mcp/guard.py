@@ -45,6 +45,8 @@ _DRAIN_S: Final = 40.0
 class Guard(Relay):
     """Judges calls. `late_s`: how long the answer to a call that its client gave up is waited for."""
 
+    passes = False
+
     def __init__(
         self,
         to_client: Send,
@@ -55,7 +57,7 @@ class Guard(Relay):
         late_s: float = 30.0,
         max_bytes: int = _MAX_BYTES,
     ) -> None:
-        super().__init__(to_client, to_server, say)
+        self._to_client, self._to_server, self._say = to_client, to_server, say
         self._exchange, self._late_s = exchange, late_s
         self._answers = Answers(exchange.calls, say, prefix=exchange.prefix)
         self._open: dict[Id, anyio.Event] = {}  # calls that the server has not heard of: set once they are given up

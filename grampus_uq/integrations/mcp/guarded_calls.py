@@ -98,7 +98,7 @@ class GuardedCalls:
         async with self.session.lock:
             turn = await self.session.turn()
             state = turn.lease.state
-            known = self._same(call)
+            known = self._same(call) if self._acts else None  # what is advised runs anyway: each call is a new one
             if known is not None:
                 return self._open.setdefault(known.proposed.id, OpenCall(id=known.proposed.id))
             if len(state.turn) >= _MAX_OPEN:
@@ -369,7 +369,7 @@ class GuardedCalls:
             self._awaited.discard(record.proposed.id)
             if any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 after = self.gate.recovered(state.record(record), turn.terms(), record.effect)
-                if after.waiting:
+                if after.waiting and self._acts:
                     state.keep(self._notes.told(after))
                     notes.append(("outcome_unknown", turn.facts(record)))
                 else:

@@ -22,6 +22,7 @@ import httpx
 from anyio.abc import TaskGroup
 
 from grampus_uq.errors import MissingDependencyError
+from grampus_uq.integrations.mcp.advisory import unchanged
 from grampus_uq.integrations.mcp.answers import Answers
 from grampus_uq.integrations.mcp.byte_budget import ByteBudget
 from grampus_uq.integrations.mcp.call_exchange import Answered, CallExchange, Passed
@@ -126,7 +127,7 @@ class _Door:
         say: Callable[[str], None],
     ) -> None:
         self._upstream, self.sessions, self._group, self._client = upstream, sessions, group, client
-        self._traffic, self._say = traffic, say
+        self._traffic, self._say = traffic, unchanged(say) if upstream.advisory else say
         self._answers = ByteBudget(traffic.bounds.max_bytes)
 
     async def serve(self, request: Request) -> Response:
@@ -270,13 +271,13 @@ class _Door:
         if not isinstance(answer, httpx.Response):
             ran = body is None or not isinstance(answer, httpx.ConnectError | httpx.ConnectTimeout)
             return await self._unanswered(session, owed, "the server cannot be reached", ran=ran, goes_on=goes_on)
-        passes = self._upstream.advisory and answer.status_code < BEYOND
-        problem = None if passes else answer_problem(answer.status_code, answer.headers)
+        problem = answer_problem(answer.status_code, answer.headers)
         if problem is None and goes_on and answer.status_code >= 400:
             problem = f"the server does not go on with its answer ({answer.status_code})"
         if problem is not None:
-            await answer.aclose()
-            self._say(problem)  # and a redirect may follow the act
+            self._say(problem)
+        if problem is not None and not (self._upstream.advisory and answer.status_code < BEYOND):
+            await answer.aclose()  # and a redirect may follow the act
             return await self._unanswered(session, owed, problem, ran=True, goes_on=goes_on)
         reading = UpstreamAnswer(
             answer,
@@ -343,14 +344,23 @@ class _Door:
         """
         if owed.readers:  # a stream of its answer is still read
             return _error(owed.identity, why, 502)
-        if owed.record is not None and owed.identity is not None and owed.answers.give_up(owed.identity, owed.record):
-            exchange = session.exchange
-            await (exchange.lost(owed.record) if ran else exchange.not_sent(owed.record, why))
+        if self._upstream.advisory:
+            self._group.start_soon(self._end, session, owed, why, ran)
+            return _error(owed.identity, why, 502)
+        await self._end(session, owed, why, ran)
         why = owed.unknown(why) if ran else why
         if goes_on:
             line = error_line(owed.identity, INVALID_REQUEST, why)
             return Response(written_event(b"", line), media_type="text/event-stream")
         return _error(owed.identity, why, 502)
+
+    async def _end(self, session: HttpSession, owed: Owed, why: str, ran: bool) -> None:
+        """End a call that no answer will come to."""
+        if owed.judged is not None:
+            await owed.judged.wait()
+        if owed.record is not None and owed.identity is not None and owed.answers.give_up(owed.identity, owed.record):
+            exchange = session.exchange
+            await (exchange.lost(owed.record) if ran else exchange.not_sent(owed.record, why))
 
 
 class _Told(Response):

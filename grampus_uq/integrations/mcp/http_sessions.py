@@ -44,7 +44,7 @@ class Owed:
     @property
     def matters(self) -> bool:
         """Return True for a call whose outcome must be reported."""
-        return self.record is not None and matters(self.record)
+        return self.judged is None and self.record is not None and matters(self.record)
 
     def unknown(self, why: str) -> str:
         """The words for a client whose request had this instead of an answer, after it was sent."""

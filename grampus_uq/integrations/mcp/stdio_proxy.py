@@ -1,4 +1,4 @@
-"""A server's process between two pipes: its messages go to the client, the client's to it, its end is the proxy's.
+"""A server's process between two pipes: what it says goes to the client, the client's to it, its end is the proxy's.
 
 The server inherits the standard error, and the environment except the proxy's own keys and store. It reads the end of
 its input when the client leaves, and gets the signals that the proxy gets. The proxy ends when the server has, with its
@@ -14,7 +14,7 @@ import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 import anyio
 from anyio.abc import Process
@@ -40,24 +40,16 @@ Send = Callable[[bytes], Awaitable[None]]
 
 
 class Relay:
-    """Passes messages on as they are, a task a side; one that is too long is reported and ends no connection."""
+    """Sees the messages of both sides, a task a side; their bytes pass as they come, once their messages were seen."""
 
-    def __init__(self, to_client: Send, to_server: Send, say: Callable[[str], None]) -> None:
-        self._to_client, self._to_server, self._say = to_client, to_server, say
+    passes: ClassVar[bool] = True
+    """False where `from_client` and `from_server` send what is to be sent, and nothing passes by itself."""
 
     async def from_client(self, line: bytes | TooLong) -> None:
         """Take a message of the client."""
-        await self._pass(line, self._to_server, "client")
 
     async def from_server(self, line: bytes | TooLong) -> None:
         """Take a message of the server."""
-        await self._pass(line, self._to_client, "server")
-
-    async def _pass(self, line: bytes | TooLong, send: Send, whose: str) -> None:
-        if isinstance(line, TooLong):
-            self._say(f"a message of the {whose} is longer than a message may be: it is dropped")
-        else:
-            await send(line)
 
     async def run(self) -> None:
         """Work beside the messages until it is cancelled."""
@@ -67,6 +59,20 @@ class Relay:
 
     async def aclose(self) -> None:
         """The server is gone too."""
+
+
+def passing(receive: Callable[[], Awaitable[bytes]], send: Send) -> Callable[[], Awaitable[bytes]]:
+    """Receives the same; what was received is sent on when more is asked for, once its messages were seen."""
+    seen = b""
+
+    async def receive_next() -> bytes:
+        nonlocal seen
+        if seen:
+            await send(seen)
+        seen = await receive()
+        return seen
+
+    return receive_next
 
 
 async def serve_stdio(
@@ -85,14 +91,14 @@ async def serve_stdio(
         rule = "a server's program that can be started"
         raise ConfigurationError.of("COMMAND", "mcp", rule, command[0], str(error)) from error
     assert process.stdin is not None  # noqa: S101 (a pipe, as asked for)
-    to_client, to_server = LineWriter(partial(write_descriptor, 1)), LineWriter(process.stdin.send)
-    joined = relay(to_client.send, to_server.send)
+    to_client = partial(write_descriptor, 1)
+    joined = relay(LineWriter(to_client).send, LineWriter(process.stdin.send).send)
     async with anyio.create_task_group() as group:
         group.start_soon(joined.run)
         group.start_soon(_pass_signals, process)
         group.start_soon(_from_client, process, joined, limit)
         try:
-            await _from_server(process, joined, limit)
+            await _from_server(process, joined, to_client, limit)
         except* anyio.BrokenResourceError:  # the client is gone: the server's next message meets a closed pipe
             if process.stdout is not None:
                 await process.stdout.aclose()
@@ -104,16 +110,17 @@ async def serve_stdio(
 
 
 async def _from_client(process: Process, relay: Relay, limit: int) -> None:
+    assert process.stdin is not None  # noqa: S101 (a pipe, as asked for)
+    receive: Callable[[], Awaitable[bytes]] = partial(read_descriptor, 0)
     with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        async for line in read_lines(partial(read_descriptor, 0), limit=limit):
+        async for line in read_lines(passing(receive, process.stdin.send) if relay.passes else receive, limit=limit):
             await relay.from_client(line)
     await relay.client_left()
-    if process.stdin is not None:
-        with contextlib.suppress(OSError, anyio.BrokenResourceError):
-            await process.stdin.aclose()
+    with contextlib.suppress(OSError, anyio.BrokenResourceError):
+        await process.stdin.aclose()
 
 
-async def _from_server(process: Process, relay: Relay, limit: int) -> None:
+async def _from_server(process: Process, relay: Relay, to_client: Send, limit: int) -> None:
     """Take the server's messages until the pipe ends, or, once the server has, until nothing comes for a moment."""
     over, ended, quiet = False, anyio.CancelScope(), anyio.CancelScope()
 
@@ -135,7 +142,7 @@ async def _from_server(process: Process, relay: Relay, limit: int) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(stop_reading)
         with ended:
-            async for line in read_lines(receive, limit=limit):
+            async for line in read_lines(passing(receive, to_client) if relay.passes else receive, limit=limit):
                 await relay.from_server(line)
         group.cancel_scope.cancel()
 

@@ -93,13 +93,16 @@ class UpstreamAnswer:
         self._as_it_comes = owed.judged is not None
         self._send, self._receive = anyio.create_memory_object_stream[tuple[bytes, str | None]](0)
         self._scope, self._sending = anyio.CancelScope(), anyio.CancelScope()
-        self._gone, self._handed, self._held = False, False, 0
+        self._gone, self._handed, self._torn, self._held = False, False, False, 0
         self._settled: str | None = None
 
     def response(self, path: bytes) -> StreamingResponse:
         """The answer for the client of this path, as it is read."""
         response = _Streamed(self._sent(), self._answer.status_code, self._session, self._sending, self._left)
         response.raw_headers += answered_with(self._answer.headers.raw, path, kind=self._kind_shown)
+        elsewhere = self._answer.next_request
+        if self._as_it_comes and elsewhere is not None:  # relative to the server, not to this proxy
+            response.raw_headers.append((b"location", str(elsewhere.url).encode()))
         self._owed.readers += 1
         self._session.busy += 1
         return response
@@ -151,6 +154,7 @@ class UpstreamAnswer:
                             await self._hand_over(part)
                 except Exception as error:  # noqa: BLE001 (its call comes to an end all the same)
                     self._say(f"the server's answer broke off: {type(error).__name__}")
+                    self._torn = self._as_it_comes
                 if (line := await self._without_result()) is not None:
                     await self._hand_over(line)
         finally:
@@ -176,6 +180,9 @@ class UpstreamAnswer:
             await anyio.lowlevel.checkpoint()  # a client that left meanwhile is noticed
             if settled is not None:
                 calls.delivered(settled)
+        if self._torn:  # its client sees that it broke off, as without this proxy
+            self._sending.cancel()
+            await anyio.lowlevel.checkpoint()
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         async for chunk in self._answer.aiter_raw():
@@ -287,7 +294,10 @@ class UpstreamAnswer:
 
     async def _end(self) -> None:
         """The stream has ended: a call that it left unanswered gets its end here, or where the stream goes on."""
-        owed, record = self._owed, self._owed.record
+        owed = self._owed
+        if owed.judged is not None:
+            await owed.judged.wait()
+        record = owed.record
         if record is None or owed.identity is None or owed.readers:
             return
         if owed.resumable and owed.answers.running and (self._carried or self._answer.status_code < 400):

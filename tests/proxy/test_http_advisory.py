@@ -1,0 +1,89 @@
+"""In advisory mode over HTTP a client and a server see of each other what they would see without the proxy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from tests.proxy.test_http_answers import web
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The server's own."""
+    return "asyncio"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_an_answer_that_breaks_off_breaks_off_for_its_client_after_all_that_came(kind: str) -> None:
+    async with web(advisory=True) as one:
+
+        async def torn(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield b'data: {"jsonrpc":'
+            yield b' "2.0"'
+            raise OSError("the server dies")
+
+        one.server.answer, one.server.headers = torn, {"content-type": kind}
+        came, broke_off = b"", False
+        async with one.client.stream("POST", one.address, json={"method": "ping", "id": 1}) as answer:
+            try:
+                async for chunk in answer.aiter_raw():
+                    came += chunk
+            except httpx.RemoteProtocolError:
+                broke_off = True
+        assert came == b'data: {"jsonrpc": "2.0"'
+        assert broke_off
+
+
+@pytest.mark.parametrize("to", ["/mcp/", "../other?x=1", "http://127.0.0.1:1/b"])
+async def test_a_redirect_leads_where_the_server_says_and_the_log_has_the_address_to_give(to: str) -> None:
+    async with web(advisory=True) as one:
+        one.server.status, one.server.headers = 307, {"location": to}
+        answer = await one.post(id=1, method="ping")
+        assert answer.status_code == 307
+        assert answer.headers["location"] == str(httpx.URL(one.server_address).join(to))
+        assert any("give the address it redirects to" in text for text in one.bench.said)
+
+
+async def test_a_server_hears_at_once_that_its_client_left_a_call() -> None:
+    async with web(advisory=True) as one:
+
+        async def endless(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield b": begun\n\n"
+            await anyio.sleep_forever()
+
+        one.server.answer, one.server.headers = endless, {"content-type": "text/event-stream"}
+        await one.leave(1, path="a")
+        await one.until(lambda: one.server.open == 0)
+        state = one.bench.calls.session.current().lease.state
+        await one.until(lambda: state.tool_calls_made == 0 and not state.turn)
+        assert await one.bench.ledger.pending() == []
+
+
+@pytest.mark.parametrize("status", [200, 404, 600])
+async def test_a_call_that_is_never_answered_is_no_open_one_and_the_same_one_is_recorded(status: int) -> None:
+    async with web(advisory=True) as one:
+        answers = one.server.answer
+
+        async def dies(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield b"{"
+            raise OSError("the server dies")
+
+        one.server.answer, one.server.status = dies, status
+        params = {"name": "delete_note", "arguments": {"path": "a"}}
+        with suppress(httpx.RemoteProtocolError):
+            await one.post(id=1, method="tools/call", params=params)
+        state = one.bench.calls.session.current().lease.state
+        await one.until(lambda: not state.turn)
+        before = state.tool_calls_made
+        one.server.answer, one.server.status = answers, 200
+        assert "is" in (await one.call(2, path="a"))["result"]
+        await one.until(lambda: state.tool_calls_made == before + 1)
+        assert await one.bench.ledger.pending() == []
