@@ -36,6 +36,8 @@ RAN_BEFORE = "Not executed again: this approved call was already started once."
 NOT_EXECUTED = "Not executed: instead of deciding, a human gave guidance (see below)."
 EXPIRED = "Not executed: the approval expired before anybody decided. Do not assume that it was refused or granted."
 MAX_REJECTED = 256
+UNREADABLE = "unreadable"
+"""Among answers against calls: others were given that nobody can read."""
 
 
 class CallPhase(StrEnum):
@@ -93,6 +95,11 @@ FORGOTTEN = replace(
     REJECTED_IN_THREAD,
     reason="As many calls were rejected or changed in this session as are remembered: whether one of them was exactly "
     "this call is not known.",
+)
+LOST = replace(
+    REJECTED_IN_THREAD,
+    reason="What humans answered in a sub-agent of this session cannot be read: whether exactly this call was rejected "
+    "or changed is not known.",
 )
 UNKNOWN_OUTCOME = Doubt(
     level=UncertaintyLevel.HIGH,
@@ -381,6 +388,8 @@ def held_by(known: Collection[str], call: ToolCall, *, harmless: bool) -> Doubt 
     """The reason to wait for a call that one of these answers is against or, unless it is harmless, may have been."""
     if call.is_among(known) or (known and _CHANGED + call.likeness() in known):
         return REJECTED_IN_THREAD
+    if UNREADABLE in known and not harmless:
+        return LOST
     return FORGOTTEN if len(known) >= MAX_REJECTED and not harmless else None
 
 

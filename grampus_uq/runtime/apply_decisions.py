@@ -7,16 +7,13 @@ effect, and blocks no other.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grampus_uq.errors import ApprovalError, ChangedToolsError, StoreError
+from grampus_uq.errors import ApprovalError, ChangedToolsError
 from grampus_uq.gate.call import (
     CallPhase,
     CallRecord,
-    Terms,
     cleared,
     decided,
     doubt_of,
@@ -26,13 +23,13 @@ from grampus_uq.gate.call import (
     under,
 )
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import Gate, record_answer
+from grampus_uq.gate.gate import record_answer
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.begun_with import BegunWith, broken, contracts
 from grampus_uq.runtime.cards import card
-from grampus_uq.runtime.ledger import Ledger, decision_digest
+from grampus_uq.runtime.ledger import decision_digest
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.turn import Turn
@@ -223,7 +220,7 @@ async def _carry_out(
     """Take the decisions that settle a request into the audit, the belief and the state, all at once."""
     if record is not None:  # first: whoever is cancelled meanwhile has carried out nothing, and is told again
         await turn.gate.answered(decided(record, deciding).change(requests=record.requests), turn.terms())
-    _tell(turn, request, None if record is None else record.proposed, deciding)
+    tell(turn, request, None if record is None else record.proposed, deciding)
     if record is not None:
         _decide_call(turn, record, deciding)
     elif request.rule == ROLLBACK:
@@ -232,94 +229,7 @@ async def _carry_out(
         _review(turn, deciding)
 
 
-async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
-    """`hear_replaced` before new calls are judged; raises StoreError where what is not heard may be against one."""
-    if turn.advises or not new:
-        return
-    try:
-        await hear_replaced(turn)
-    except StoreError:
-        left = turn.lease.state.replaced()
-        likely = {held.proposed.likeness() for held in left}
-        below = any(held.child_session is not None for held in left)  # against calls that only the sub-agent knows
-        if any(c.is_among(likely) or c.name in turn.delegates for c in new):
-            raise
-        if below and any(turn.effect(call) not in HARMLESS for call in new):
-            raise
-
-
-async def hear_replaced(turn: Turn) -> None:
-    """Remember what humans answered against calls that were replaced meanwhile, or left by an earlier run.
-
-    Each for itself: a sub-agent's store may be another one, and down. Raises StoreError where one could not be read.
-    """
-    left, failed = turn.lease.state.replaced(), list[StoreError]()
-    for held in list(left):
-        try:
-            if await _heard(turn, held):
-                left.remove(held)
-                turn.lease.state.keep_replaced(left)
-        except StoreError as error:
-            failed.append(error)
-    if failed:
-        raise failed[0]
-
-
-async def _heard(turn: Turn, held: CallRecord) -> bool:
-    """Take up what was answered against a replaced call, or below it; False where its sub-agent is not known here."""
-    state, here = turn.lease.state, turn.lease.state.is_of_this_run(held)
-    if held.child_session is not None:
-        agent = turn.delegates.get(held.proposed.name)
-        if agent is not None:
-            await agent.hear_rejections(state, held.child_session, here=here)
-        return agent is not None
-    new = await as_decided(turn.ledger, turn.gate, held)
-    if new.decisions and new.decisions[0].kind is ApprovalKind.REJECT:
-        _tell(turn, held.requests[0], held.proposed, new.decisions, here=here)
-    if here:
-        state.rejected = remembered(state.rejected, new)
-    else:
-        state.know_rejected(remembered(state.rejected_before(), new))
-    return True
-
-
-async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord:
-    """A call after the stored decisions on it, of which permits learn; as it is where they do not settle it, or it
-    waits for none of its own. Raises StoreError.
-    """
-    request = held.requests[0] if held.waiting and len(held.requests) == 1 else None
-    if request is None or held.child_session is not None:
-        return held
-    arrived = (await ledger.decisions([request.id]))[request.id]
-    standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
-    deciding, _ = gate.approvals.holding(request, arrived, gate.problem, standing)
-    if not deciding:
-        return held
-    new = decided(held, deciding)
-    asked_by = Terms(agent_id=request.agent_id, session_id=request.session_id, run_id=request.run_id)
-    await gate.answered(new.change(requests=held.requests), asked_by)
-    return new
-
-
-async def take_up_last(turn: Turn) -> None:
-    """Take up what humans decided, in sub-agents too, as the run is ended: in the session's next run a "no" holds."""
-    state = turn.lease.state
-    if state.pending():
-        await _try_twice(partial(apply_response, turn, None))
-    left = state.unheard()  # what still waits, and what sub-agents serve
-    state.keep_replaced(left)
-    await _try_twice(partial(hear_replaced, turn))
-    state.keep_replaced(left)  # until the end is stored, humans may answer: the session's next run looks again
-
-
-async def _try_twice(work: Callable[[], Awaitable[None]]) -> None:
-    for _ in range(2):
-        with contextlib.suppress(StoreError):
-            await work()
-            return
-
-
-def _tell(
+def tell(
     turn: Turn,
     request: ApprovalRequest,
     call: ToolCall | None,

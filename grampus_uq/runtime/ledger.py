@@ -21,7 +21,8 @@ from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.asked_rows import row_changes
 from grampus_uq.runtime.cards import Card, card
-from grampus_uq.runtime.run_state import ATTENDED, STATE_VERSION, AgentState, PendingSession, SessionHead
+from grampus_uq.runtime.run_state import ATTENDED, STATE_VERSION, AgentState, PendingSession
+from grampus_uq.runtime.session_heads import SessionHead
 from grampus_uq.runtime.standing_grants import GRANT, put_grant, standing_grant
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed, try_write
 from grampus_uq.runtime.stored_permits import closing_words, closings
@@ -231,7 +232,7 @@ class Ledger:
                     waiting.append(found)
         return waiting
 
-    async def _above(self, parents: Any) -> list[tuple[Document, SessionHead, Any]]:
+    async def above(self, parents: Any) -> list[tuple[Document, SessionHead, Any]]:
         """The stored sessions above a sub-agent's, as far as they can be read, each with the run that it was."""
         found = list[tuple[Document, SessionHead, Any]]()
         for one in parents if isinstance(parents, list) else ():
@@ -244,18 +245,20 @@ class Ledger:
 
     async def ordered_above(self, state: AgentState) -> bool:
         """True if a session above this sub-agent's was ordered to stop, and has not heard it yet."""
-        for document, head, _ in await self._above(state.metadata.get(ABOVE)):
+        for document, head, _ in await self.above(state.metadata.get(ABOVE)):
             own = await self.store.get("stop", document.key)
             if own is not None and head.stops_seen is not None and own.version > head.stops_seen[1]:
                 return True
         return False
 
-    async def parent_status(self, parent: Any, run: Any, parents: Any = None) -> str | None:
+    async def parent_status(
+        self, parent: Any, run: Any, above: Sequence[tuple[Document, SessionHead, Any]] = ()
+    ) -> str | None:
         """The status of the parent that a sub-agent's session names; None without one in this store.
 
         Nothing of a session runs any more if a session above it has ended; so has one that is another run by now.
         """
-        for document, head, theirs in await self._above(parents):
+        for document, head, theirs in above:
             if document.label in ENDED or head.run_id != theirs:
                 return AgentStatus.FAILED.value
         job = _named(parent)
@@ -278,10 +281,8 @@ class Ledger:
         if state.status is not AgentStatus.WAITING_FOR_HUMAN and not asks:
             return None
         parent = state.metadata.parent_session
-        if (
-            parent is not None
-            and await self.parent_status(parent, state.metadata.parent_run, state.metadata.parents) in ENDED
-        ):
+        above = await self.above(state.metadata.parents)
+        if parent is not None and await self.parent_status(parent, state.metadata.parent_run, above) in ENDED:
             return None
         since_s = min((request.created_s for request in requests), default=state.claimed_s)
         return PendingSession(

@@ -24,7 +24,8 @@ from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import ENDED, AgentStatus, StopReason
 from grampus_uq.runtime.asked_rows import ASKED
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.run_state import AgentState, SessionHead
+from grampus_uq.runtime.run_state import REPLACED, AgentState
+from grampus_uq.runtime.session_heads import SessionHead
 from grampus_uq.runtime.store import (
     WAKING,
     Change,
@@ -119,7 +120,13 @@ async def _rests(ledger: Ledger, document: Document) -> bool:
         return ended
     named = head.metadata
     parent = await ledger.parent_status(named.parent_session, named.parent_run)
-    return (ended and parent is None) or (parent in ENDED and not left)
+    if parent is None or parent not in ENDED:
+        return ended and parent is None
+    above = [one for _, one, _ in await ledger.above(named.parents)]
+    unheard = (
+        above[-1].awaited() if above else set()
+    )  # what was answered here, or below, and the one on top did not hear
+    return not left and unheard.isdisjoint({head.session_id, *(one.session_id for one in above)})
 
 
 async def _ended_before(store: SessionStore, older_than_s: float | None, keep: int | None) -> float:
@@ -275,8 +282,8 @@ async def _asked(store: SessionStore) -> set[str]:
     """The ids of all requests whose decisions may still count, also without rows; raises DataError if unreadable."""
     ledger, asked, failure = Ledger(store), set[str](), None
     for status in AgentStatus:
-        if status not in ENDED:
-            async for document in pages(store, "session", status.value):
+        async for document in pages(store, "session", status.value):
+            if status not in ENDED or REPLACED in document.body:
                 try:
                     asked |= _head(ledger, document).awaited()
                 except DataError as error:
@@ -291,9 +298,7 @@ async def _asks(store: SessionStore, request: str) -> bool:
     ledger = Ledger(store)
     for row in await store.children(WAKES, [request]):
         found = await _session_of(store, row)
-        if found is None or found.label in ENDED:
-            continue
-        if unquote(request) in _head(ledger, found).awaited():
+        if found is not None and unquote(request) in _head(ledger, found).awaited():
             return True
     return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, TypeAdapter, ValidationError
@@ -16,6 +16,9 @@ from grampus_uq.records.values import Message, TokenUsage, ToolCall, sha256_of
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.runtime.transcript import Transcript
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.session_heads import PendingCall, SessionHead
 
 STATE_VERSION = 2
 ATTENDED = "attended"
@@ -144,7 +147,7 @@ class AgentState(BaseModel):
     def taken_over(self) -> None:
         """Count the death of the worker that ran it until now, if one did; a state that is at rest forgets them."""
         if self.status is AgentStatus.RUNNING:
-            self.metadata[DEATHS] = _count(self.metadata.get(DEATHS)) + 1
+            self.metadata[DEATHS] = count(self.metadata.get(DEATHS)) + 1
 
     @property
     def started_by(self) -> str | None:
@@ -162,13 +165,18 @@ class AgentState(BaseModel):
 
     def rejected_before(self) -> list[str]:
         """The answers of humans against calls in earlier runs of the session, or of its parent's."""
-        found = self.metadata.get(REJECTED_BEFORE)
-        return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+        return texts(self.metadata.get(REJECTED_BEFORE))
 
     def know_rejected(self, before: Sequence[str]) -> None:
         """Take over what humans answered against calls before this run."""
         if before:
             self.metadata[REJECTED_BEFORE] = remembered(before)
+
+    def inherit(self, *others: AgentState | SessionHead) -> None:
+        """Take over what humans answered against calls in other sessions of the run, and before it."""
+        self.rejected = remembered([*(one for other in others for one in other.rejected), *self.rejected])
+        before = (one for other in others for one in other.rejected_before())
+        self.know_rejected([*before, *self.rejected_before()])
 
     def pending(self) -> list[ApprovalRequest]:
         """The pending approval requests."""
@@ -176,16 +184,20 @@ class AgentState(BaseModel):
 
     def replaced(self) -> list[CallRecord]:
         """The calls that looks, a rollback or an end replaced, as far as anybody can read them."""
-        return _readable(self.metadata.get(REPLACED))
+        return readable(self.metadata.get(REPLACED))
 
     def unheard(self) -> list[CallRecord]:
         """The calls that a rejection which nobody took up yet still counts on: those replaced, its own that wait, and
         those that sub-agents serve."""
+        return [*self.replaced(), *self.undecided()]
+
+    def undecided(self) -> list[CallRecord]:
+        """The calls of the turn that wait for a decision, and those that sub-agents serve."""
         own = (one.change(child_session=None) for one in self.turn if one.asks_itself)
         below = (
             one.change(requests=()) for one in self.turn if one.child_session and one.phase is not CallPhase.SETTLED
         )
-        return [*self.replaced(), *own, *below]
+        return [*own, *below]
 
     def is_of_this_run(self, held: CallRecord) -> bool:
         """True for a replaced call of this run, or of a branch of it that stands; not for one of an earlier run."""
@@ -282,64 +294,13 @@ def placeholder(call: ToolCall, text: str) -> Message:
     return Message(role=Role.TOOL, content=text, name=call.name, tool_call_id=call.id, metadata={"placeholder": True})
 
 
-class _PendingCall(BaseModel):
-    """The part of a call's record that lists of sessions need."""
-
-    phase: CallPhase = CallPhase.NEW
-    requests: tuple[ApprovalRequest, ...] = ()
+def texts(found: Any) -> list[str]:
+    """The texts of a stored list, as far as it is one."""
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
 
-class _HeadMetadata(BaseModel):
-    """The part of a session's metadata that lists of sessions need."""
-
-    attended: Any = False
-    worker_deaths: Any = 0
-    parent_session: Any = None
-    parent_run: Any = None
-    parents: Any = None
-    looks_replaced: Any = None
-
-
-class SessionHead(BaseModel):
-    """The part of a stored session that lists of sessions need, read without the rest."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    v: int = Field(le=STATE_VERSION)
-    agent_id: str
-    session_id: str
-    run_id: str = ""
-    status: AgentStatus
-    turn: list[_PendingCall] = Field(default_factory=list)
-    review: list[ApprovalRequest] = Field(default_factory=list)
-    worker: str | None = None
-    lease_s: float = 0.0
-    lease_until_s: float = 0.0
-    claimed_s: float = 0.0
-    stops_seen: tuple[int, int] | None = None
-    metadata: _HeadMetadata = _HeadMetadata()
-
-    @property
-    def attended(self) -> bool:
-        """Return True if the worker takes up decisions while the session runs; pending requests are shown meanwhile."""
-        return self.metadata.attended is True
-
-    @property
-    def deaths(self) -> int:
-        """The number of workers in a row that died while they ran the session, the latest one included."""
-        return _count(self.metadata.worker_deaths) + (self.status is AgentStatus.RUNNING)
-
-    def pending(self) -> list[ApprovalRequest]:
-        """The pending approval requests."""
-        return pending(self.review, self.turn)
-
-    def awaited(self) -> set[str]:
-        """The ids of the requests whose decisions may still count: pending ones, and those that looks replaced."""
-        replaced = _readable(self.metadata.looks_replaced)
-        return {request.id for request in [*self.pending(), *(one for held in replaced for one in held.requests)]}
-
-
-def _readable(replaced: Any) -> list[CallRecord]:
+def readable(replaced: Any) -> list[CallRecord]:
+    """The calls that were replaced, as they are stored; none where nobody can read them."""
     try:
         found = _RECORDS.validate_python(replaced or [])
     except (ValidationError, RecursionError):
@@ -347,11 +308,12 @@ def _readable(replaced: Any) -> list[CallRecord]:
     return [one for one in found if one.child_session or [asked.call for asked in one.requests] == [one.proposed]]
 
 
-def _count(stored: Any) -> int:
+def count(stored: Any) -> int:
+    """A stored count; 0 for what is none."""
     return stored if type(stored) is int and stored > 0 else 0
 
 
-def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | _PendingCall]) -> list[ApprovalRequest]:
+def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | PendingCall]) -> list[ApprovalRequest]:
     """Everything that waits for a decision: the run's own requests, then those of its calls."""
     return [*review, *(request for call in turn if call.phase is CallPhase.WAITING for request in call.requests)]
 

@@ -25,10 +25,11 @@ from grampus_uq.records.events import ALARMED, BRANCH
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message
 from grampus_uq.records.vocabulary import ENDED, AgentStatus, Effect, Role, StopReason, parse_effect
-from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response, meet_changes, refuse_changes, take_up_last
+from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response, meet_changes, refuse_changes
 from grampus_uq.runtime.begun_with import BEGUN_WITH, BegunWith, ChangedTools
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
+from grampus_uq.runtime.heard_answers import heard_together, take_up_last
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.looks import LOOKS_USED, LookingAgain, Looks
 from grampus_uq.runtime.loop import Loop, RunEvent
@@ -226,8 +227,8 @@ class AgentRunner:
         state, version = await self._fresh(agent_def, session_id or uuid.uuid4().hex, metadata)
         state.vouched = vouched
         if inherits is not None:
-            state.rejected, state.discarded = [*inherits.rejected], [one.model_copy() for one in inherits.discarded]
-            state.know_rejected(inherits.rejected_before())
+            state.inherit(inherits)
+            state.discarded = [one.model_copy() for one in inherits.discarded]
         if agent_def.system_prompt:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
         state.messages += [*messages, Message(role=Role.USER, content=bounded_text(user_input))]
@@ -303,9 +304,11 @@ class AgentRunner:
         try:
             if lease.session is None:
                 lease.session = self._session(lease.state, agent)
-            async with aclosing(self._loop(lease, agent).run()) as events:
-                async for event in events:
-                    yield event
+            loop = self._loop(lease, agent)
+            with heard_together(loop.turn):
+                async with aclosing(loop.run()) as events:
+                    async for event in events:
+                        yield event
         except StoppedError as stopped:
             await take_up_last(self._turn(lease))
             ended = "Interrupted: the run was ordered to stop."

@@ -65,12 +65,14 @@ class Leases:
                 f"Session {state.session_id!r} is run by another worker; its lease ends in {left:.1f} s unless it is "
                 "renewed."
             )
-        named = (state.metadata.get(name) for name in (PARENT, PARENT_RUN, ABOVE))
-        if await self.ledger.parent_status(*named) in ENDED:
+        above = await self.ledger.above(state.metadata.get(ABOVE))
+        parent, run = state.metadata.get(PARENT), state.metadata.get(PARENT_RUN)
+        if await self.ledger.parent_status(parent, run, above) in ENDED:
             raise SessionError(
                 f"Session {state.session_id!r:.80} belongs to a parent that has ended or was rolled back: it runs no "
                 "more."
             )
+        state.inherit(*(head for _, head, _ in above))  # as far as those above it stored: it may be run without them
         lease = SessionLease(self, state, version)
         state.taken_over()
         state.stops_seen = await stops_to_heed(self.ledger, state)

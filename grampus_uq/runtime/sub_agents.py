@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grampus_uq.errors import DataError, StoreError, UncertaintyError
-from grampus_uq.gate.call import CallRecord, remembered
+from grampus_uq.gate.call import UNREADABLE, CallRecord, remembered
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.monitor.history import unaided_part
 from grampus_uq.monitor.session import Session
 from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
 from grampus_uq.records.vocabulary import ENDED, AgentStatus, UncertaintyLevel, UncertaintySource
-from grampus_uq.runtime.apply_decisions import as_decided
 from grampus_uq.runtime.cards import card
+from grampus_uq.runtime.heard_answers import as_decided
 from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.worker_jobs import ABOVE, PARENT, PARENT_RUN, within_parent
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.turn import Turn
 
 SUB_AGENT = "sub_agent"
 _DEEPEST = 32
@@ -59,16 +62,15 @@ class SubAgent:
             },
         }
 
-    async def execute(
-        self, record: CallRecord, parent: Session | None, state: AgentState
-    ) -> ToolResult | list[ApprovalRequest]:
-        """Run or resume the child; its result, or what it waits for."""
+    async def execute(self, record: CallRecord, turn: Turn) -> ToolResult | list[ApprovalRequest]:
+        """Run or resume the child that serves a call of this turn; its result, or what it waits for."""
+        parent, state = turn.lease.session, turn.lease.state
         task = record.call.arguments.get("task")
         if not isinstance(task, str) or not task:
             return ToolResult(tool_call_id=record.call.id, output="`task` must be a non-empty text.", is_error=True)
         child_id = state.child_session(record)
         state.keep(record.change(child_session=child_id, guidance=None))
-        within, outcome = within_parent.set(True), ToolResult(tool_call_id=record.call.id)
+        within, outcome = within_parent.set(turn.together), ToolResult(tool_call_id=record.call.id)
         result: ExecutionResult | None = None
         try:
             loaded = await self.runner.ledger.load(self.agent.name, child_id)
@@ -120,7 +122,11 @@ class SubAgent:
         found = await ledger.store.get("session", session_key(self.agent.name, child_id))
         if found is None:
             return
-        child = ledger.state_in(found)
+        try:
+            child = ledger.state_in(found)
+        except StoreError:  # nobody can read it, and nobody ever may: who acts is asked from now on
+            state.know_rejected([*state.rejected_before(), UNREADABLE])
+            return
         for record in child.unheard():
             child.rejected = remembered(child.rejected, await as_decided(ledger, self.runner.gate, record))
             if record.child_session is not None and record.call.name in below:

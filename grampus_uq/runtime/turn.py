@@ -57,6 +57,8 @@ class Turn:
         self.delegates = delegates
         self._unwatched = unwatched
         self.let_ahead = LetAhead(self)
+        self.together = list[Turn]()
+        """The turns of the sessions that run together, this one among them (`heard_answers`)."""
 
     def policy(self) -> UncertaintyPolicy | None:
         """The monitor's current policy."""
@@ -327,7 +329,7 @@ class Turn:
     async def _run_one(self, record: CallRecord) -> ToolResult | None:
         delegate = self.delegates.get(record.call.name)
         if delegate is not None:
-            outcome = await delegate.execute(record, self.lease.session, self._state)
+            outcome = await delegate.execute(record, self)
         else:
             outcome = await self._execute(record.call.model_copy(deep=True), record.key(self._state.run_id))
         record = self._state.record(record)  # a sub-agent's may have been changed meanwhile

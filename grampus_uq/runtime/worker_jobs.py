@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from grampus_uq.errors import SessionConflictError
 from grampus_uq.gate.seal import session_place
 from grampus_uq.runtime.store import WAKING, Delete, Document, Put, SessionStore, try_write
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.turn import Turn
 
 TIMER: Final = "timer"
 WAKES: Final = "wake"
@@ -32,8 +35,8 @@ PARENT_RUN: Final = "parent_run"
 """Under this name it holds the run id that the parent had: a parent rolled back or begun anew is another run."""
 ABOVE: Final = "parents"
 """Under this name it holds agent, session and run id of each session above it, the nearest first."""
-within_parent: ContextVar[bool] = ContextVar("grampus_within_parent", default=False)
-"""True while a parent itself waits for its sub-agent: then nobody needs to wake it."""
+within_parent: ContextVar[list[Turn] | None] = ContextVar("grampus_within_parent", default=None)
+"""While a parent itself waits for its sub-agent, the turns that run together: then nobody needs to wake it."""
 looked_after: ContextVar[bool] = ContextVar("grampus_looked_after", default=False)
 """True within a worker's job: what becomes of the session then says the worker."""
 

@@ -29,7 +29,7 @@ import anyio
 
 from grampus_uq import AgentRunner, ApprovalRequest, open_store
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.run_state import SessionHead
+from grampus_uq.runtime.session_heads import SessionHead
 from grampus_uq.runtime.store import Append, Change, Put, SessionStore
 from tests.benchmarks._report import emit
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner

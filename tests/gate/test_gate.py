@@ -26,6 +26,7 @@ from grampus_uq.gate.call import (
     REJECTED_IN_THREAD,
     REPEATED,
     UNKNOWN_OUTCOME,
+    UNREADABLE,
     UNVOUCHED,
     VOID,
     CallPhase,
@@ -220,6 +221,14 @@ def test_where_too_many_calls_were_answered_against_to_remember_all_of_them_what
             record, _ = judged(declared=effect, watched=False, rejected=kept[:100], before=kept)
             assert rule_of(record) == ("rejected_in_thread" if full else None)
             assert not full or "whether one of them was exactly this call is not known" in record.requests[0].reason
+
+
+def test_where_nobody_can_read_what_was_answered_whatever_may_do_harm_waits() -> None:
+    for effect in Effect:
+        record, _ = judged(declared=effect, watched=False, before=[UNREADABLE])
+        held = effect not in (Effect.READ, Effect.REVERSIBLE)
+        assert rule_of(record) == ("rejected_in_thread" if held else None)
+        assert not held or "exactly this call was rejected or changed is not known" in record.requests[0].reason
 
 
 def test_who_approves_what_was_rejected_before_reads_why_it_waits_besides() -> None:

@@ -30,7 +30,8 @@ from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.drills import Change, Drill, DrillAnswer
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.lent_values import other_recipient
-from grampus_uq.runtime.run_state import AgentState, SessionHead
+from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.session_heads import SessionHead
 from grampus_uq.runtime.store import Delete, SessionStore, parsed
 from grampus_uq.runtime.stored_decisions import open_request, store_decision
 from grampus_uq.runtime.stored_delegations import delegate

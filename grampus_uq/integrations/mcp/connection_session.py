@@ -23,9 +23,9 @@ from grampus_uq.integrations.mcp.call_outcomes import matters
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import ENDED, StopReason
-from grampus_uq.runtime.apply_decisions import take_up_last
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
+from grampus_uq.runtime.heard_answers import take_up_last
 from grampus_uq.runtime.ledger import Ledger, Note, session_key
 from grampus_uq.runtime.run_state import ATTENDED, AgentState
 from grampus_uq.runtime.session_lease import Leases, SessionLease

@@ -31,9 +31,10 @@ from grampus_uq.integrations.mcp.tool_pins import UNLISTED, ToolPins, changed
 from grampus_uq.records.latest import Latest
 from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
-from grampus_uq.runtime.apply_decisions import apply_response, hear_before
+from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.asked_rows import sessions_asking
 from grampus_uq.runtime.concurrent_tasks import run_with_watch
+from grampus_uq.runtime.heard_answers import hear_before
 from grampus_uq.runtime.ledger import Note
 from grampus_uq.runtime.run_state import AgentState, placeholder
 from grampus_uq.runtime.turn import Turn

@@ -1,0 +1,144 @@
+"""What humans answer against calls, heard before another call is judged.
+
+An answer is stored at any moment, and the session that asked may never take it up: it still waits, it died, it was
+stopped, or another call took the place of the one that was shown. So whoever judges looks for such answers first.
+
+Invariant: a call that may do harm is judged once all answers are known that were stored before, against calls of its
+session and of those that run with it, the sub-agents and the one that began them; otherwise StoreError is raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+
+from grampus_uq.errors import StoreError
+from grampus_uq.gate.call import CallRecord, Terms, decided, remembered
+from grampus_uq.gate.clearance import HARMLESS
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.requests import ApprovalKind
+from grampus_uq.records.values import ToolCall
+from grampus_uq.runtime.apply_decisions import apply_response, tell
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.stored_delegations import standing_in
+from grampus_uq.runtime.turn import Turn
+from grampus_uq.runtime.worker_jobs import ABOVE, within_parent
+
+
+@contextlib.contextmanager
+def heard_together(turn: Turn) -> Iterator[None]:
+    """Let a session hear what is answered in those that run with it: the one that began it, and what that one began."""
+    above = turn.lease.state.metadata.get(ABOVE)
+    begun_by = above[0] if isinstance(above, list) and above else None
+    beside = within_parent.get() or []
+    if begun_by in [[one.lease.state.agent_id, one.lease.state.session_id, one.lease.state.run_id] for one in beside]:
+        turn.together = beside
+    turn.together.append(turn)
+    try:
+        yield
+    finally:
+        turn.together.remove(turn)
+
+
+def hear_begun(state: AgentState) -> None:
+    """Have what was answered in sub-agents that an earlier process began heard before one of them goes on."""
+    begun, held = [one for one in state.undecided() if one.child_session is not None], state.replaced()
+    if len(begun) > 1:
+        kept = {one.child_session for one in held}
+        state.keep_replaced([*held, *(one for one in begun if one.child_session not in kept)])
+
+
+async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
+    """Hear all before new calls are judged; raises StoreError where what is not heard may be against one."""
+    if turn.advises or not new:
+        return
+    failed = await _failing(turn)
+    for one in [one for one in turn.together if one is not turn]:
+        failed += await _failing(one, waiting=True)
+    states = [one.lease.state for one in turn.together]
+    for state in states:
+        state.inherit(*(other for other in states if other is not state))
+    likely = {held.proposed.likeness() for held, _ in failed}
+    below = any(held.child_session is not None for held, _ in failed)  # against calls that only the sub-agent knows
+    risky = any(c.is_among(likely) or c.name in turn.delegates for c in new)
+    if failed and (risky or (below and any(turn.effect(call) not in HARMLESS for call in new))):
+        raise failed[0][1]
+
+
+async def hear_replaced(turn: Turn, *, ends: bool = False) -> None:
+    """Remember what humans answered against calls that were replaced meanwhile, or left by an earlier run.
+
+    Each for itself: a sub-agent's store may be another one, and down. Raises StoreError where one could not be read.
+    `ends`: all are kept, for until the end is stored, humans may answer: the session's next run looks again.
+    """
+    for _, error in await _failing(turn, ends=ends):
+        raise error
+
+
+async def _failing(turn: Turn, *, waiting: bool = False, ends: bool = False) -> list[tuple[CallRecord, StoreError]]:
+    """Hear what is answered on a session's replaced calls, also on those `waiting`; returns what could not be read."""
+    state, failed = turn.lease.state, list[tuple[CallRecord, StoreError]]()
+    undecided = [held for held in state.undecided() if waiting and held.waiting]
+    for held in [*state.replaced(), *undecided]:
+        if held.child_session is not None and held.proposed.name not in turn.delegates:
+            continue
+        try:
+            after = await _heard(turn, held, tells=held not in undecided)
+        except StoreError as error:
+            failed.append((held, error))
+            continue
+        others = [one for one in state.replaced() if one != held]  # as they are by now: others hear beside this one
+        state.keep_replaced([*others, after] if ends else others)
+    return failed
+
+
+async def _heard(turn: Turn, held: CallRecord, *, tells: bool) -> CallRecord:
+    """Take up what was answered on a call, or below it; returns it with the decisions, which are told once."""
+    state, here = turn.lease.state, turn.lease.state.is_of_this_run(held)
+    if held.child_session is not None:
+        await turn.delegates[held.proposed.name].hear_rejections(state, held.child_session, here=here)
+        return held
+    new = await as_decided(turn.ledger, turn.gate, held)
+    if tells and new.decisions != held.decisions and new.decisions[0].kind is ApprovalKind.REJECT:
+        tell(turn, held.requests[0], held.proposed, new.decisions, here=here)
+    if here:
+        state.rejected = remembered(state.rejected, new)
+    else:
+        state.know_rejected(remembered(state.rejected_before(), new))
+    return held.change(decisions=new.decisions)
+
+
+async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord:
+    """A call after the stored decisions on it, of which permits learn; as it is where they do not settle it, or it
+    waits for none of its own. Raises StoreError.
+    """
+    request = held.requests[0] if held.waiting and len(held.requests) == 1 else None
+    if request is None or held.child_session is not None:
+        return held
+    arrived = (await ledger.decisions([request.id]))[request.id]
+    standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
+    deciding, _ = gate.approvals.holding(request, arrived, gate.problem, standing)
+    if not deciding:
+        return held
+    new = decided(held, deciding)
+    asked_by = Terms(agent_id=request.agent_id, session_id=request.session_id, run_id=request.run_id)
+    await gate.answered(new.change(requests=held.requests), asked_by)
+    return new
+
+
+async def take_up_last(turn: Turn) -> None:
+    """Take up what humans decided, in sub-agents too, as the run is ended: in the session's next run a "no" holds."""
+    state = turn.lease.state
+    if state.pending():
+        await _try_twice(partial(apply_response, turn, None))
+    state.keep_replaced(state.unheard())  # what still waits, and what sub-agents serve
+    await _try_twice(partial(hear_replaced, turn, ends=True))
+
+
+async def _try_twice(work: Callable[[], Awaitable[None]]) -> None:
+    for _ in range(2):
+        with contextlib.suppress(StoreError):
+            await work()
+            return

@@ -1,0 +1,223 @@
+"""Sessions of one run, beside one another: what a human rejected or changed in one runs unasked in no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    FunctionTools,
+    StoreError,
+    SubAgent,
+    ToolCall,
+    UncertaintyMonitor,
+    tool,
+)
+from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.records.vocabulary import ENDED
+from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.cards import card
+from grampus_uq.runtime.retention import prune
+from grampus_uq.runtime.store import Change, Document, Put
+from grampus_uq.testing import ScriptedModel, answer
+
+pytestmark = pytest.mark.anyio
+CLERK, PAYER = AgentDefinition(name="clerk", model="m"), AgentDefinition(name="payer", model="m")
+PAYS = ToolCall(id="p", name="pay", arguments={"amount": 5})
+LOOKS = ToolCall(id="l", name="look", arguments={})
+
+
+def works(number: int, *calls: str) -> ToolCall:
+    return ToolCall(id=f"d{number}", name="payer", arguments={"task": " ".join(calls)})
+
+
+class House:
+    """A clerk that makes these calls in one turn, and its sub-agents, each of which makes those of its task."""
+
+    def __init__(self, *calls: ToolCall, store: MemoryStore | None = None) -> None:
+        self.calls, self.store, self.paid, self.sure = calls, store or MemoryStore(), list[float](), False
+        self.looking, self.looks_on = anyio.Event(), anyio.Event()
+
+    def process(self, name: str = "clerk") -> AgentRunner:
+        @tool(effect="irreversible")
+        def pay(amount: float) -> str:
+            """Pay."""
+            self.paid.append(amount)
+            return "paid"
+
+        @tool(effect="read")
+        async def look() -> str:
+            """Look."""
+            self.looking.set()
+            await self.looks_on.wait()
+            return "seen"
+
+        def reply(messages: Any, options: Any) -> Any:
+            if "Reply with" in messages[-1].content:
+                return f'{{"p_true": {0.99 if self.sure else 0.65}}}'
+            turn = sum(message.role == "assistant" for message in messages)
+            task = next(message.content for message in messages if message.role == "user").split()
+            if name == "clerk":
+                return "Done." if turn else answer("I act.", tool_calls=self.calls)
+            named = {"pay": PAYS, "look": LOOKS}
+            return answer("I act.", tool_calls=[named[task[turn]]]) if turn < len(task) else "Done."
+
+        sub_agents = [SubAgent(self.process("payer"), PAYER)] if name == "clerk" else []
+        given: dict[str, Any] = {"store": self.store, "sub_agents": sub_agents, "lease_s": 0.2}
+        return AgentRunner(
+            ScriptedModel(reply), FunctionTools(pay, look), uncertainty_monitor=UncertaintyMonitor(), **given
+        )
+
+    async def says(self, request: ApprovalRequest, kind: Any) -> None:
+        """Store a decision on a request, of a sub-agent's too, that nobody takes up."""
+        request = request.model_copy(update={"child_session": None})
+        more = {"arguments": {"amount": 7.0}} if kind == "edit" else {}
+        decision = request.decide(kind, principal="ann", **more)
+        await self.process().ledger.decide(decision, shown=card(request), wake=False)
+
+    async def waiting(self) -> ApprovalRequest:
+        """The clerk's first pending request, also of a sub-agent, as soon as it is stored."""
+        while not (waits := (await self.process().ledger.known("clerk", "s"))[0].pending()):  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+        return waits[0]
+
+
+class Dies(MemoryStore):
+    """Fails from the first write of a second sub-agent on, once the first one waits, until it is revived."""
+
+    revived = dead = False
+
+    async def write(self, *changes: Change) -> float:
+        keys = {one.key for one in changes if isinstance(one, Put) and one.kind == "session"}
+        if not self.revived and any(key.startswith("payer/") and "d1" in key for key in keys):
+            while not await self.scan("session", label="waiting_for_human", prefix="payer/"):  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+            self.dead = True
+        if self.dead and not self.revived:
+            raise StoreError("killed")
+        return await super().write(*changes)
+
+
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_a_sub_agent_that_another_process_goes_on_with_knows_what_was_answered_in_the_one_beside_it(
+    kind: str,
+) -> None:
+    store = Dies()
+    house = House(works(0, "pay"), works(1, "pay"), store=store)
+    with pytest.raises(StoreError):
+        await house.process().run(CLERK, "Go.", session_id="s")
+    store.revived, house.sure = True, True
+    (waits,) = await house.process().ledger.pending("payer")
+    await house.says(waits.requests[0], kind)
+    await anyio.sleep(0.2)
+    result = await house.process().resume("clerk", "s")
+    assert [one.rule for one in result.pending] == (["rejected_in_thread"] if kind == "edit" else [])
+    assert house.paid == ([7.0] if kind == "edit" else [])
+
+
+@pytest.mark.parametrize("asks", ["clerk", "payer"])
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_what_is_answered_while_a_sub_agent_works_is_heard_before_its_next_call(asks: str, kind: str) -> None:
+    """Against a call of its parent, or of a sub-agent beside it: each waits in the same turn."""
+    house = House(PAYS if asks == "clerk" else works(0, "pay"), works(1, "look", "pay"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        await house.says(await house.waiting(), kind)
+        house.sure = True
+        house.looks_on.set()
+    assert house.paid == []
+    pending = (await house.process().ledger.known("clerk", "s"))[0].pending()
+    assert [one.rule for one in pending if one.rule == "rejected_in_thread"] == ["rejected_in_thread"] * (
+        kind == "edit"
+    )
+
+
+async def test_a_sub_agent_that_is_resumed_without_its_parent_knows_what_that_one_stored() -> None:
+    house = House(works(0, "pay"), works(1, "look", "pay"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        await house.says(await house.waiting(), "reject")
+        group.cancel_scope.cancel()
+    house.sure = True
+    with anyio.move_on_after(0.5):  # the first hears of it, while the second is at work
+        await house.process().resume("clerk", "s")
+    house.looks_on.set()
+    payer = house.process("payer")
+    found = [payer.ledger.state_in(one) for one in await house.store.scan("session", prefix="payer/")]
+    (second,) = [state for state in found if state.status not in ENDED]
+    assert (await payer.resume("payer", second.session_id)).status == "completed"
+    assert house.paid == []
+
+
+@pytest.mark.parametrize("damaged", ["{", '{"v": 2}'])
+async def test_where_nobody_can_read_a_sub_agent_any_more_whoever_acts_is_asked(damaged: str) -> None:
+    house = House(works(0, "pay"))
+    await house.process().run(CLERK, "Go.", session_id="s")
+    await house.process().stop("clerk", "s")
+    (child,) = await house.store.scan("session", prefix="payer/")
+    await house.store.write(Put(kind="session", key=child.key, body=damaged, expected=child.version, label=child.label))
+    await house.process().resume("clerk", "s")
+    house.calls, house.sure = (PAYS, LOOKS), True
+    house.looks_on.set()
+    for _ in range(2):
+        result = await house.process().run(CLERK, "Go.", session_id="s")
+        assert [(one.rule, "cannot be read" in one.reason) for one in result.pending] == [("rejected_in_thread", True)]
+        done = await house.process().resume("clerk", "s", result.pending[0].decide("approve", principal="ann"))
+        assert done.status == "completed"
+    assert house.paid == [5, 5]
+    assert (await house.process().run(CLERK, "Go.", session_id="another")).status == "completed"
+
+
+class Fails(MemoryStore):
+    left = 0
+
+    async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
+        self.left -= 1
+        if self.left >= 0:
+            raise StoreError("down")
+        return await super().children(kind, parents)
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2, 3, 4])
+async def test_the_audit_names_a_rejection_once_however_often_the_store_failed_as_the_run_was_stopped(
+    fails: int,
+) -> None:
+    house = House(PAYS, LOOKS, store=(store := Fails()))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        await house.says(await house.waiting(), "reject")
+        store.left = fails
+        await house.process().stop("clerk", "s")
+    store.left, house.sure = 0, True
+    house.looks_on.set()
+    result = await house.process().run(CLERK, "Go.", session_id="s")
+    told = [entry["what"] for entry in await AuditLog(store, "clerk", "s").entries()]
+    assert ([one.rule for one in result.pending], told.count("decision")) == (["rejected_in_thread"], 1)
+
+
+@pytest.mark.parametrize("asks", ["clerk", "payer"])
+async def test_what_was_answered_and_could_not_be_read_as_the_run_was_stopped_is_not_pruned_before_its_session(
+    asks: str,
+) -> None:
+    house = House(PAYS if asks == "clerk" else works(0, "pay"), LOOKS, store=(store := Fails()))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        await house.says(await house.waiting(), "reject")
+        await anyio.sleep(0.1)
+        store.left = 9
+        await house.process().stop("clerk", "s")
+    store.left, house.sure, house.calls = 0, True, (PAYS,)
+    await prune(store, 0.1)
+    assert [one.rule for one in (await house.process().run(CLERK, "Go.", session_id="s")).pending] == [
+        "rejected_in_thread"
+    ]
