@@ -33,6 +33,7 @@ from grampus_uq.gate.call import (
     CallRecord,
     Doubt,
     Terms,
+    against,
     cleared,
     doubt_of,
     remembered,
@@ -41,7 +42,7 @@ from grampus_uq.gate.call import (
 )
 from grampus_uq.gate.carried import read_arrived, read_decisions, write_arrived
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import both, record_answer
+from grampus_uq.gate.gate import HOST_ARRIVED, both, record_answer
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.starts import by_itself, permitted
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
@@ -76,6 +77,7 @@ class TurnJudge:
 
     async def judge(self, carried: Carried, answer: ModelTurn) -> Carried:
         """Observe a turn of the model and each of its calls; what may happen now is in the turn's records."""
+        carried = await self._heard_last(carried)
         if not carried.belief["turns"]:  # a session's first turn: a new run, also under a known session
             run_id = uuid.uuid4().hex
             terms = replace(carried.terms, run_id=run_id)
@@ -142,6 +144,16 @@ class TurnJudge:
                 return [], f"{latest.get('level', 'critical')}: {latest.get('reasoning', '')}"
             records.append(record)
         return records, None
+
+    async def _heard_last(self, carried: Carried) -> Carried:
+        """The state with what a host found said against calls that wait, and that the model's new turn leaves."""
+        against_them = list[CallRecord]()
+        for record in carried.records if HOST_ARRIVED.get() else ():
+            after, _ = self.gate.decide(record, carried.terms, _on(record.requests, HOST_ARRIVED.get()))
+            if record.waiting and against(after) is not None:
+                await self.gate.answered(after.change(requests=record.requests), carried.terms)
+                against_them.append(after)
+        return self.record_decisions(carried, against_them)
 
     def doubted(self, carried: Carried) -> Carried:
         """The state as one that nobody vouches for, from here to the run's end; as it is where nobody signs."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import anyio
 
 from grampus_uq.errors import SessionError
+from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.gate import HOST_ARRIVED, HOST_NOW_S
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
@@ -111,14 +112,18 @@ class HostedRunner:
         found = [one for request in asked for one in arrived[request.id]]
         if found or not asked or any(request.expired(now_s) for request in asked):
             HOST_NOW_S.set(now_s)
-            HOST_ARRIVED.set(found)
+            HOST_ARRIVED.set([*HOST_ARRIVED.get(), *found])
             await self.host.go_on(session_id, [decision for decision, _ in found], now_s)
 
     async def _run(self, lease: SessionLease, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
         state, before = lease.state, _held.set(lease)
         host = HOST_NOW_S.set(self.ledger.now_s()), HOST_ARRIVED.set(())
         try:
+            if left := [request.id for held in state.replaced() for request in held.requests]:
+                arrived = await self.ledger.decisions(left)
+                HOST_ARRIVED.set([one for several in arrived.values() for one in several])
             await lease.run(work)
+            state.keep_replaced([])
             asked = await self.host.pending(state.session_id)
             state.review = list(asked or ())
             if asked:
@@ -129,6 +134,9 @@ class HostedRunner:
             state.status = AgentStatus.COMPLETED if asked is None else waits
             await lease.save(("ended" if asked is None else "paused", {}))
         except StoppedError:
+            asking = [(CallRecord.new(one.call, one.step_id), one) for one in state.review if one.call is not None]
+            unheard = [record.change(phase=CallPhase.WAITING, requests=(one,)) for record, one in asking]
+            state.keep_replaced([*state.replaced(), *unheard])  # what was answered the engine hears as it begins anew
             state.status, state.review = AgentStatus.FAILED, []
             await lease.save(("stopped", {}))
         except (Exception, anyio.get_cancelled_exc_class()):

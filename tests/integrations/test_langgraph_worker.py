@@ -34,6 +34,7 @@ from grampus_uq.integrations.langgraph_worker import ThreadRunner
 from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.pending_approvals import oldest_pending
+from grampus_uq.runtime.stopping import order_stop
 from grampus_uq.runtime.store import Document, SessionStore
 from grampus_uq.runtime.stored_decisions import open_request, store_decision
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -154,6 +155,27 @@ async def test_a_stored_decision_wakes_the_thread_in_another_process(
         await until(worker, "resumed")
     assert bank.paid == paid
     assert (await Ledger(store).known("payer", "t"))[0].status == "completed"
+
+
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_a_decision_that_a_stop_kept_from_the_thread_is_heard_as_it_begins_anew(
+    bank: Bank, store: SessionStore, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(session_id: str) -> Any:
+        await anyio.sleep(60.0)
+
+    async with bank.runner(store) as first:
+        await first.invoke(GIVEN, "t")
+        (asked,) = (await Ledger(store).pending())[0].requests
+        given: dict[str, Any] = {"arguments": {"to": "eve"}} if kind == "edit" else {}
+        await Ledger(store).decide(asked.decide(kind, principal="ann", **given))
+        await order_stop(first.ledger, "payer", "t")
+        monkeypatch.setattr(first.host, "pending", slow)
+        assert await first.resume("payer", "t") == "failed"
+    async with bank.runner(store) as second:
+        assert await second.invoke(GIVEN, "t") == ("waiting_for_human" if kind == "edit" else "completed")
+        rules = [request.rule for session in await Ledger(store).pending() for request in session.requests]
+    assert (rules, bank.paid) == (["rejected_in_thread"] if kind == "edit" else [], [])
 
 
 @pytest.mark.parametrize("inside", [False, True])
