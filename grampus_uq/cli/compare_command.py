@@ -80,7 +80,7 @@ def _print(found: Comparison) -> None:
             _figure(row.first),
             _figure(row.second),
             _figure(row.delta, sign=True),
-            None if row.low is None or row.high is None else f"[{row.low:+.3f}, {row.high:+.3f}]",
+            None if row.low is None or row.high is None else f"[{row.low:+z.3f}, {row.high:+z.3f}]",
             row.runs,
         ]
         for row in found.rows
@@ -90,4 +90,4 @@ def _print(found: Comparison) -> None:
 
 
 def _figure(value: float | None, *, sign: bool = False) -> str | None:
-    return None if value is None else f"{value:+.3f}" if sign else f"{value:.3f}"
+    return None if value is None else f"{value:+z.3f}" if sign else f"{value:.3f}"

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ _WORD = 18  # columns; a longer word may be broken
 
 def one_line(value: object) -> str:
     """A value as a cell of a table: on one line, with escapes for all that hides or imitates; None is empty."""
-    return visible(f"{value:.3f}" if isinstance(value, float) else "" if value is None else str(value))
+    return visible(f"{value:z.3f}" if isinstance(value, float) else "" if value is None else str(value))
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -69,9 +70,19 @@ def print_result(as_json: bool, value: Any, lines: Iterable[str]) -> None:
 
 
 def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
-    """Lines with names and texts from files among them: escapes stand for all that hides or imitates."""
-    for line in lines:
-        click.echo(visible(line), err=err)
+    """Lines with names and texts from files among them: escapes stand for all that hides or imitates.
+
+    On a terminal what does not fit goes on behind a mark; a word is left whole, as an address is there to be copied.
+    """
+    stream = sys.stderr if err else sys.stdout
+    columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    for line in map(visible, lines):
+        click.echo(_wrapped(line, columns) if columns > 2 * len(_GOES_ON) else line, err=err)
+
+
+def _wrapped(line: str, columns: int) -> str:
+    parts = wrap(line, columns, subsequent_indent=_GOES_ON, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(parts)
 
 
 def print_json_array(items: Iterable[Any]) -> None:

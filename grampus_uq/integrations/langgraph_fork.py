@@ -143,7 +143,7 @@ class _Walk:
     def fork(self, snapshot: StateSnapshot | None, step: int, note: str | None) -> Fork:
         """The branch from the checkpoint that was found."""
         if snapshot is None:
-            rule = f"a step that this branch made, from 0 to {self._made - 1}"
+            rule = f"one of the {self._made} steps that this branch made, counted from 0"
             raise ConfigurationError.of("at", "fork_before", rule, step)
         ran = [record for record in self._ran() if record.effect is not Effect.READ]
         done = [record.call.likeness() for record in ran if record.effect is Effect.IRREVERSIBLE]

@@ -98,7 +98,7 @@ async def rollback(
     if PARENT in old.metadata and old.status in ENDED:  # nobody would resume it
         raise SessionError(f"Session {session_id!r:.80} is a sub-agent's that has ended: roll its parent back.")
     if not 0 <= to_step < old.current_step:
-        rule = f"a step that the run made, from 0 to {old.current_step - 1}"
+        rule = f"one of the {old.current_step} steps that the run made, counted from 0"
         raise ConfigurationError.of("to_step", "rollback", rule, to_step)
     restored = await read_checkpoint(runner.ledger, old, to_step)
     policy = runner.policy()

@@ -62,7 +62,7 @@ def _as_shown(rows: list[_Row]) -> tuple[list[str], list[_Row]]:
     titles = ["signal", "runs", "skipped", "AUROC", "AUROC at the call", "gain over base rate", "off by"]
     kept = [place for place in range(len(titles)) if any(row[place] is not None for row in rows)]
     shown: list[_Row] = [
-        [f"{value:.2f}" if isinstance(value := row[place], float) else value for place in kept] for row in rows
+        [f"{value:z.2f}" if isinstance(value := row[place], float) else value for place in kept] for row in rows
     ]
     return [titles[place] for place in kept], shown
 
