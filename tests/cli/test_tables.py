@@ -203,7 +203,7 @@ def test_a_long_text_goes_on_with_a_whole_word_and_what_has_no_blank_where_the_l
 def test_a_sentence_of_a_report_breaks_at_blanks_alone_and_goes_on_behind_a_mark(tmp_path: Path) -> None:
     write(tmp_path / "runs.jsonl", *many(6, np.random.default_rng(0)))
     sentence = called("evaluate", str(tmp_path), "--draws", "5").stderr.splitlines()[0]
-    shown = on_a_terminal("evaluate", str(tmp_path), "--draws", "5", columns=60)
+    shown = on_a_terminal("evaluate", str(tmp_path), "--draws", "5", piped=True, columns=60)
     assert max(map(len, shown.splitlines())) <= 60
     assert sentence in shown.replace("\n    > ", " ")
 
