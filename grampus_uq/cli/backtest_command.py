@@ -13,6 +13,7 @@ from grampus_uq.cli.many_runs import (
     n_files_of_fits,
     of_fits,
     of_trials,
+    refuse_no_recording,
     task_key_option,
     workers_option,
 )
@@ -50,6 +51,7 @@ def command(
     detector = artifact.profile.detector
     if detector is None:
         raise ConfigurationError.of("PROFILE", "backtest", "a profile with a detector", profile, "Run grampus-uq fit.")
+    refuse_no_recording(paths)
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
             # What computes streams of its own or says what a call is, without detector and release; else as recorded.

@@ -11,7 +11,14 @@ import numpy as np
 
 from grampus_uq.cli.argument_types import OutputFile
 from grampus_uq.cli.calibration_command import read_statuses
-from grampus_uq.cli.many_runs import caution_of_others, n_files_of_fits, of_fits, task_key_option, workers_option
+from grampus_uq.cli.many_runs import (
+    caution_of_others,
+    n_files_of_fits,
+    of_fits,
+    refuse_no_recording,
+    task_key_option,
+    workers_option,
+)
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -78,6 +85,7 @@ def command(
     """
     if continuation is not None and censoring != "exact":
         raise click.UsageError("--continuation belongs to --censoring exact.")
+    refuse_no_recording(paths)
     with naming_refused() as refuse:
         watch = [] if store is None else read_statuses(store)
         artifact = None if profile is None else load(profile)

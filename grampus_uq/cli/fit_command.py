@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from grampus_uq.cli.argument_types import SHARE, FiniteRange, OutputFile
 from grampus_uq.cli.fit_account import base_of, fit_and_print
-from grampus_uq.cli.many_runs import irreversible_option, workers_option
+from grampus_uq.cli.many_runs import irreversible_option, refuse_no_recording, workers_option
 from grampus_uq.cli.printing import as_json_option
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.risk import TrajectoryRiskSettings
@@ -125,6 +125,7 @@ def command(
         raise ConfigurationError.of("--stream", "fit", "the name of a score stream", "")
     how = "by_score" if labels == "by-score" else labels
     options = FitOptions(labels=how, streams=streams or None, **chosen)
+    refuse_no_recording(paths)
     if budget is None:
         work = partial(fit_profile, list(paths), base=base_of(base, irreversible), options=options, workers=workers)
         fit_and_print(work, paths, output, force=force, as_json=as_json)

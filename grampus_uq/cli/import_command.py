@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 import click
 
 from grampus_uq.cli.argument_types import OutputFolder
-from grampus_uq.cli.many_runs import caution_of_others, irreversible_option, workers_option
+from grampus_uq.cli.many_runs import caution_of_others, irreversible_option, refuse_no_recording, workers_option
 from grampus_uq.cli.printing import (
     as_json_option,
     naming_refused,
@@ -36,7 +36,7 @@ from grampus_uq.recording.packing import pack
 from grampus_uq.recording.parallel import cores, in_order
 from grampus_uq.recording.replay import ReplayCounts, replay_all
 from grampus_uq.recording.run_names import file_name
-from grampus_uq.recording.runs import files_at, recording_files
+from grampus_uq.recording.runs import files_at
 from grampus_uq.recording.whole_file import place_new
 from grampus_uq.records.events import Event
 from grampus_uq.records.vocabulary import quantity
@@ -205,7 +205,7 @@ def _shown(found: ReplayCounts) -> Iterator[str]:
 @as_json_option
 def pack_(paths: tuple[str, ...], output: str, workers: int, as_json: bool) -> None:
     """Pack recordings into a few Parquet files without loss; every command reads them like recordings."""
-    refuse_none(next(recording_files(paths), None), paths, "recording")
+    refuse_no_recording(paths)
     with progress("Packing sessions") as advance:
         files = pack(paths, output, on_file=lambda file: advance(file.sessions), workers=workers)
     if as_json:

@@ -8,10 +8,12 @@ from functools import partial
 import click
 
 from grampus_uq.cli.argument_types import login_name
+from grampus_uq.cli.many_runs import refuse_no_recording
 from grampus_uq.cli.printing import as_json_option, naming_refused, one_line, print_json, refuse_none, say_beside
 from grampus_uq.recording.label_queue import has_step, label_agreement, label_by_key, label_queue, shown_rows
-from grampus_uq.recording.runs import Run, RunSummary, find_run, recording_files
+from grampus_uq.recording.runs import Run, RunSummary, find_run
 from grampus_uq.records.visible_text import in_short, visible
+from grampus_uq.records.vocabulary import quantity
 
 _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
 
@@ -24,7 +26,7 @@ _ASKED = "[s]uccess  [f]ailure  [e]rror at a step  [u]nsure  [n]ext  [q]uit"
 def label_next(folder: str, by: str | None, second: bool, as_json: bool) -> None:
     """Label finished runs with one key each, the most valuable first. With --json only list them."""
     who = by if by is not None else login_name()
-    refuse_none(next(recording_files(folder), None), [folder], "recording")
+    refuse_no_recording([folder])
     with naming_refused() as refuse:
         queue = label_queue(folder, by=who, second=second, on_refused=refuse)
         if as_json:
@@ -86,8 +88,7 @@ def agreement(paths: tuple[str, ...], as_json: bool) -> None:
         return
     alpha = "not defined" if found.alpha is None else f"{found.alpha:.2f}"
     people = ", ".join(map(one_line, found.people)) or "nobody"
-    click.echo(
-        f"agreement  {alpha} (Krippendorff's alpha; 1: always, 0: as by chance) on {found.runs} runs, of {people}"
-    )
+    of = f"{quantity(found.runs, 'run')}, of {people}"
+    click.echo(f"agreement  {alpha} (Krippendorff's alpha; 1: always, 0: as by chance) on {of}")
     for session_id in found.differ:
         click.echo(f"differ     {one_line(session_id)}")

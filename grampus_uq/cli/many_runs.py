@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from grampus_uq.cli.printing import refuse_none
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.artifacts import ANY, InputFile, ProfileArtifact
 from grampus_uq.recording.parallel import cores
@@ -48,6 +49,11 @@ def _names_of_tools(context: click.Context, _: click.Parameter, names: tuple[str
         if (refused := refusal_of(name)) is not None:
             raise ConfigurationError.of("--irreversible", str(context.info_name), refused[0], name, refused[1])
     return names
+
+
+def refuse_no_recording(paths: Sequence[str]) -> None:
+    """Raise DataError where there is no file of recordings, damaged or not."""
+    refuse_none(next(recording_files(list(paths)), None), paths, "recording")
 
 
 def n_files_of_fits(paths: Sequence[str], artifacts: Sequence[ProfileArtifact]) -> int:

@@ -178,7 +178,7 @@ def test_the_scores_that_are_fitted_on_are_those_that_the_live_detector_is_fed(t
 
 def test_what_cannot_be_fitted_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(GrampusError, match="no run with a step of the model"):
+    with pytest.raises(GrampusError, match="empty: holds no recording"):
         cli("fit", str(tmp_path / "empty"))
     for beyond in ("90", "1", "-.1", "nan", "1e-300"):  # 1 - 1e-300 is 1
         with pytest.raises(GrampusError, match=r"'assurance' parameter .* must be 0, or in \[1e-12, 1 - 1e-12\]"):

@@ -140,7 +140,9 @@ class SQLiteStore(SQLStore):
         if self._create and self._file is None:
             _make_private(self.path)
         elif not self.path.is_file() or not self.path.stat().st_size:
-            raise StoreError(f"There is no SQLite store at {str(self.path.absolute())!r}. (A run of the agent makes it.)")
+            raise StoreError(
+                f"There is no SQLite store at {str(self.path.absolute())!r}. (A run of the agent makes it.)"
+            )
         db = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
         try:
             db.create_function("grampus_now", 0, time.time)
