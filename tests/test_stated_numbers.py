@@ -17,7 +17,7 @@ from grampus_uq.cli import drills_command, many_runs, stop_command, worker_comma
 from grampus_uq.core import turn_evidence
 from grampus_uq.gate import delegations, permits, webauthn
 from grampus_uq.gate.call import MAX_REJECTED
-from grampus_uq.importers import grouped, otlp_wire
+from grampus_uq.importers import formats, grouped, otlp_wire
 from grampus_uq.inbox import front_door, inbox_app, notices, people, permit_pages
 from grampus_uq.integrations.mcp import (
     call_exchange,
@@ -94,6 +94,7 @@ AUDITED, TRIES = PERMIT.audit_rate, inbox_app._TRIES_A_MINUTE
 REQUIRED = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
 LITELLM = next(one for one in REQUIRED if one.startswith("litellm")).removeprefix("litellm")
 STATED = {
+    "../README.md": [f"`grampus-uq runs import` reads [{NUMBERS[len(formats.FORMATS)]} formats]"],
     "quickstart.md": [
         f"low from a confidence of {POLICY.low_threshold:.2f}, medium from {POLICY.medium_threshold:.2f}, "
         f"high from {POLICY.high_threshold:.2f} and critical below",
