@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.tool_names import glob_keys, reordered, same_tool_keys, whole_name_keys
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect, parse_effect
@@ -33,6 +34,7 @@ _MAX_UNCLASSIFIED = 1_000
 _MAX_KNOWN_LENGTH = 256
 
 
+@checked
 class ToolEffects:
     """Resolves the effect of a proposed call, and records unclassified tools.
 

@@ -22,6 +22,7 @@ from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import HmacSigner, PublicKeys, Signable, Verifier, signed_text
 from grampus_uq.gate.voices import Voices
 from grampus_uq.gate.webauthn import in_batch
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.values import ToolCall, canonical_json, sha256_of
 from grampus_uq.records.visible_text import legend_of, name_form
 from grampus_uq.records.vocabulary import UncertaintyLevel
@@ -201,6 +202,7 @@ Arrived = tuple[ApprovalDecision, float]
 """A decision and its arrival by the store's clock, in seconds since 1970."""
 
 
+@checked
 class ApprovalPolicy:
     """Rules of approval: approvers, required number, signatures, and lifetime of a request.
 

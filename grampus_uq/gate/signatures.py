@@ -25,6 +25,7 @@ from grampus_uq.errors import ApprovalError, ConfigurationError, MissingDependen
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.webauthn import WebAuthnKey, public_material
 from grampus_uq.recording.whole_file import place_new
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import canonical_json
 
@@ -210,6 +211,7 @@ def _key_of(text: str) -> PublicKey:
     return WebAuthnKey.from_line(text) if text.strip().startswith("webauthn:") else _Ed25519Key(text)
 
 
+@checked
 class PublicKeys:
     """The keys of each principal who may decide: "ed25519:…" and "webauthn:…" texts, or `PublicKey`s of another kind.
 

@@ -10,6 +10,7 @@ from grampus_uq import ApprovalPolicy, ConfigurationError, ToolEffects, Uncertai
 from grampus_uq.gate.clearance import Precondition
 from grampus_uq.gate.gate import Gate, Permits
 from grampus_uq.gate.starts import Starts
+from grampus_uq.records.configuration import checked
 
 if TYPE_CHECKING:
     from grampus_uq.records.protocols import ModelClient
@@ -47,6 +48,7 @@ class Settings(TypedDict, total=False):
     advisory: bool | None
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
     """A monitor and `Settings` with defaults; raises ConfigurationError for another object as monitor or client."""

@@ -13,12 +13,14 @@ from grampus_uq.models.chat_client import ChatClient
 from grampus_uq.models.chat_format import CallOptions, Prices, read_completion, wire_messages
 from grampus_uq.models.loop_thread import run_on_loop_thread
 from grampus_uq.models.refusals import error_from, retry_after
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_ACCESS_KEY", "_PASSWORD")
 
 
+@checked
 class LiteLLMModel(ChatClient):
     """A `ModelClient` for every provider that litellm knows, on asyncio and on trio.
 

@@ -25,6 +25,7 @@ from grampus_uq.models.model_file import BY_HAND, Progress, checked_gguf, find_m
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel
 from grampus_uq.models.refusals import Capabilities
 from grampus_uq.recording.parallel import cores
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.values import Message, ModelResponse
 
 _NAME = "smollm2-135m-instruct"
@@ -40,6 +41,7 @@ class _Running(NamedTuple):
     client: OpenAICompatibleModel
 
 
+@checked
 class LocalModel(WarmModel):
     """A `ModelClient` that runs SmolLM2-135M-Instruct (or any GGUF file) through llama.cpp's server on loopback.
 

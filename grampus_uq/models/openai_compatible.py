@@ -16,7 +16,7 @@ from grampus_uq.models.chat_format import CallOptions, Prices, parse_completion,
 from grampus_uq.models.http_pools import LoopPools
 from grampus_uq.models.own_threads import OwnThreads
 from grampus_uq.models.refusals import error_of, retry_after, scrubbed
-from grampus_uq.records.configuration import web_address
+from grampus_uq.records.configuration import checked, web_address
 from grampus_uq.records.values import Message, ModelResponse
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _threads = OwnThreads("client", 4)
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+@checked
 class OpenAICompatibleModel(ChatClient):
     """A `ModelClient` that speaks `/chat/completions` over httpx, on asyncio and on trio.
 

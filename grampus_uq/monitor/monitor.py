@@ -30,6 +30,7 @@ from grampus_uq.monitor.unread_turns import UnreadTurns
 from grampus_uq.monitor.wiring import ProfileSource, Wiring
 from grampus_uq.recording.artifacts import ProfileArtifact
 from grampus_uq.records.building import builder
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.events import ALARMED, BRANCH, Event, SessionStarted
 from grampus_uq.records.protocols import ModelClient, Processor
 from grampus_uq.records.values import Message, StepUncertainty, ToolCall
@@ -38,6 +39,7 @@ from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from grampus_uq.wire.turns import read_name
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Exploration:
     """The probability that a run continues where a reversible step would have been stopped.
@@ -84,6 +86,7 @@ class ReloadedProfile:
     kept: int = 0
 
 
+@checked
 class UncertaintyMonitor:
     """Watches any number of concurrent runs with one frozen configuration.
 

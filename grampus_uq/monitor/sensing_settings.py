@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records.configuration import nearest
+from grampus_uq.records.configuration import checked, nearest
 from grampus_uq.records.protocols import Embedder, InstantSignal, Signal
 from grampus_uq.signals.call_reader import Reader
 from grampus_uq.signals.driver import Budget
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensing:
     """Settings for reading steps, and the cost allowed for it. Frozen; one serves any number of monitors.

@@ -39,6 +39,8 @@ def alarmed_in(snapshot: Mapping[str, Any] | None) -> bool:
 
 def read_snapshot(snapshot: Mapping[str, Any]) -> tuple[SessionState, History]:
     """Parse what a session wrote; raises DataError on another version or a broken field."""
+    if not isinstance(snapshot, Mapping):
+        raise DataError(f"must be a mapping, as `snapshot()` gave it. Got {snapshot!r:.40}.", field="snapshot")
     if snapshot.get("v") not in (SNAPSHOT_VERSION, COMPACT_VERSION):
         rule = f"is neither {SNAPSHOT_VERSION} nor {COMPACT_VERSION}"
         raise DataError(f"snapshot version {snapshot.get('v')!r:.40} {rule}", field="v")

@@ -16,6 +16,7 @@ from grampus_uq.recording.csv_rows import csv_rows
 from grampus_uq.recording.packed import is_packed
 from grampus_uq.recording.run_names import latest_part
 from grampus_uq.recording.runs import Paths, Refused, Run, find_run, runs
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.events import OutcomeEvent
 from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import StopReason
@@ -33,6 +34,7 @@ _WORDS: Final = {
 }
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
     """A label of one run; `success` None is "unknown" and takes an earlier label back.

@@ -17,11 +17,13 @@ from grampus_uq.recording.appending import open_to_append, write_line
 from grampus_uq.recording.codec import Content
 from grampus_uq.recording.kept_content import folder_key, kept_line
 from grampus_uq.recording.run_names import file_name, latest_part, next_part
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, StepEvent
 
 SyncPolicy = Literal["none", "decisions", "every"]
 
 
+@checked
 class RecordingProcessor:
     """A `Processor` that appends every event to `<folder>/<session>.jsonl`.
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import enum
+import functools
+import inspect
+import numbers
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ValidationError
@@ -40,6 +46,106 @@ def _as_configuration_error(error: ValidationError, owner: type[BaseModel]) -> C
     field = ".".join(map(str, first["loc"]))
     way_out = nearest(field, owner.model_fields)
     return ConfigurationError.of(field, owner.__name__, "a parameter that exists", first["input"], way_out)
+
+
+T = TypeVar("T")
+_Kind = tuple[str, Callable[[Any], bool]]
+
+
+def checked(cls: type[T]) -> type[T]:
+    """A class whose constructor refuses an argument of another kind than its annotation names, before it runs.
+
+    Checked are flags, numbers, texts, paths, mappings, collections and classes, and unions of these; text is no
+    collection and "false" no flag. NaN, the members of an enumeration and protocols are left to the constructor.
+
+    >>> from grampus_uq import Budget
+    >>> Budget(max_calls="8")
+    Traceback (most recent call last):
+    grampus_uq.errors.ConfigurationError: The 'max_calls' parameter of `Budget` must be a whole number. Got '8'.
+    """
+    built = vars(cls)["__init__"]
+
+    @functools.wraps(built)
+    def checking(self: T, *args: Any, **given: Any) -> None:
+        kinds = _kinds(built)
+        for name, value in (*zip(kinds, args, strict=False), *given.items()):
+            wanted = kinds.get(name)
+            if wanted and not any(fits(value) for _, fits in wanted):
+                rule = " or ".join(said for said, _ in wanted)
+                shown = type(value) if "key" in name or name == "headers" else value  # a secret is in no message
+                raise ConfigurationError.of(name, cls.__name__, rule, shown)
+        built(self, *args, **given)
+
+    cls.__init__ = checking  # type: ignore[assignment]
+    return cls
+
+
+@functools.cache
+def _kinds(built: Any) -> dict[str, list[_Kind]]:
+    """What fits each parameter of a constructor, in order; empty where anything may."""
+    parameters = list(inspect.signature(built).parameters.values())[1:]
+    return {one.name: _fitting(one.annotation, built.__globals__) for one in parameters}
+
+
+def _fitting(annotation: str, known: Mapping[str, Any]) -> list[_Kind]:
+    found: list[_Kind] = []
+    left = [ast.parse(annotation, mode="eval").body]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.BinOp):
+            left += [node.right, node.left]
+            continue
+        of = ast.unparse(node.slice) if isinstance(node, ast.Subscript) else ""
+        name = ast.unparse(node.value if isinstance(node, ast.Subscript) else node)
+        kind, cls = _PLAIN.get(name), known.get(name)
+        if name in ("Collection", "Sequence", "tuple"):
+            of = of.strip("()").removesuffix(", ...")
+            kind = "a list of texts" if of == "str" else "a list", functools.partial(_lists, _fitting(of, known))
+        elif name == "Literal":
+            found_words = ast.literal_eval(of)
+            words = found_words if isinstance(found_words, tuple) else (found_words,)
+            kind = f"one of {', '.join(words)}", functools.partial(_among, words)
+        elif kind is None and isinstance(cls, type) and not (cls is Any or _open(cls)):
+            kind = f"{'an' if name[0] in 'AEIOU' else 'a'} {name}", functools.partial(_is, cls)
+        if kind is None:
+            return []
+        found.append(kind)
+    return found
+
+
+def _open(cls: type) -> bool:
+    return getattr(cls, "_is_protocol", False) or issubclass(cls, enum.Enum)
+
+
+def _is(cls: Any, value: object) -> bool:
+    return isinstance(value, cls)
+
+
+def _among(words: tuple[str, ...], value: object) -> bool:
+    return isinstance(value, str) and value in words
+
+
+def _lists(inner: list[_Kind], value: object) -> bool:
+    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+        return False
+    return not inner or all(any(fits(one) for _, fits in inner) for one in value)
+
+
+def _flag(value: object) -> bool:
+    return type(value).__name__ in ("bool", "bool_")  # numpy's is not a subclass
+
+
+_PLAIN: Final[dict[str, _Kind]] = {
+    "None": ("None", functools.partial(_is, type(None))),
+    "bool": ("True or False", _flag),
+    "int": ("a whole number", lambda value: isinstance(value, numbers.Integral) and not _flag(value)),
+    "float": ("a number", lambda value: isinstance(value, numbers.Real) and not _flag(value)),
+    "str": ("text", functools.partial(_is, str)),
+    "bytes": ("bytes", functools.partial(_is, bytes)),
+    "Callable": ("a function", callable),
+    "Mapping": ("a mapping", functools.partial(_is, Mapping)),
+    "os.PathLike": ("a path", functools.partial(_is, os.PathLike)),
+}
 
 
 def web_address(

@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.building import built_model
 from grampus_uq.records.call_parts import CallDoubt, CallPart, Unit, doubt_with_values
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.vocabulary import (
     Effect,
     StopReason,
@@ -445,6 +446,7 @@ _StepDraft: Final = type.__new__(type(StepUncertainty), "StepUncertainty", (Step
 _ALL_STEP_FIELDS = set(StepUncertainty.model_fields)
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The end of a run: `success` is None while unknown; `stop_reason`, or its name ("clean"), says why it ended.
@@ -465,6 +467,8 @@ class Outcome:
             if type(self.success).__name__ not in ("bool", "bool_"):  # numpy's is not a subclass
                 raise ConfigurationError.of("success", "Outcome", "True, False, or None while unknown", self.success)
             object.__setattr__(self, "success", bool(self.success))
+        if not math.isfinite(self.time_s):
+            raise ConfigurationError.of("time_s", "Outcome", "finite seconds since 1970", self.time_s)
         try:
             object.__setattr__(self, "stop_reason", StopReason(self.stop_reason))
         except ValueError:

@@ -21,6 +21,7 @@ from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.gate.starts import Starts
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording.artifacts import prompt_hash, tools_hash
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.events import ALARMED, BRANCH
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message
@@ -76,6 +77,7 @@ class Unwatched:
 UNWATCHED = Unwatched()
 
 
+@checked
 class AgentRunner:
     """Runs agents over one model client and one tool executor; serves any number of sessions at once.
 

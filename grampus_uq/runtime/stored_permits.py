@@ -47,6 +47,7 @@ from grampus_uq.gate.permits import (
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
 from grampus_uq.gate.seal import Seal
 from grampus_uq.monitor.session import Session
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.events import InForce
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import ToolCall, canonical_json
@@ -101,6 +102,7 @@ class _Found:
     version: int = 0
 
 
+@checked
 class StoredPermits:
     """Permits for `AgentRunner` and the adapters, asked about calls held by their tool alone.
 

@@ -27,6 +27,7 @@ from grampus_uq.errors import (
     StoreError,
     UncertaintyError,
 )
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import WAKING
@@ -95,6 +96,7 @@ class _End:
     due_s: float = 0.0
 
 
+@checked
 @dataclass(slots=True, kw_only=True)
 class Worker:
     """Resumes sessions of these agents that have something to do, with one runner, at most `at_once` side by side.

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.call_parts import CallPart
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.protocols import ModelClient, SenseContext
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
@@ -55,6 +56,7 @@ def by_choice(text: str) -> dict[str, Any]:
     return {"structured_outputs": {"choice": [text]}}
 
 
+@checked
 class Reader:
     """Probability of the proposed call under a small model, in [0, 1], higher is better: `Sensing(reader=Reader(...))`.
 

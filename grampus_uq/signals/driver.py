@@ -25,6 +25,7 @@ from grampus_uq.errors import (
     RateLimitedError,
     UnsupportedByModelError,
 )
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
@@ -50,6 +51,7 @@ class _NoModelError(ModelError):
     """A signal needs a model and the step came without one."""
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The budget of one signal on one step: seconds, model calls, and tokens (None: as many as the calls bring)."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.latest import Latest
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.turn_events import READ_CHARACTERS
@@ -28,6 +29,7 @@ _WORD_WEIGHT: Final = 2.0
 _GRAM_WEIGHT: Final = 1.0
 
 
+@checked
 class HashingEmbedder:
     """Embeds by signed feature hashing of words, word pairs and character trigrams; no model, no download.
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.protocols import SenseContext
 from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.records.vocabulary import Role
@@ -187,6 +188,7 @@ class SameWording:
         return same_wording(first, second)
 
 
+@checked
 class LexicalEquivalence:
     """Same when the lexical similarity reaches `threshold` (`strict_threshold` for the early stop).
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import MissingDependencyError
+from grampus_uq.records.configuration import checked
 from grampus_uq.signals.minilm_files import (
     EncoderConfig,
     Tensor,
@@ -60,6 +61,7 @@ class _Layer:
     final_norm: tuple[Tensor, Tensor]
 
 
+@checked
 class MiniLM:
     """Embeds by the BERT encoder all-MiniLM-L6-v2: 384 numbers, mean over tokens, unit length.
 

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.protocols import ModelClient, SenseContext
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
@@ -126,6 +127,7 @@ def _percent(mean: float | None) -> float | None:
     return None if mean is None else min(mean / 100.0, 1.0)  # rounding may carry a certain 100 past 1
 
 
+@checked
 class PrefixVerifier:
     """Asks a model for the probability that the run so far will succeed: one call a step, at most two more.
 

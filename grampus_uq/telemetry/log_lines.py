@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.telemetry.evaluations import escalates, fused_of
 from grampus_uq.telemetry.span_content import plain_name
 
 
+@checked
 class LogProcessor:
     """A `Processor` that logs events on a standard logger, "grampus_uq.events" by default.
 

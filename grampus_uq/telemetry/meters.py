@@ -11,10 +11,12 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from opentelemetry.sdk.resources import Resource
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
+from grampus_uq.records.configuration import checked
 from grampus_uq.telemetry.flushing import within
 from grampus_uq.telemetry.otlp_exporter import metric_exporter
 
 
+@checked
 class GrampusMeters:
     """A private meter provider, as `provider`, for `MetricsProcessor(meters.provider)`.
 

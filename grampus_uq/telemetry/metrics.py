@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records.latest import Latest
 from grampus_uq.records.values import StepUncertainty
@@ -58,6 +59,7 @@ class Dropping(Protocol):
         ...
 
 
+@checked
 class MetricsProcessor:
     """A `Processor` that records the metrics of `grampus_uq.telemetry.instruments` on a meter provider.
 

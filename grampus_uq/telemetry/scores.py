@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records.configuration import web_address
+from grampus_uq.records.configuration import checked, web_address
 from grampus_uq.records.events import Event, StepEvent
 from grampus_uq.telemetry.evaluations import FUSED, SCORES, WORDS, escalates, fused_of
 from grampus_uq.telemetry.outbox import Outbox
@@ -186,6 +186,7 @@ class _Scores:
         return in_time
 
 
+@checked
 class PhoenixAnnotations(_Scores):
     """A `Processor` that annotates each step's estimate span in Arize Phoenix: name, score, and the level as label.
 
@@ -225,6 +226,7 @@ class PhoenixAnnotations(_Scores):
         self._poster.post({"data": data})
 
 
+@checked
 class LangfuseScores(_Scores):
     """A `Processor` that writes each step's scores to Langfuse, on the estimate span's observation.
 

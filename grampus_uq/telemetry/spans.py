@@ -16,6 +16,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Trace
 from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.configuration import checked
 from grampus_uq.records.events import DecisionEvent, Event, StepEvent
 from grampus_uq.records.values import Reading
 from grampus_uq.records.vocabulary import UncertaintyAction
@@ -62,6 +63,7 @@ def span_processor(tracer: Any) -> SpanEmitter:
 _calls_of = operator.attrgetter("calls")
 
 
+@checked
 class SpanEmitter:
     """A processor: `uncertainty.estimate` a step, beneath it `uncertainty.semantic`, `.escalate` and `.approval`.
 

@@ -16,6 +16,7 @@ from opentelemetry.trace.span import TraceState
 from opentelemetry.util.types import Attributes
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.configuration import checked
 from grampus_uq.telemetry.conventions import ESCALATED
 from grampus_uq.telemetry.otlp_exporter import span_exporter
 from grampus_uq.telemetry.outbox import Outbox
@@ -56,6 +57,7 @@ class AlarmSampler(Sampler):
 _BATCH = 128  # encoding a batch holds the interpreter, and with it the agent's event loop
 
 
+@checked
 class GrampusTracer:
     """Spans through a private tracer provider.
 

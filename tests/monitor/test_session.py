@@ -114,6 +114,12 @@ def test_a_session_resumed_from_json_in_another_monitor_goes_on_as_if_uninterrup
     assert session.would_allow("send_email") == whole.would_allow("send_email")
 
 
+@pytest.mark.parametrize("value", ['{"v": 1}', 5, [], b"{}"])
+def test_a_snapshot_that_was_not_read_from_its_text_is_refused_by_its_name(value):
+    with pytest.raises(DataError, match="'snapshot': must be a mapping"):
+        watch().session("s", snapshot=value)
+
+
 @some
 @given(acts, switches, BACKENDS, st.lists(st.integers(0, 12), max_size=6))
 def test_a_compact_snapshot_says_what_the_whole_one_says(script, given, backend, cuts):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from grampus_uq.errors import DataError
 from grampus_uq.recording import decode, encode
 from grampus_uq.recording.codec import MAX_DEPTH
+from grampus_uq.records.building import builder
 from grampus_uq.records.events import Event, LookEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Outcome, StepUncertainty, TokenLogprob, ToolCall
 from tests.recording.events import events, session, started, step_event
@@ -171,7 +172,7 @@ def test_tokens_of_a_look_that_are_no_count_are_refused(number: int) -> None:
     ("event", "field"),
     [
         (
-            OutcomeEvent(session_id="s", agent_id="a", outcome=Outcome(success=True, time_s=float("inf"))),
+            OutcomeEvent(session_id="s", agent_id="a", outcome=builder(Outcome)(success=True, time_s=float("inf"))),
             "outcome.time_s",
         ),
         (dataclasses.replace(started(), release_probability=float("nan")), "release_probability"),

@@ -19,6 +19,7 @@ from grampus_uq.learn.attribution.failed_trajectory import (
 from grampus_uq.learn.attribution.methods import METHODS, AttributionMethod
 from grampus_uq.learn.attribution.result import AttributedStep, Attribution, most_suspect_step
 from grampus_uq.learn.attribution.scorers import StepScore, StepScorer
+from grampus_uq.records.configuration import checked
 from grampus_uq.stats.arrays import ragged
 from grampus_uq.stats.conformal import (
     TieBrokenThreshold,
@@ -30,6 +31,7 @@ from grampus_uq.stats.conformal import (
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Settings that calibration and prediction share.

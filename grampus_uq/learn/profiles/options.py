@@ -8,9 +8,11 @@ from typing import Literal
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.chain import MOST_COST
+from grampus_uq.records.configuration import checked
 from grampus_uq.stats.ranks import check_level
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
     """Choices of `fit_profile`; every share is in (0, 1).
