@@ -10,7 +10,6 @@ from grampus_uq import ApprovalPolicy, ConfigurationError, ToolEffects, Uncertai
 from grampus_uq.gate.clearance import Precondition
 from grampus_uq.gate.gate import Gate, Permits
 from grampus_uq.gate.starts import Starts
-from grampus_uq.records.configuration import checked
 
 if TYPE_CHECKING:
     from grampus_uq.records.protocols import ModelClient
@@ -48,7 +47,6 @@ class Settings(TypedDict, total=False):
     advisory: bool | None
 
 
-@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
     """A monitor and `Settings` with defaults; raises ConfigurationError for another object as monitor or client."""
@@ -76,6 +74,8 @@ class AdapterSettings:
         if self.model_client is not None and not callable(getattr(self.model_client, "complete", None)):
             way_out = "open_model(NAME) makes one."
             raise ConfigurationError.of("model_client", "AdapterSettings", "a ModelClient", self.model_client, way_out)
+        if self.advisory not in (None, True, False):
+            raise ConfigurationError.of("advisory", "AdapterSettings", "True, False or None", self.advisory)
 
     @property
     def acts(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,22 @@ from grampus_uq.errors import ConfigurationError
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+
+
+def numbers(parameter: str, owner: str, values: npt.ArrayLike | Sequence[float | None]) -> FloatArray:
+    """The values as floats, None as NaN; raises ConfigurationError where one is no number."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ConfigurationError.of(parameter, owner, "numbers", values) from error
+
+
+def truths(parameter: str, owner: str, values: npt.ArrayLike) -> BoolArray:
+    """The values as booleans; raises ConfigurationError for one that is neither, nor 0 or 1."""
+    found = numbers(parameter, owner, values)
+    if not np.isin(found, (0.0, 1.0)).all():
+        raise ConfigurationError.of(parameter, owner, "booleans or 0/1", found[~np.isin(found, (0.0, 1.0))][0])
+    return found.astype(np.bool_)
 
 
 def finite(value: float | None) -> float | None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import FloatArray
+from grampus_uq.stats.arrays import FloatArray, numbers
 
 RowStatistic = Callable[[FloatArray], FloatArray]
 
@@ -107,7 +107,7 @@ def mean_rows(values: npt.ArrayLike) -> RowStatistic:
 
     `values`: shape (n,), finite; one number per trajectory, for example its proper score.
     """
-    x = np.asarray(values, dtype=np.float64)
+    x = numbers("values", "mean_rows", values)
     if x.ndim != 1 or not np.isfinite(x).all():
         raise ConfigurationError.of("values", "mean_rows", "one-dimensional and finite", values)
     # Measured from one of the values: equal values then have one exact mean in every draw, and no spread of 1e-17.

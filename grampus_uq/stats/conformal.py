@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import BoolArray, FloatArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, numbers
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 from grampus_uq.stats.ranks import check_level, conformal_rank
 
@@ -88,7 +88,7 @@ def conformal_threshold(
     >>> conformal_threshold([0.3, 0.1, 0.2], 0.5).value, conformal_threshold([0.3, 0.1, 0.2], 0.8).value
     (0.2, inf)
     """
-    values = np.asarray(conformity, dtype=np.float64)
+    values = numbers("conformity", "conformal_threshold", conformity)
     if values.ndim != 1 or np.isnan(values).any():
         raise ConfigurationError.of("conformity", "conformal_threshold", "one-dimensional and free of NaN", values)
     rank = coverage_rank(len(values), level)
@@ -96,7 +96,7 @@ def conformal_threshold(
         return TieBrokenThreshold(value=math.inf, draw=math.inf, rank=None, n=len(values))
     if draws is None:
         return TieBrokenThreshold(value=float(np.sort(values)[rank - 1]), draw=math.inf, rank=rank, n=len(values))
-    u = np.asarray(draws, dtype=np.float64)
+    u = numbers("draws", "conformal_threshold", draws)
     if u.shape != values.shape or np.isnan(u).any():
         raise ConfigurationError.of("draws", "conformal_threshold", f"of shape ({len(values)},), without NaN", u.shape)
     place = np.lexsort((u, values))[rank - 1]

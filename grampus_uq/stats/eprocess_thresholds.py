@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import BoolArray, FloatArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, numbers
 from grampus_uq.stats.ranks import check_level, conformal_rank, pac_rank, smallest_n_for_pac
 from grampus_uq.stats.stored_values import STORED, Extended
 
@@ -147,7 +147,7 @@ def weighted_threshold(
     3.0
     """
     peaks, draws = _pairs("weighted_threshold", log_peaks, ties)
-    w = np.asarray(weights, dtype=np.float64)
+    w = numbers("weights", "weighted_threshold", weights)
     if w.shape != peaks.shape or not (np.isfinite(w) & (w >= 1.0)).all():
         raise ConfigurationError.of("weights", "weighted_threshold", f"of shape {peaks.shape}, finite, >= 1", weights)
     if not 1.0 <= most < math.inf:
@@ -295,7 +295,7 @@ def _at_rank(
 
 
 def _pairs(owner: str, log_peaks: npt.ArrayLike, ties: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    peaks, draws = np.asarray(log_peaks, dtype=np.float64), np.asarray(ties, dtype=np.float64)
+    peaks, draws = numbers("log_peaks", owner, log_peaks), numbers("ties", owner, ties)
     if peaks.ndim != 1 or np.isnan(peaks).any():
         raise ConfigurationError.of("log_peaks", owner, "one-dimensional and free of NaN", log_peaks)
     if draws.shape != peaks.shape or not ((draws >= 0.0) & (draws <= 1.0)).all():

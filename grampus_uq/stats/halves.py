@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import BoolArray
+from grampus_uq.stats.arrays import BoolArray, numbers
 
 
 def split_halves(outcomes: npt.ArrayLike, ids: Sequence[str]) -> BoolArray:
@@ -17,7 +17,7 @@ def split_halves(outcomes: npt.ArrayLike, ids: Sequence[str]) -> BoolArray:
     `outcomes`: shape (n,), 0 or 1. `ids`: n distinct, stable names; their order as text decides, not the order of rows.
     True marks the second half; within each outcome the halves differ by at most one.
     """
-    y, names = np.asarray(outcomes, dtype=np.float64), [str(name) for name in ids]
+    y, names = numbers("outcomes", "split_halves", outcomes), [str(name) for name in ids]
     if y.shape != (len(names),) or not np.isin(y, (0.0, 1.0)).all():
         raise ConfigurationError.of("outcomes", "split_halves", f"{len(names)} observed outcomes, 0 or 1", outcomes)
     if len(set(names)) != len(names):

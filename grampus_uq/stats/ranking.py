@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import FloatArray
+from grampus_uq.stats.arrays import FloatArray, numbers, truths
 
 
 def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float | None:
@@ -31,7 +31,7 @@ def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float | None:
     >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
     0.875
     """
-    scores, positive = _scores_and_labels("auroc", scores, positive)
+    scores, positive = _scores_and_labels("auroc", scores=scores, positive=positive)
     return _known(auroc_rows(scores, positive, np.ones((1, len(scores)))))
 
 
@@ -47,7 +47,7 @@ def auprc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float | None:
     >>> round(auprc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 4)
     0.8333
     """
-    scores, positive = _scores_and_labels("auprc", scores, positive)
+    scores, positive = _scores_and_labels("auprc", scores=scores, positive=positive)
     if len(scores) == 0:
         return None
     hits, misses = _grouped(np.ones((1, len(scores))), positive, *_tie_groups(-scores))
@@ -100,7 +100,7 @@ def auroc_rows(scores: FloatArray, positive: FloatArray, weights: FloatArray) ->
 
 def _coverage_risk(owner: str, confidence: npt.ArrayLike, correct: npt.ArrayLike) -> FloatArray:
     """Expected error rate among the k most confident, k = 1..n."""
-    scores, labels = _scores_and_labels(owner, confidence, correct)
+    scores, labels = _scores_and_labels(owner, confidence=confidence, correct=correct)
     if len(scores) == 0:
         return np.empty(0)
     order, starts = _tie_groups(-scores)
@@ -137,14 +137,13 @@ def _known(one: FloatArray) -> float | None:
     return None if np.isnan(one[0]) else float(one[0])
 
 
-def _scores_and_labels(owner: str, scores: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Validate once at the edge; labels come back as 0.0 and 1.0."""
-    s, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+def _scores_and_labels(owner: str, **given: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Validate both, by name, once at the edge; labels come back as 0.0 and 1.0."""
+    (name, scores), (label, labels) = given.items()
+    s, y = numbers(name, owner, scores), truths(label, owner, labels).astype(np.float64)
     if s.ndim != 1 or s.shape != y.shape:
-        raise ConfigurationError.of("scores", owner, "one-dimensional and as long as the labels", (s.shape, y.shape))
+        raise ConfigurationError.of(name, owner, f"one-dimensional and as long as '{label}'", (s.shape, y.shape))
     if np.isnan(s).any():
         hint = "leave the trajectories without a forecast out and report their number"
-        raise ConfigurationError.of("scores", owner, "free of NaN", int(np.flatnonzero(np.isnan(s))[0]), hint)
-    if not np.isin(y, (0.0, 1.0)).all():
-        raise ConfigurationError.of("labels", owner, "booleans or 0/1", y[~np.isin(y, (0.0, 1.0))][0])
+        raise ConfigurationError.of(name, owner, "free of NaN", int(np.flatnonzero(np.isnan(s))[0]), hint)
     return s, y

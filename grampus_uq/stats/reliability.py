@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import FloatArray, IntArray
+from grampus_uq.stats.arrays import FloatArray, IntArray, numbers
 from grampus_uq.stats.scoring import ProperScore, expected_score
 
 
@@ -44,10 +44,11 @@ def quantile_bins(forecasts: npt.ArrayLike, bins: int = 10) -> IntArray:
     [0, 0, 0, 0, 1]
     """
     p = _finite("quantile_bins", forecasts)
-    if bins < 1 or bins != int(bins):
+    if not isinstance(bins, int | np.integer) or bins < 1:
         raise ConfigurationError.of("bins", "quantile_bins", "a whole number of at least 1", bins)
     if len(p) == 0:
         return np.empty(0, dtype=np.intp)
+    bins = min(bins, len(p))
     ranks = -(-np.arange(1, bins) * len(p) // bins)  # ceil in whole numbers: no quantile lands an ulp off a tie
     edges = np.unique(np.sort(p)[np.maximum(ranks, 1) - 1])
     return np.unique(np.searchsorted(edges, p, side="left"), return_inverse=True)[1]
@@ -134,7 +135,7 @@ def decompose(
     a score is linear in the outcome.
     """
     p, q = _pairs("decompose", forecasts, outcomes)
-    w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
+    w = np.ones(len(p)) if weights is None else numbers("weights", "decompose", weights)
     if w.shape != p.shape or not (np.isfinite(w) & (w >= 0.0)).all() or (len(w) and not w.sum() > 0.0):
         raise ConfigurationError.of("weights", "decompose", "finite, not negative, not all 0, one a forecast", weights)
     if len(p) == 0:
@@ -168,7 +169,7 @@ def _group_means(member: IntArray, w: FloatArray, x: FloatArray) -> tuple[FloatA
 
 
 def _finite(owner: str, forecasts: npt.ArrayLike) -> FloatArray:
-    p = np.asarray(forecasts, dtype=np.float64)
+    p = numbers("forecasts", owner, forecasts)
     if p.ndim != 1 or np.isnan(p).any():
         hint = "leave trajectories with a missing forecast out, and count them"
         raise ConfigurationError.of("forecasts", owner, "one-dimensional and free of NaN", forecasts, hint)
@@ -176,7 +177,7 @@ def _finite(owner: str, forecasts: npt.ArrayLike) -> FloatArray:
 
 
 def _pairs(owner: str, forecasts: npt.ArrayLike, outcomes: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    p, y = _finite(owner, forecasts), np.asarray(outcomes, dtype=np.float64)
+    p, y = _finite(owner, forecasts), numbers("outcomes", owner, outcomes)
     if y.shape != p.shape:
         raise ConfigurationError.of("outcomes", owner, f"of shape {p.shape}", y.shape)
     for parameter, values in (("forecasts", p), ("outcomes", y)):

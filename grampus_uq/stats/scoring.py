@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import FloatArray
+from grampus_uq.stats.arrays import FloatArray, numbers
 
 EPSILON = 1e-6
 """Clip bound of probabilities before a logarithm: a stated 1 is sometimes wrong, and -inf would end a mean."""
@@ -84,7 +84,7 @@ def expected_score(score: ProperScore, p: npt.ArrayLike, q: npt.ArrayLike) -> Fl
     >>> expected_score(BRIER, [0.25, 0.5], [1, 0]).tolist()
     [-0.5625, -0.25]
     """
-    forecasts, chances = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
+    forecasts, chances = numbers("p", "expected_score", p), numbers("q", "expected_score", q)
     for parameter, values in (("p", forecasts), ("q", chances)):
         outside = (values < 0.0) | (values > 1.0)
         if outside.any():
@@ -99,7 +99,7 @@ def log_odds(p: npt.ArrayLike, epsilon: float = EPSILON) -> FloatArray:
     >>> float(log_odds(0.5))
     0.0
     """
-    clipped = _clipped(np.asarray(p, dtype=np.float64), epsilon)
+    clipped = _clipped(numbers("p", "log_odds", p), epsilon)
     return np.log(clipped) - np.log1p(-clipped)
 
 

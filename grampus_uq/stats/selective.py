@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray, numbers, truths
 from grampus_uq.stats.ranks import binomial_log_sf, check_level, smallest_n_for_pac
 
 
@@ -150,7 +150,7 @@ def budget_of_wrong_releases(
     Released(threshold=0.9, cases=19, released=15, wrong=0)
     """
     p, good = _cases(chances, right, budget=budget, **({} if delta is None else {"delta": delta}))
-    m = np.ones(len(p)) if mass is None else np.asarray(mass, dtype=np.float64)
+    m = np.ones(len(p)) if mass is None else numbers("mass", "budget_of_wrong_releases", mass)
     if m.shape != p.shape or not ((m > 0.0) & (m <= 1.0)).all() or (mass is not None and delta is not None):
         rule = f"of shape {p.shape}, in (0, 1], and left out with delta"
         raise ConfigurationError.of("mass", "budget_of_wrong_releases", rule, mass)
@@ -214,9 +214,9 @@ def estimated_threshold(
     Released(threshold=0.9, cases=60, released=30, wrong=0)
     """
     p, good = _cases(chances, right, target=target)
-    w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
-    if w.shape != p.shape:
-        raise ConfigurationError.of("weights", "estimated_threshold", f"of shape {p.shape}", w.shape)
+    w = np.ones(len(p)) if weights is None else numbers("weights", "estimated_threshold", weights)
+    if w.shape != p.shape or not (np.isfinite(w) & (w > 0.0)).all():
+        raise ConfigurationError.of("weights", "estimated_threshold", f"of shape {p.shape}, finite, > 0", weights)
     order, last = _falling(p)
     mass = w[order]
     wrong, released = np.cumsum(mass * ~good[order])[last], np.cumsum(mass)[last]
@@ -236,7 +236,7 @@ def share_threshold(chances: npt.ArrayLike, share: float) -> float | None:
     0.2
     """
     check_level("share", "selective release", share)
-    p = np.asarray(chances, dtype=np.float64)
+    p = numbers("chances", "selective release", chances)
     k = min(math.floor((len(p) + 1) * share + 1e-9), len(p))  # a share that is nearly 1 rounds to n + 1
     found = np.sort(np.where(np.isnan(p), -np.inf, p))
     return None if k < 1 or not math.isfinite(found[k - 1]) else float(found[k - 1])
@@ -284,7 +284,7 @@ def _log_p_value(released: int, wrong: int, target: float) -> float:
 def _cases(chances: npt.ArrayLike, right: npt.ArrayLike, **levels: float) -> tuple[FloatArray, BoolArray]:
     for name, level in levels.items():
         check_level(name, "selective release", level)
-    p, good = np.asarray(chances, dtype=np.float64), np.asarray(right, dtype=np.bool_)
+    p, good = numbers("chances", "selective release", chances), truths("right", "selective release", right)
     if p.ndim != 1 or p.shape != good.shape:
         raise ConfigurationError.of("right", "selective release", f"of the shape of chances, {p.shape}", good.shape)
     return p, good

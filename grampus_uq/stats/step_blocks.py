@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray, numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def step_blocks(values: npt.ArrayLike, lengths: npt.ArrayLike) -> StepBlocks:
     >>> [blocks.values[rows, 0].tolist() for _, rows in blocks]
     [[10.0, 1.0], [20.0, 2.0], [30.0]]
     """
-    x = np.asarray(values, dtype=np.float64)
+    x = numbers("values", "step_blocks", values)
     x = x.reshape(-1, 1) if x.ndim == 1 else x
     size = np.asarray(lengths)
     if x.ndim != 2 or x.shape[1] < 1 or np.isinf(x).any():

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray, numbers
 from grampus_uq.stats.scoring import LOG, ProperScore, expected_score
 
 WeightSchedule = Callable[[FloatArray, FloatArray], FloatArray]
@@ -53,7 +53,8 @@ class ForecastTraces:
     lengths: IntArray
 
     def __post_init__(self) -> None:
-        forecasts, given = np.asarray(self.forecasts, dtype=np.float64), np.asarray(self.lengths)
+        forecasts = numbers("forecasts", "ForecastTraces", self.forecasts)
+        given = numbers("lengths", "ForecastTraces", self.lengths)
         if given.ndim != 1 or not ((given >= 1) & (given == np.floor(given))).all():
             raise ConfigurationError.of("lengths", "ForecastTraces", "whole numbers of at least 1", self.lengths)
         lengths = given.astype(np.int64)
@@ -71,9 +72,9 @@ class ForecastTraces:
     @classmethod
     def of(cls, traces: Iterable[Sequence[float | None]]) -> ForecastTraces:
         """Build from one sequence of forecasts per trajectory; None is a missing forecast."""
-        rows = [[np.nan if p is None else p for p in trace] for trace in traces]
+        rows = [list(trace) for trace in traces]
         return cls(
-            forecasts=np.array([p for row in rows for p in row], dtype=np.float64),
+            forecasts=numbers("forecasts", "ForecastTraces", [p for row in rows for p in row]),
             lengths=np.array([len(row) for row in rows], dtype=np.int64),
         )
 
@@ -146,7 +147,7 @@ def tps(
     >>> tps(ForecastTraces.of([[0.5, 0.5], [0.9, 1.0]]), [1, 1]).round(4).tolist()
     [-0.6931, -0.0702]
     """
-    if not np.isin(outcomes, (0.0, 1.0)).all():
+    if not np.isin(numbers("outcomes", "tps", outcomes), (0.0, 1.0)).all():
         hint = "leave unobserved outcomes out, or score them with tps_exact"
         raise ConfigurationError.of("outcomes", "tps", "observed (0 or 1)", outcomes, hint)
     return _weighted_scores("tps", traces, outcomes, score, schedule)
@@ -176,7 +177,7 @@ def tps_exact(
 def _weighted_scores(
     owner: str, traces: ForecastTraces, outcomes: npt.ArrayLike, score: ProperScore, schedule: WeightSchedule
 ) -> FloatArray:
-    chance = np.asarray(outcomes, dtype=np.float64)
+    chance = numbers("outcomes", owner, outcomes)
     if chance.shape != (len(traces),):
         raise ConfigurationError.of("outcomes", owner, f"of shape ({len(traces)},)", chance.shape)
     if not ((chance >= 0.0) & (chance <= 1.0)).all():

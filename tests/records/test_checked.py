@@ -71,7 +71,10 @@ WRONG: list[tuple[Any, str, Any]] = [
 
 @pytest.mark.parametrize(("cls", "name", "value"), WRONG)
 def test_an_argument_of_another_kind_is_refused_by_its_name(cls: Any, name: str, value: object) -> None:
-    required: dict[Any, dict[str, Any]] = {Outcome: {"success": True}}
+    required: dict[Any, dict[str, Any]] = {
+        Outcome: {"success": True},
+        AdapterSettings: {"monitor": UncertaintyMonitor()},
+    }
     with pytest.raises(ConfigurationError, match=rf"The '{name}' parameter of `{cls.__name__}` must be "):
         cls(**{**required.get(cls, {}), name: value})
 

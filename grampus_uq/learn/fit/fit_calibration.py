@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import BoolArray, FloatArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, numbers
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion, is_count
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
@@ -74,11 +74,11 @@ def cross_fit(
     folds, because maps from many small folds may contradict each other.
     """
     first = _same_runs(streams)
-    y = np.asarray(outcomes, dtype=np.float64)
+    y = numbers("outcomes", "cross_fit", outcomes)
     second = split_halves(y, ids)
     if len(y) != len(first):
         raise ConfigurationError.of("outcomes", "cross_fit", f"of shape ({len(first)},)", y.shape)
-    counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
+    counts = np.ones(len(first)) if run_weights is None else numbers("run_weights", "cross_fit", run_weights)
     forecasts = np.full(len(first.forecasts), np.nan)
     fusions = []
     for trained in (~second, second):
@@ -101,7 +101,7 @@ def fit_success(
     they are. Raises ConfigurationError for streams of different runs, no stream, a half without any reading, an
     outcome other than 0 or 1, and repeated ids.
     """
-    y = np.asarray(outcomes, dtype=np.float64)
+    y = numbers("outcomes", "fit_success", outcomes)
     fusion = fit_fusion(streams, y, run_weights=run_weights)
     crossed = cross_fit(streams, y, ids, run_weights=run_weights)
     traces, second = crossed.traces, crossed.second_half
@@ -131,14 +131,14 @@ def fit_fusion(
     Args, raises: as `fit_success`. Flat at the success rate when nothing usable was found or all outcomes agree.
     """
     first = _same_runs(streams)
-    y = np.asarray(outcomes, dtype=np.float64)
+    y = numbers("outcomes", "fit_fusion", outcomes)
     if y.shape != (len(first),) or not np.isin(y, (0.0, 1.0)).all():
         raise ConfigurationError.of("outcomes", "fit_fusion", f"{len(first)} of 0 or 1", outcomes)
     values = np.column_stack([traces.forecasts for traces in streams.values()])
     read = ~np.isnan(values).all(axis=1)
     if not read.any():
         raise ConfigurationError.of("streams", "fit_fusion", "with at least one reading", list(streams))
-    counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
+    counts = np.ones(len(first)) if run_weights is None else numbers("run_weights", "fit_fusion", run_weights)
     if counts.shape != y.shape or not (np.isfinite(counts) & (counts > 0.0)).all():
         raise ConfigurationError.of("run_weights", "fit_fusion", f"{len(first)} finite numbers > 0", run_weights)
     w, targets = (step_weights(first) * first.spread(counts))[read], first.spread(y)[read]
