@@ -14,6 +14,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord, Terms, bound
 from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect
+from grampus_uq.wire.lone_surrogates import error_text
 
 HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
 """Effects that may run with an unvouched belief. An unclassified tool may well be irreversible."""
@@ -31,7 +32,7 @@ async def refusal_of(precondition: Precondition | None, call: ToolCall) -> str |
         refusal = precondition(call)
         return await refusal if inspect.isawaitable(refusal) else refusal
     except Exception as error:  # noqa: BLE001 (user code: what cannot be checked does not hold)
-        return f"its precondition could not be checked ({type(error).__name__}: {error})"
+        return f"its precondition could not be checked ({error_text(error)})"
 
 
 def check_clearance(

@@ -130,7 +130,7 @@ async def _card(visit: Visit) -> Response:
             raise SessionError("It expired.")
     except SessionError:
         decisions = [d for d, _ in (await visit.inbox.ledger.decisions([request_id]))[request_id]]
-        fate, shown = await _fate_of(visit, request_id, None), await shown_of(visit.inbox.ledger, request_id)
+        fate, shown = await fate_of(visit.inbox.ledger, request_id), await shown_of(visit.inbox.ledger, request_id)
         call = None if shown is None else said(visit.inbox, shown)
         return visit.page("decided.html", status=404, decisions=decisions, id=request_id, fate=fate, call=call)
     shown, request = one.card, one if isinstance(one, OpenRequest) else None
@@ -143,7 +143,7 @@ async def _card(visit: Visit) -> Response:
         readings=readings_in_words([Reading(source=name, value=value) for name, value in shown.readings.items()]),
         thresholds=None if shown.thresholds is None else thresholds_in_words(shown.thresholds),
         stands=stands,
-        fate=await _fate_of(visit, request_id, one) if stands else None,
+        fate=_beside(await fate_of(visit.inbox.ledger, request_id), stands, visit.inbox.required) if stands else None,
         refused=[] if request is None else request.refused,
         required=visit.inbox.required,
         agreed=_agreed(stands),
@@ -160,18 +160,25 @@ async def _card(visit: Visit) -> Response:
 @for_role(Role.LOOK)
 async def _fate(visit: Visit) -> Response:
     """What became of a request that was decided, for a page that follows it; of a drill as of no request."""
-    request_id, one = visit.request.path_params["request_id"], None
-    with contextlib.suppress(SessionError):
-        one = await found(visit, request_id)
-    fate = await _fate_of(visit, request_id, one)
+    request_id = visit.request.path_params["request_id"]
+    fate, required = await fate_of(visit.inbox.ledger, request_id), visit.inbox.required
+    if fate is not None and _is_open(fate) and (required > 1 or fate.told != WAITS):  # else its audit is read once
+        with contextlib.suppress(SessionError):
+            one = await found(visit, request_id)
+            fate = _beside(fate, one.standing if isinstance(one, OpenRequest) else (), required)
     return JSONResponse({"told": "", "over": True, "ran": None} if fate is None else asdict(fate))
 
 
-async def _fate_of(visit: Visit, request_id: str, one: OpenRequest | Drill | None) -> Fate | None:
-    fate, stands = await fate_of(visit.inbox.ledger, request_id), one.standing if isinstance(one, OpenRequest) else ()
-    if fate is None or not stands or fate.over or (fate.ran is None and fate.told != WAITS):
+def _is_open(fate: Fate) -> bool:
+    """Return True where a decision that stands may still be taken up."""
+    return not fate.over and (fate.ran is not None or fate.told == WAITS)
+
+
+def _beside(fate: Fate | None, stands: Sequence[ApprovalDecision], required: int) -> Fate | None:
+    """The fate of a request on which these decisions stand."""
+    if fate is None or not stands or not _is_open(fate):
         return fate
-    lacks = _agreed(stands) < visit.inbox.required and {given.kind for given in stands} <= AGREED
+    lacks = _agreed(stands) < required and {given.kind for given in stands} <= AGREED
     return Fate(told="Waiting for another approval." if lacks else WAITS, over=False, ran=None)
 
 

@@ -54,7 +54,7 @@ from grampus_uq.integrations.call_records import OVER, CallRecords, Key
 from grampus_uq.integrations.model_turn import ModelTurn, end_aborted, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.records.latest import Latest
-from grampus_uq.wire import observed_text
+from grampus_uq.wire import error_text, observed_text
 
 _MAX_ARRIVED = 64
 _MAX_UNSEEN = 1_024
@@ -415,7 +415,7 @@ class HeldCalls:
             if suspends(error):
                 self._suspend(release)
             else:
-                self.settle(release, _text(error, lambda failed: f"{type(failed).__name__}: {failed}"), is_error=True)
+                self.settle(release, error_text(error), is_error=True)
             raise
         if suspends(result):
             self._suspend(release)

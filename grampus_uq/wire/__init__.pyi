@@ -9,6 +9,7 @@ from .fields import text_field as text_field
 from .logprobs import NO_TOKENS as NO_TOKENS
 from .logprobs import TokenStream as TokenStream
 from .logprobs import read_logprobs as read_logprobs
+from .lone_surrogates import error_text as error_text
 from .lone_surrogates import replace_lone_surrogates as replace_lone_surrogates
 from .messages import ReadMessages as ReadMessages
 from .messages import leading_system as leading_system

@@ -876,6 +876,15 @@ def _broken(call: ToolCall) -> str:
     raise OSError(f"no connection for {call.name}")
 
 
+class _UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _unreadable(call: ToolCall) -> str:
+    raise _UnreadableError
+
+
 async def _later(call: ToolCall) -> str:
     return f"{call.name} is closed"
 
@@ -888,6 +897,7 @@ async def _later(call: ToolCall) -> str:
         (lambda call: f"{call.name} is closed", "pay is closed"),
         (_later, "pay is closed"),
         (_broken, "its precondition could not be checked (OSError: no connection for pay)"),
+        (_unreadable, "its precondition could not be checked (_UnreadableError: (its text cannot be read))"),
     ],
 )
 def test_a_precondition_is_asked_of_this_call_and_one_that_fails_does_not_hold(

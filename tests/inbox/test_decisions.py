@@ -19,6 +19,7 @@ from grampus_uq.inbox.people import People, Role, keys_of
 from grampus_uq.integrations.mcp.tool_pins import UNSHOWN
 from grampus_uq.records.visible_text import visible
 from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.fates import WAITS
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
@@ -457,6 +458,28 @@ async def test_whoever_may_look_reads_what_became_of_a_decided_call(store: Sessi
     assert (await lou.get(f"{path}/fate")).json() == {"told": "The call ran.", "over": True, "ran": True}
     assert 'data-ran="true">The call ran.</p>' in (await lou.get(path)).text
     assert (await Browser(desk.app).get(f"{path}/fate")).status_code == 303
+
+
+async def test_a_page_that_follows_a_decision_reads_the_audit_of_its_run_once_for_each_look(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause()
+    await decide(ann, request.id)
+    reads, entries = list[str](), AuditLog.entries
+
+    async def counted(self: AuditLog) -> Any:
+        reads.append("")
+        return await entries(self)
+
+    monkeypatch.setattr(AuditLog, "entries", counted)
+    assert (await ann.get(f"/requests/{request.id}/fate")).json()["told"] == WAITS
+    assert len(reads) == 1
+    await desk.resume()
+    reads.clear()
+    assert (await ann.get(f"/requests/{request.id}/fate")).json()["told"] == "The call ran."
+    assert len(reads) == 1
 
 
 async def test_a_decision_that_waits_is_not_said_to_be_refused_with_another_persons(store: SessionStore) -> None:
