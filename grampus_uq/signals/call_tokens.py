@@ -342,7 +342,8 @@ class _Read:
                 further = 0.0
                 continue
             choice = self.choices.of(call, number, self.text[slice(*span)])
-            value, more = value_odds(self.text, *span, self.written, self._overlapping(*span).start, choice)
+            first = self._overlapping(*span).start
+            value, more = value_odds(self.text, *span, self.written, first, choice, named=not number)
             yield max(value + further, LOWEST)
             further = more
 

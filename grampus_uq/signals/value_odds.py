@@ -9,9 +9,10 @@ But what the blanks, quotes and mark before a value might have begun in its plac
 place of a text, but a number may be either; and the wish to give no argument against the first, were it only opened.
 What ends a value is compared with what would have ended it elsewhere: behind 85, `}` and `,` end it alike, and `0`
 does not. `further` is the choice to give one more argument, and belongs to that one; blanks before the comma hide
-nothing, and an alternative behind which the comma may yet come or not counts against it. Alternatives that were not
-reported take no part, so that without any what ends a value counts whole. Of a value that is one of several that are
-known, only these are alternatives (`call_choices`). Linear in the tokens of the value and of the blanks before it.
+nothing, and an alternative behind which the comma may yet come or not counts against it. What was not reported may have
+begun another value before an argument's; elsewhere it takes no part, so that without any alternative what ends a value
+counts whole. Of a value that is one of several that are known, only these are alternatives (`call_choices`). Linear in
+the tokens of the value and of the blanks before it.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ Written = Sequence[tuple[int, TokenLogprob]]
 
 
 def value_odds(
-    text: str, begin: int, end: int, written: Written, at: int, choice: Choice | None = None
+    text: str, begin: int, end: int, written: Written, at: int, choice: Choice | None = None, *, named: bool = False
 ) -> tuple[float, float]:
     """The logarithms of p(value) and p(further), at most 0, for `text[begin:end]`, whose first token is that `at`.
 
-    `choice` is the value among all that may stand there, if that is known.
+    `choice` is the value among all that may stand there, if that is known; `named`: it is the tool's name.
     """
     quoted = begin > 0 and text[begin - 1] in "\"'"
     ending = _ENDING.match(text, end) if quoted else None
     quote, mark, last = (ending[0], ending.end(), end) if ending else ("", end, end)
     blanks = _BLANKS.match(text, mark)
     behind = blanks.end() if blanks else mark
-    value, further = odds_before(text, begin, end, written, at, choice), 0.0
+    value, further = odds_before(text, begin, end, written, at, choice, named=named), 0.0
     for start, token in written[at : bisect_right(written, behind, at, key=itemgetter(0))]:
         stop, own = start + len(token.token), max(min(token.logprob, 0.0), LOWEST)
         if choice is not None and start <= end:
@@ -92,10 +93,13 @@ def _others(token: TokenLogprob) -> Iterator[_Odds]:
     return ((p, one) for p, one in top if p != token.token and -math.inf < one <= 0.0)
 
 
-def odds_before(text: str, begin: int, end: int, written: Written, at: int, choice: Choice | None = None) -> float:
+def odds_before(
+    text: str, begin: int, end: int, written: Written, at: int, choice: Choice | None = None, *, named: bool = True
+) -> float:
     """The logarithm of p(value) at the marks before it, where another value may have begun, or none of any argument.
 
-    A token that writes more than these marks is compared with the alternatives that begin as it does.
+    A token that writes more than these marks is compared with the alternatives that begin as it does, and before an
+    argument also with what was not reported.
     """
     gap, odds, quoted = _gap(text, begin), 0.0, begin > 0 and text[begin - 1] in "\"'"
     quote = text[end : end + 1] if quoted else ""
@@ -103,7 +107,7 @@ def odds_before(text: str, begin: int, end: int, written: Written, at: int, choi
         begin = opened.end()
     is_text = text.startswith(_QUOTES, begin - 1)
     told = choice is not None or _NUMBER.fullmatch(text, begin, end)  # "85" and 85 are one value
-    for start, ours, own, others in _between(written, gap, written[at][0], text):
+    for start, ours, own, others, unseen in _between(written, gap, written[at][0], text):
         led = [(_BEGUN.match(text[gap:start] + piece), one) for piece, one in others]
         begun = [(found[2], found[1], one) for found, one in led if found and found[0][0] == text[gap]]
         values = [(piece, one) for piece, _, one in begun if piece[:1].isalnum() or (piece and text[gap] in ":=")]
@@ -115,23 +119,28 @@ def odds_before(text: str, begin: int, end: int, written: Written, at: int, choi
             for piece, one in values
         ]
         same = _sum(own, [one for kind, one in kinds if kind])
-        odds += same - _sum(same, [one for kind, one in kinds if kind is False])
+        against = [one for kind, one in kinds if kind is False]
+        odds += same - _sum(same, against if named or text[gap] not in ":=" else [*against, unseen])
     if first := _FIRST.search(text, max(gap - _NEAR, 0), gap):
-        for _, ours, own, others in _between(written, first.start(), first.end("blanks") + 1, text):
+        for _, ours, own, others, _ in _between(written, first.start(), first.end("blanks") + 1, text):
             none = [(_NONE.match(piece), piece, one) for piece, one in others]
             odds += own - _sum(own, [one for found, p, one in none if found and (found[1] or ours.startswith(p))])
     return odds
 
 
-def _between(written: Written, begin: int, end: int, text: str) -> Iterator[tuple[int, str, float, Sequence[_Odds]]]:
-    """The tokens that write some of a span: place, from the span on, log-probability, alternatives that begin alike."""
+def _between(
+    written: Written, begin: int, end: int, text: str
+) -> Iterator[tuple[int, str, float, Sequence[_Odds], float]]:
+    """The tokens that write some of a span: place, from the span on, log-probability, alternatives that begin alike,
+    and the log-probability of all that were not reported."""
     for number in range(max(bisect_right(written, begin, key=itemgetter(0)) - 1, 0), len(written)):
         start, token = written[number]
         if start >= end:
             return
-        head = text[start:begin]
-        others = [(piece[len(head) :], one) for piece, one in _others(token) if piece.startswith(head)]
-        yield start, token.token[len(head) :], max(min(token.logprob, 0.0), LOWEST), others
+        head, listed, own = text[start:begin], [*_others(token)], max(min(token.logprob, 0.0), LOWEST)
+        others = [(piece[len(head) :], one) for piece, one in listed if piece.startswith(head)]
+        unseen = 1.0 - math.fsum([math.exp(own), *(math.exp(one) for _, one in listed)])
+        yield start, token.token[len(head) :], own, others, math.log(unseen) if unseen > 0.0 else -math.inf
 
 
 def _gap(text: str, begin: int) -> int:

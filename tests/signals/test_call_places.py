@@ -284,7 +284,7 @@ def test_a_call_with_arguments_that_are_not_listed_is_not_told_apart(text: str, 
     ("text", "expected"),
     [
         ('{"name": "pay", "arguments": {"§amount§": 500}}', DOUBT**0.25),
-        ('{"name": "pay", "arguments": {"amount":§ §500}}', DOUBT**0.25),
+        ('{"name": "pay", "arguments"§: §{"amount": 500}}', DOUBT**0.25),
         ('{"name": "§pay§", "arguments": {"amount": 500}}', DOUBT),
         (J, DOUBT),
     ],

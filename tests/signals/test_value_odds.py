@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -223,9 +224,28 @@ def test_what_stands_before_a_value_and_may_have_begun_another_one_is_doubt_abou
             for other in others:
                 changed = replace(found[7 + len(gap)], logprob=math.log(0.4), top=((other, math.log(0.6)),))
                 likely = values([*found[: 7 + len(gap)], changed, *found[8 + len(gap) :]], call)["to"]
-                if likely != pytest.approx(0.4 if begins else 1.0):
+                if likely != pytest.approx(0.4 if begins or other == changed.token else 1.0):  # itself is no other
                     wrong.append((value, gap, other, likely))
     assert wrong == []
+
+
+KINDS = (85, -8, 1.5, None, True, "ann", "", "it's", [1], {"a": 1})
+
+
+@pytest.mark.parametrize("marks", [r"[^\w\s]{1,3}", r"\s?[^\w\s]{1,3}"])
+def test_without_alternatives_no_call_is_surer_than_the_model_is_of_its_value(marks: str) -> None:
+    surer = []
+    for form, (value, other) in itertools.product(READ, itertools.permutations(KINDS, 2)):
+        own, rest = [
+            re.findall(rf"\s?[A-Za-z]{{1,5}}|\d|{marks}|\s+|.", FORMS[form]("pay", {"to": one}))
+            for one in (value, other)
+        ]
+        at = next(i for i, (one, another) in enumerate(zip(own, rest, strict=False)) if one != another)
+        found = doubted([TokenLogprob(token=one, logprob=0.0) for one in own], at, 0.5)
+        odds = call_probability(call_parts(found, [ToolCall(name="pay", arguments={"to": value})]), 0)
+        if odds is None or odds > 0.5 + 1e-9:
+            surer.append((form, value, other))
+    assert surer == []
 
 
 @given(
