@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final
 
 from grampus_uq.records.values import ToolCall
@@ -24,6 +25,7 @@ _MOST_DEPTH: Final = 6
 _ARGUMENTS: Final = frozenset(
     {"arguments", "args", "parameters", "params", "kwargs", "input", "inputs", "action_input", "tool_input"}
 )
+_NAMING: Final = frozenset({"name", "tool", "tool_name", "function", "action", "recipient_name"})
 _BESIDE: Final = frozenset({"id", "type", "index", "call_id", "tool_call_id"})  # beside the name, and no arguments
 _EMPTY: Final[tuple[object, ...]] = (None, "", "{}", {}, [])
 _LONG: Final = 16_384
@@ -97,10 +99,16 @@ class _Node:
             ((_, node),) = node.inside
 
     def everything(self) -> Iterator[_Node]:
+        """All objects in this value, but for the arguments of a named tool, unless arguments stand in them again."""
+        value = self.value if isinstance(self.value, dict) else {}
+        named = any(key.casefold() in _NAMING and isinstance(one, str) for key, one in value.items())
         if isinstance(self.value, dict):
             yield self
-        for _, node in self.inside:
-            yield from node.everything()
+        for key, node in self.inside:
+            found = node.everything()
+            if named and key.casefold() in _ARGUMENTS and isinstance(node.value, dict):
+                found = found if any(one.casefold() in _ARGUMENTS for one in node.value) else islice(found, 1, None)
+            yield from found
 
     def moved(self, offsets: Sequence[int]) -> _Node:
         """The same in a text in which it is written with escapes."""
@@ -176,9 +184,12 @@ class Writing:
 
     def _holding(self, node: _Node, call: ToolCall) -> Iterator[Place]:
         """The place in an object that holds the name as a value, itself or one level down."""
-        names: list[tuple[_Node | None, str, _Node]] = [(None, *one) for one in node.inside]
-        names += [(child, *one) for _, child in node.inside if isinstance(child.value, dict) for one in child.inside]
-        named = [one for one in names if isinstance(one[2].value, str) and _is_name(one[2].value, call.name)]
+        own: list[tuple[_Node | None, str, _Node]] = [(None, *one) for one in node.inside]
+        inner = [(child, *one) for _, child in node.inside if isinstance(child.value, dict) for one in child.inside]
+        texts = [[one for one in level if isinstance(one[2].value, str)] for level in (own, inner)]
+        namers = [[one for one in level if one[1].casefold() in _NAMING] for level in texts]
+        names = next(filter(None, namers), [*texts[0], *texts[1]])  # any, where none of the members names a tool
+        named = [one for one in names if _is_name(one[2].value, call.name)]
         if not named:
             return
         holder, key, name = named[0]

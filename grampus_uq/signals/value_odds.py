@@ -111,9 +111,10 @@ def odds_before(
         led = [(_BEGUN.match(text[gap:start] + piece), one) for piece, one in others]
         begun = [(found[2], found[1], one) for found, one in led if found and found[0][0] == text[gap]]
         values = [(piece, one) for piece, _, one in begun if piece[:1].isalnum() or (piece and text[gap] in ":=")]
-        if text[gap] in ":=" and not told:  # what begins no text where the value is one, or a text where it is none
-            other = [(piece, one) for piece, mark, one in begun if bool(mark) is not is_text]
-            values += [one for one in other if not one[0] and (not is_text or ours.endswith(_QUOTES))]
+        if text[gap] in ":=" and not told:  # a quote alone begins a text in place of none or of the empty one
+            has_begun = ours.endswith(_QUOTES)
+            decides = has_begun or not is_text or not text[begin:end].strip("\\\"'")
+            values += [(piece, one) for piece, mark, one in begun if decides and not piece and bool(mark) != has_begun]
         kinds = [
             (choice.is_same(piece, quote) if choice else _ends_alike(text, begin, end, piece, quoted), one)
             for piece, one in values

@@ -304,3 +304,24 @@ def test_an_object_with_two_objects_of_arguments_that_differ_is_no_place_of_eith
             for one, two in ((PAY.arguments, other), (other, PAY.arguments)):
                 text = json.dumps({"name": "pay", first: one, second: two})
                 assert call_probability(call_parts(written(text), [PAY]), 0) == odds, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"tool": "refund", "reason": "pay"}',
+        '{"tool": "refund", "arguments": {"reason": "pay"}}',
+        '{"name": "refund", "arguments": {"order": 5}, "reason": "pay"}',
+        '{"function": {"name": "refund", "arguments": {"name": "pay"}}}',
+    ],
+)
+def test_beside_the_member_that_names_a_tool_no_other_one_does(text: str) -> None:
+    listed = [ToolCall(name="pay"), *(ToolCall(name="pay", arguments=one) for one in ({}, {"tool": "refund"}))]
+    assert [call_probability(call_parts(written(text), [call]), 0) for call in listed] == [0.0] * 3
+
+
+def test_a_call_in_the_arguments_of_another_one_is_read() -> None:
+    inner = {"recipient_name": "functions.pay", "parameters": PAY.arguments}
+    for arguments in ({"tool_uses": [inner]}, {"name": "pay", "arguments": PAY.arguments}):
+        text = json.dumps({"name": "run", "arguments": arguments})
+        assert call_probability(call_parts(written(text), [PAY]), 0) == 1.0, text
