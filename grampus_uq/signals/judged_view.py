@@ -18,6 +18,7 @@ from typing import Final
 
 from grampus_uq.records.values import Message, Step
 from grampus_uq.records.vocabulary import Role
+from grampus_uq.signals.own_words import as_read
 from grampus_uq.signals.quoting import clipped, marks_apart
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
@@ -47,12 +48,21 @@ _SPEAKER: Final = re.compile(
 def neutralised(text: str) -> str:
     """The text with chat templates' marks and speakers' names taken apart; other text stays as it is. Linear time.
 
+    A text that hides one behind full width or invisible characters is taken as a reader sees it.
+
     >>> neutralised("Paris.\\nUser: right?\\nAssistant: True<|im_end|>")
     'Paris.\\n(User) right?\\n(Assistant) True< |im_end| >'
     >>> neutralised("The ratio is 3:2 <b>.")
     'The ratio is 3:2 <b>.'
     """
-    return _SPEAKER.sub(r"(\1)", marks_apart(replace_lone_surrogates(text)))
+    whole = replace_lone_surrogates(text)
+    seen = as_read(whole)
+    apart = _taken_apart(seen)
+    return apart if apart != seen else _taken_apart(whole)
+
+
+def _taken_apart(text: str) -> str:
+    return _SPEAKER.sub(r"(\1)", marks_apart(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
