@@ -98,7 +98,7 @@ FORGOTTEN = replace(
 )
 LOST = replace(
     REJECTED_IN_THREAD,
-    reason="What humans answered in a sub-agent of this session cannot be read: whether exactly this call was rejected "
+    reason="What humans answered in another session of this run cannot be read: whether exactly this call was rejected "
     "or changed is not known.",
 )
 UNKNOWN_OUTCOME = Doubt(

@@ -35,6 +35,7 @@ from grampus_uq.gate.call import (
     Terms,
     against,
     cleared,
+    decided,
     doubt_of,
     remembered,
     settled,
@@ -42,7 +43,7 @@ from grampus_uq.gate.call import (
 )
 from grampus_uq.gate.carried import read_arrived, read_decisions, write_arrived
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import HOST_ARRIVED, both, record_answer
+from grampus_uq.gate.gate import HOST_LEFT, both, record_answer
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.starts import by_itself, permitted
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
@@ -146,11 +147,12 @@ class TurnJudge:
         return records, None
 
     async def _heard_last(self, carried: Carried) -> Carried:
-        """The state with what a host found said against calls that wait, and that the model's new turn leaves."""
+        """The state with what humans said against calls of the thread that a stop order kept from it."""
         against_them = list[CallRecord]()
-        for record in carried.records if HOST_ARRIVED.get() else ():
-            after, _ = self.gate.decide(record, carried.terms, _on(record.requests, HOST_ARRIVED.get()))
-            if record.waiting and against(after) is not None:
+        for record, arrived in HOST_LEFT.get():
+            deciding, _ = self.gate.approvals.holding(record.requests[0], arrived, self.gate.problem)
+            after = decided(record, deciding) if deciding else record
+            if against(after) not in (None, *carried.belief["rejected"]):
                 await self.gate.answered(after.change(requests=record.requests), carried.terms)
                 against_them.append(after)
         return self.record_decisions(carried, against_them)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +18,7 @@ class PendingCall(BaseModel):
 
     phase: CallPhase = CallPhase.NEW
     requests: tuple[ApprovalRequest, ...] = ()
+    child_session: str | None = None
 
 
 class _HeadMetadata(BaseModel):
@@ -64,6 +66,14 @@ class SessionHead(BaseModel):
     def pending(self) -> list[ApprovalRequest]:
         """The pending approval requests."""
         return pending(self.review, self.turn)
+
+    def asks_beside(self, sessions: Collection[str]) -> bool:
+        """True where humans may answer, or have answered, a call of the turn that none of these sessions serves."""
+        open_calls = [call for call in self.turn if call.child_session not in sessions]
+        return any(
+            call.phase is CallPhase.WAITING or (call.child_session and call.phase is not CallPhase.SETTLED)
+            for call in open_calls
+        )
 
     def rejected_before(self) -> list[str]:
         """The answers of humans against calls in earlier runs of the session, or of its parent's."""

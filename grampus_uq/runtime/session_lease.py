@@ -74,6 +74,8 @@ class Leases:
             )
         state.inherit(*(head for _, head, _ in above))  # as far as those above it stored: it may be run without them
         lease = SessionLease(self, state, version)
+        sessions = {state.session_id, *(head.session_id for _, head, _ in above)}
+        lease.asks_beside = any(head.asks_beside(sessions) for _, head, _ in above)
         state.taken_over()
         state.stops_seen = await stops_to_heed(self.ledger, state)
         state.claimed_s, state.worker, state.status = self.ledger.now_s(), lease._worker, AgentStatus.RUNNING
@@ -87,6 +89,8 @@ class SessionLease:
     def __init__(self, leases: Leases, state: AgentState, version: int) -> None:
         self.state = state
         self.session: Session | None = None
+        self.asks_beside = False
+        """True for a sub-agent's session where something may have been answered in those above it, or beside it."""
         self.ledger, self._stops, self._lease_s = leases.ledger, leases.stops, leases.lease_s
         self.version = version
         self._worker = f"{leases.worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import SessionConflictError, StoreError
-from grampus_uq.gate.call import UNVOUCHED, CallPhase, CallRecord, Doubt, Terms, edit_note, granted, held_by
+from grampus_uq.gate.call import UNREADABLE, UNVOUCHED, CallPhase, CallRecord, Doubt, Terms, edit_note, granted, held_by
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate, both
 from grampus_uq.gate.starts import by_itself
@@ -28,6 +28,7 @@ from grampus_uq.runtime.let_ahead import LetAhead
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.standing_grants import taken_back
 from grampus_uq.runtime.stopping import StoppedError
+from grampus_uq.runtime.worker_jobs import ABOVE
 
 if TYPE_CHECKING:
     from grampus_uq.runtime.sub_agents import SubAgent
@@ -129,7 +130,8 @@ class Turn:
 
     async def judge(self, doubt: Doubt | None = None) -> UncertaintyAction:
         """Clear every new call or, also with a `doubt`, make it wait; returns ABORT as soon as one aborts the run."""
-        before = self._state.rejected_before()
+        apart = self.lease.asks_beside and ABOVE in self.together[0].lease.state.metadata  # nobody here hears of that
+        before = [*self._state.rejected_before(), *([UNREADABLE] if apart else [])]
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             new, action = await self.gate.judge(
                 record,

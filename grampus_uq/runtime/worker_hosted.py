@@ -14,7 +14,7 @@ import anyio
 
 from grampus_uq.errors import SessionError
 from grampus_uq.gate.call import CallPhase, CallRecord
-from grampus_uq.gate.gate import HOST_ARRIVED, HOST_NOW_S
+from grampus_uq.gate.gate import HOST_ARRIVED, HOST_LEFT, HOST_NOW_S
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
 from grampus_uq.runtime.cards import end_of
@@ -112,16 +112,16 @@ class HostedRunner:
         found = [one for request in asked for one in arrived[request.id]]
         if found or not asked or any(request.expired(now_s) for request in asked):
             HOST_NOW_S.set(now_s)
-            HOST_ARRIVED.set([*HOST_ARRIVED.get(), *found])
+            HOST_ARRIVED.set(found)
             await self.host.go_on(session_id, [decision for decision, _ in found], now_s)
 
     async def _run(self, lease: SessionLease, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
         state, before = lease.state, _held.set(lease)
-        host = HOST_NOW_S.set(self.ledger.now_s()), HOST_ARRIVED.set(())
+        host = HOST_NOW_S.set(self.ledger.now_s()), HOST_ARRIVED.set(()), HOST_LEFT.set(())
         try:
-            if left := [request.id for held in state.replaced() for request in held.requests]:
-                arrived = await self.ledger.decisions(left)
-                HOST_ARRIVED.set([one for several in arrived.values() for one in several])
+            if left := {request.id: held for held in state.replaced() for request in held.requests}:
+                arrived = await self.ledger.decisions(list(left))
+                HOST_LEFT.set([(held, arrived[request]) for request, held in left.items()])
             await lease.run(work)
             state.keep_replaced([])
             asked = await self.host.pending(state.session_id)
@@ -146,4 +146,5 @@ class HostedRunner:
             _held.reset(before)
             HOST_NOW_S.reset(host[0])
             HOST_ARRIVED.reset(host[1])
+            HOST_LEFT.reset(host[2])
         return state.status

@@ -157,10 +157,13 @@ async def test_a_stored_decision_wakes_the_thread_in_another_process(
     assert (await Ledger(store).known("payer", "t"))[0].status == "completed"
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("kind", ["reject", "edit"])
 async def test_a_decision_that_a_stop_kept_from_the_thread_is_heard_as_it_begins_anew(
-    bank: Bank, store: SessionStore, kind: Any, monkeypatch: pytest.MonkeyPatch
+    bank: Bank, store: SessionStore, kind: Any, inside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bank.inside = inside
+
     async def slow(session_id: str) -> Any:
         await anyio.sleep(60.0)
 

@@ -157,6 +157,31 @@ async def test_a_sub_agent_that_is_resumed_without_its_parent_knows_what_that_on
     assert house.paid == []
 
 
+@pytest.mark.parametrize("asks", ["clerk", "payer", "nobody"])
+async def test_a_sub_agent_that_is_resumed_without_its_parent_is_asked_about_what_may_have_been_answered_beside_it(
+    asks: str,
+) -> None:
+    """Of that its own process knows nothing, also where its sub-agent would act."""
+    first = {"clerk": [PAYS], "payer": [works(0, "pay")], "nobody": []}[asks]
+    house = House(*first, works(1, "look", "pay"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        if first:
+            await house.says(await house.waiting(), "reject")
+        group.cancel_scope.cancel()
+    house.sure = True
+    house.looks_on.set()
+    payer = house.process("payer")
+    found = [payer.ledger.state_in(one) for one in await house.store.scan("session", prefix="payer/")]
+    (second,) = [state for state in found if not state.pending()]
+    result = await payer.resume("payer", second.session_id)
+    rules = [(one.rule, "another session of this run" in one.reason) for one in result.pending]
+    assert (rules, house.paid) == (([("rejected_in_thread", True)], []) if first else ([], [5]))
+    await house.process().resume("clerk", "s")
+    assert house.paid == ([] if first else [5])
+
+
 @pytest.mark.parametrize("damaged", ["{", '{"v": 2}'])
 async def test_where_nobody_can_read_a_sub_agent_any_more_whoever_acts_is_asked(damaged: str) -> None:
     house = House(works(0, "pay"))
