@@ -35,6 +35,7 @@ from grampus_uq import (
     Verdict,
 )
 from grampus_uq.integrations.model_turn import ModelTurn, hear_users, name_with_provider, say_made_with
+from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.records.latest import Latest
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.wire import leading_system, read_messages
@@ -96,6 +97,7 @@ class UncertaintyCallback(CustomLogger):
         max_waiting: int = 1000,
     ) -> None:
         super().__init__()
+        AdapterSettings(monitor=monitor, model_client=model_client, advisory=advisory)  # checks them
         for name, value in (("max_sessions", max_sessions), ("expires_s", expires_s), ("max_waiting", max_waiting)):
             if not value > 0:
                 raise ConfigurationError.of(name, "UncertaintyCallback", "above 0", value)

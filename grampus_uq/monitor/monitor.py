@@ -228,6 +228,8 @@ class UncertaintyMonitor:
 
         `metadata` that name a branch (`grampus_uq.branch`) say that the run went back: see `Session.went_back`.
         """
+        if advisory not in (None, True, False):  # "false" would stop nothing
+            raise ConfigurationError.of("advisory", "UncertaintyMonitor.session", "True, False or None", advisory)
         session_id = self._named(session_id, "session_id", advisory)
         agent_id = self._named(agent_id, "agent_id", advisory)
         model, prompt_hash, tools_hash = (

@@ -27,6 +27,7 @@ from grampus_uq import (
     UncertaintyPropagator,
 )
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.integrations import AdapterSettings
 from grampus_uq.monitor.monitor import REFLECTION
 from grampus_uq.recording.replay import replay
 from grampus_uq.records.events import SessionStarted, StepEvent
@@ -303,6 +304,18 @@ def test_a_profile_is_what_estimator_propagator_and_policy_are_together():
 def test_a_wrong_configuration_raises_when_the_monitor_is_built_and_names_the_argument(given, named):
     with pytest.raises(ConfigurationError, match=f"'{named}'"):
         UncertaintyMonitor(**given)
+
+
+@pytest.mark.parametrize("given", ["false", "0", "", "True", 2, [], object()])
+def test_what_is_no_truth_value_makes_nothing_advisory(given):
+    monitor = UncertaintyMonitor()
+    for made in (
+        lambda: UncertaintyMonitor(advisory=given),
+        lambda: monitor.session("run", advisory=given),
+        lambda: AdapterSettings(monitor=monitor, advisory=given),
+    ):
+        with pytest.raises(ConfigurationError, match="'advisory' parameter of"):
+            made()
 
 
 @pytest.mark.parametrize(
