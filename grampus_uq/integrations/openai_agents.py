@@ -335,10 +335,10 @@ class UncertaintyGuard:
         ready = await run.ready(waiting, state._current_agent)
         for item, call in waiting:
             held = await run.calls.judge(call)
-            if held in ready:
-                state.approve(item)
-            elif held.phase is CallPhase.SETTLED and held.text is not None:
+            if held.phase is CallPhase.SETTLED and held.text is not None:
                 state.reject(item, rejection_message=held.text)
+            elif held in ready or held.phase is CallPhase.SETTLED:  # one that ran is answered for where it would run
+                state.approve(item)
             elif run.calls.acts:
                 _take_back(state, item, call.id)
 

@@ -245,6 +245,34 @@ async def test_an_aborted_sub_agent_ends_the_parent_without_another_model_call(t
     assert (aborted.value.code, desk.model_calls, desk.paid) == ("UNCERTAINTY_CRITICAL", 2, [])
 
 
+@pytest.mark.parametrize("kind", ["approve", "edit", "respond"])
+@pytest.mark.anyio
+async def test_an_agent_that_its_own_sub_agent_hands_over_to_runs_an_approved_call_once_and_ends(
+    tmp_path: Path, kind: str
+) -> None:
+    """The SDK brings the call once more, as one of the agent around: by itself it runs the call twice."""
+    desk = Desk(tmp_path)
+    ask = ToolCall(id="ask", name="ask", arguments={"input": "Pay."})
+    over = ToolCall(id="over", name="transfer_to_a", arguments={})
+    turns = {
+        "Go.": (ScriptedTurn(text="Ask.", calls=(ask,)), DONE),
+        "Pay.": (ScriptedTurn(text="Over.", calls=(over,)), UNSURE, DONE),
+    }
+    desk.setup = replace(desk.setup, script=turns)
+    agent = Agent[Any](name="a", model=FakeModel(desk.setup), tools=[*tools(desk.setup)])
+    other = Agent[Any](name="other", model=FakeModel(desk.setup), handoffs=[agent])
+    agent.tools.append(other.as_tool("ask", "x"))
+    guard = desk.another()
+    result = await guard.run(agent, "Go.", session_id="s")
+    given = {"edit": {"arguments": {"to": "ann", "amount": 1}}, "respond": {"message": "Not now."}}.get(kind, {})
+    asked = 0
+    while (paused := await guard.pause(result)) is not None and asked < 3:
+        asked += 1
+        decisions = [request.decide(kind, principal="ann", **given) for request in paused.requests]
+        result = await guard.resume(agent, paused.text, decisions)
+    assert (result.final_output, desk.paid) == ("Done.", {"approve": ["bob"], "edit": ["ann"], "respond": []}[kind])
+
+
 @pytest.mark.anyio
 async def test_an_agent_that_is_handed_to_is_watched_and_resumed_elsewhere(tmp_path: Path) -> None:
     def office(setup: AgentSetup) -> Agent[Any]:
