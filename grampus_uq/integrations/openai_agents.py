@@ -201,13 +201,13 @@ class UncertaintyGuard:
         """`Runner.run`, watched; takes whatever that takes. Raises AbortedRunError when the policy aborts the run."""
         self._reach.put_into(agent)
         with self.session(session_id, agent.name) as run:
-            return self._remember(await Runner.run(agent, input, **self._reach.configured(given)), run)
+            return self._remember(await Runner.run(agent, input, **given), run)
 
     def run_streamed(self, agent: Agent[Any], input: Any, *, session_id: str, **given: Any) -> RunResultStreaming:
         """`Runner.run_streamed`, watched."""
         self._reach.put_into(agent)
         with self.session(session_id, agent.name) as run:
-            return self._remember(Runner.run_streamed(agent, input, **self._reach.configured(given)), run)
+            return self._remember(Runner.run_streamed(agent, input, **given), run)
 
     def _remember(self, result: Result, run: WatchedRun) -> Result:
         key = id(result)
@@ -272,7 +272,7 @@ class UncertaintyGuard:
         """
         state, run = await self._load(agent, text, decisions, session_id, given)
         with self._inside(run):
-            return self._remember(await Runner.run(agent, state, **self._reach.configured(given)), run)
+            return self._remember(await Runner.run(agent, state, **given), run)
 
     async def resume_streamed(
         self,
@@ -286,7 +286,7 @@ class UncertaintyGuard:
         """`resume`, streamed."""
         state, run = await self._load(agent, text, decisions, session_id, given)
         with self._inside(run):
-            return self._remember(Runner.run_streamed(agent, state, **self._reach.configured(given)), run)
+            return self._remember(Runner.run_streamed(agent, state, **given), run)
 
     async def _load(
         self,

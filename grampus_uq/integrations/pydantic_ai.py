@@ -279,12 +279,15 @@ class UncertaintyCapability(AbstractCapability[Any]):
         return response
 
     def _check_order(self, ctx: RunContext[Any]) -> None:
-        """Refuse a capability that would change a call, or an output, after this one let it through."""
+        """Refuse a second guard, and a capability that would change a call or an output that this one let through."""
         chain: list[AbstractCapability[Any]] = []
         if ctx.root_capability is not None:
             ctx.root_capability.apply(chain.append)
+        if (guards := sum(isinstance(one, UncertaintyCapability) for one in chain)) > 1:
+            rule = "with one UncertaintyCapability: a history holds the calls of one"
+            raise ConfigurationError.of("capabilities", "Agent", rule, guards)
         place = next((i for i, one in enumerate(chain) if one is self), len(chain))
-        inner = {type(one) for one in chain[place + 1 :] if not isinstance(one, UncertaintyCapability)}
+        inner = {type(one) for one in chain[place + 1 :]}
         hooks = ("get_wrapper_toolset", "before_output_process", "wrap_output_process")
         wrong = [one for one in inner if any(getattr(one, h) is not getattr(AbstractCapability, h) for h in hooks)]
         if wrong:

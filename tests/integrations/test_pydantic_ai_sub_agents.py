@@ -90,6 +90,18 @@ async def test_a_sub_agent_without_a_guard_is_refused_and_advice_names_it(
     assert (len(waiting(result)), paid, "sub-agent" in caplog.text) == (1 - advisory, ["bob"] * 2 * advisory, False)
 
 
+@pytest.mark.parametrize("advisory", [(False, False), (True, False), (False, True), (True, True)])
+async def test_of_two_guards_of_one_agent_one_that_acts_refuses_the_other(advisory: tuple[bool, bool]) -> None:
+    paid: list[str] = []
+    one = payer(paid, guards=[guard(advisory=one) for one in advisory])
+    if all(advisory):
+        await one.run("Go.")
+    else:
+        with pytest.raises(ConfigurationError, match="one UncertaintyCapability"):
+            await one.run("Go.")
+    assert paid == ["bob"] * all(advisory)
+
+
 def payer(
     paid: list[str], *, guards: Sequence[UncertaintyCapability], call_id: str = "p1", **given: Any
 ) -> Agent[None, Any]:
