@@ -87,10 +87,12 @@ def left_open(rest: Rest, spans: Sequence[Span], names: Sequence[str], since: in
 def may_be(rest: Rest, call: ToolCall, others: Sequence[int], opened: Sequence[Open]) -> bool:
     """True where one of the calls left open may be this one, which lost a value that a line behind it must not lend.
 
-    `others`: where values and keys of the call stand. One of which little can be told by its values may be any.
+    `others`: where values of the call stand. One of which little can be told by its values may be any.
     """
-    own = sorted([*rest.mentions(call.name), *others]) if opened else []
-    return holds(own, opened) or (bool(opened) and not long_leaves(call))
+    if not opened:
+        return False
+    keys = (begin for key in call.arguments for begin, _ in rest.keys(key))
+    return holds(sorted([*rest.mentions(call.name), *keys, *others]), opened) or not long_leaves(call)
 
 
 def holds(places: Sequence[int], opened: Sequence[Open]) -> bool:

@@ -100,14 +100,14 @@ class _Node:
 
     def everything(self) -> Iterator[_Node]:
         """All objects in this value, but for the arguments of a named tool, unless arguments stand in them again."""
-        value = self.value if isinstance(self.value, dict) else {}
-        named = any(key.casefold() in _NAMING and isinstance(one, str) for key, one in value.items())
         if isinstance(self.value, dict):
             yield self
         for key, node in self.inside:
             found = node.everything()
-            if named and key.casefold() in _ARGUMENTS and isinstance(node.value, dict):
-                found = found if any(one.casefold() in _ARGUMENTS for one in node.value) else islice(found, 1, None)
+            if key.casefold() in _ARGUMENTS and isinstance(node.value, dict):
+                again = _ARGUMENTS.intersection(map(str.casefold, node.value))
+                named = any(one.casefold() in _NAMING and isinstance(of, str) for one, of in self.value.items())
+                found = islice(found, 1, None) if named and not again else found
             yield from found
 
     def moved(self, offsets: Sequence[int]) -> _Node:

@@ -81,6 +81,7 @@ class Rest:
         self.text = lowered(self._cased)
         self._spans: dict[Leaf, Sequence[Span]] = {}
         self._known: dict[str, Sequence[int]] = {}
+        self._keys_found: dict[str, Sequence[Span]] = {}
 
     @cached_property
     def code(self) -> str:
@@ -118,15 +119,19 @@ class Rest:
 
     def keys(self, key: str) -> list[Span]:
         """The places of a key with room for a value behind it: framed, or behind a colon as Lisp writes it."""
-        found = {(at, at + len(form)) for form in _forms(lowered(key)) if form for at in self._places(form)}
-        return sorted(
-            (begin, end)
-            for begin, end in found
-            if self.code.startswith(self.text[begin:end], begin)
-            and (_SLOT.match(self.code, end) or self.code.endswith((" :", "(:"), 0, begin))
-            and not self.code.endswith("</", 0, begin)
-            and not self._is_target(end)
-        )
+        return [span for span in self._keyed(key) if not self.code.endswith("</", 0, span[0])]
+
+    def _keyed(self, key: str) -> Sequence[Span]:
+        """The same, those in closing tags among them."""
+        known = self._keys_found.get(key)
+        if known is None:
+            forms = "|".join(map(re.escape, sorted(filter(None, _forms(lowered(key))), key=len, reverse=True)))
+            sought = rf"(?<=[ (]:)(?:{forms})(?!\w)|(?<!\w)(?:{forms})(?!\w)(?={_SLOT.pattern})"
+            spans = (one.span() for one in re.finditer(sought, self.code)) if forms else ()
+            known = self._keys_found[key] = [
+                (begin, end) for begin, end in spans if _is_whole(self.code, begin, end) and not self._is_target(end)
+            ]
+        return known
 
     def _is_target(self, end: int) -> bool:
         """Return True for the `to=` of a call that is read."""
@@ -209,10 +214,8 @@ class Rest:
 
     def _keys(self, call: ToolCall) -> Iterator[int]:
         """Yield the positions of the call's keys as code writes them."""
-        for key in map(lowered, call.arguments):
-            for at in self._places(key):
-                if _FRAMED.match(self.code, at + len(key)) and not self._is_target(at + len(key)):
-                    yield at
+        for key in call.arguments:
+            yield from (begin for begin, end in self._keyed(key) if _FRAMED.match(self.code, end))
 
     def _has_keys(self, call: ToolCall, begin: int) -> bool:
         """True where each argument is named, or none is: by position, or the one input."""

@@ -26,6 +26,7 @@ from grampus_uq.signals.call_rest import MOST_LEAVES, Leaf, Rest, leaves
 from grampus_uq.signals.prose import Span
 
 _FAR: Final = 200  # characters from a name to the first key, and from a key to its value
+_MOST_SLOTS: Final = 4_096  # places of one key: of more, none is known to hold the value
 _MOST_STARTS: Final = 8  # places of a value that are looked at behind one key
 _JOINT: Final = re.compile(
     r"[ \t\"'`]{0,8}\(\s*[{\[\"'\s]{0,8}"
@@ -176,10 +177,12 @@ def _around(rest: Rest, call: ToolCall, span: Span) -> tuple[str, str]:
 
 
 def _slots(rest: Rest, call: ToolCall, values: Sequence[_Value]) -> list[list[_Slot]]:
-    return [
-        [_Slot(begin=begin, end=_end_at_key(rest, begin, end, value)) for begin, end in rest.keys(key)]
-        for key, value in zip(call.arguments, values, strict=True)
-    ]
+    found: list[list[_Slot]] = []
+    for key, value in zip(call.arguments, values, strict=True):
+        spans = rest.keys(key)
+        few = len(spans) <= _MOST_SLOTS
+        found.append([_Slot(begin, _end_at_key(rest, begin, end, value) if few else None) for begin, end in spans])
+    return found
 
 
 def _written(
