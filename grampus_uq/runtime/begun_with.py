@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from grampus_uq.recording.artifacts import profile_fingerprint
 from grampus_uq.records.values import AgentDefinition, canonical_json, sha256_of
 from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.wire import read_arguments, replace_lone_surrogates
 
 BEGUN_WITH = "begun_with"
 _REST = ""
@@ -67,7 +68,15 @@ class BegunWith(BaseModel):
     def keep(self, state: AgentState, schemas: Sequence[Mapping[str, Any]]) -> None:
         """Write it to the state, with the contracts of the tools that the state's turn calls."""
         self.open = contracts(schemas, (record.proposed.name for record in state.turn))
-        self.parameters = {n: given for n, given in _functions(schemas) if n in self.open and _is_short(given)}
+        self.parameters = {n: kept for n, given in _functions(schemas) if n in self.open and (kept := _kept(given))}
+        state.metadata[BEGUN_WITH] = self.model_dump()
+
+    def keep_parameters(self, state: AgentState, tool: str, schema: Mapping[str, Any] | None) -> None:
+        """Write it to the state, with the latest schema of a tool that the state's turn calls."""
+        called = {record.proposed.name for record in state.turn} - {tool}
+        self.parameters = {name: given for name, given in self.parameters.items() if name in called}
+        if kept := _kept(schema):
+            self.parameters[tool] = kept
         state.metadata[BEGUN_WITH] = self.model_dump()
 
     def differences(self, now: BegunWith) -> list[str]:
@@ -107,7 +116,7 @@ def contract(schema: Any) -> Contract:
     rest: dict[str, Any] = {name: value for name, value in schema.items() if name not in ("properties", "required")}
     rest["required"] = sorted(map(str, required)) if isinstance(required, list) else []
     parameters = known.items() if isinstance(known, Mapping) else ()
-    return {_REST: _demand(rest), **{f"/{name}": _demand(value) for name, value in parameters}}
+    return {_REST: _demand(rest), **{replace_lone_surrogates(f"/{name}"): _demand(value) for name, value in parameters}}
 
 
 def broken(old: Contract, new: Contract) -> list[str]:
@@ -122,14 +131,18 @@ def broken(old: Contract, new: Contract) -> list[str]:
 
 def _functions(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
     functions = [schema.get("function", schema) for schema in schemas]
-    return [(str(one.get("name")), one.get("parameters")) for one in functions if isinstance(one, Mapping)]
+    named = [(one.get("name"), one.get("parameters")) for one in functions if isinstance(one, Mapping)]
+    return [(replace_lone_surrogates(str(name)), given) for name, given in named]
 
 
-def _is_short(schema: Any) -> bool:
+def _kept(schema: Any) -> dict[str, Any] | None:
+    """A schema as any store holds it; None for one that is too long, or nested too deeply."""
     try:
-        return isinstance(schema, Mapping) and len(json.dumps(schema, allow_nan=False)) <= _LONGEST
+        short = isinstance(schema, Mapping) and len(json.dumps(schema, allow_nan=False)) <= _LONGEST
     except (RecursionError, TypeError, ValueError):
-        return False
+        return None
+    read = read_arguments(schema) if short else None
+    return None if read is None or read.problem is not None else read.values
 
 
 def _meaning(schema: Any, *, named: bool = False) -> Any:

@@ -682,6 +682,27 @@ async def test_all_that_a_definition_changed_is_on_the_card_whole_and_watched(st
         assert "THE END" in shown
 
 
+async def test_the_card_of_a_call_to_an_mcp_server_has_its_fields_and_refuses_at_once_what_its_schema_does(
+    store: SessionStore,
+) -> None:
+    schema = {"type": "object", "properties": {"path": {"type": "string"}, "days": {"type": "integer"}}}
+    async with bench(store) as proxy:
+        await proxy.lists(delete_note={"inputSchema": schema})
+        await proxy.call(1, path="a", days=3)
+        request = await proxy.waiting()
+        ann = await someone(made(store), store)
+        page = (await ann.get(f"/requests/{request.id}")).text
+        assert re.findall(r'<label for="field-\d">(.*?) <span class="dim">(.*?)</span>', page) == [
+            ("days", "whole number"),
+            ("path", "text"),
+        ]
+        refused = await prepared(ann, request.id, "edit", arguments='{"path": 7}')
+        assert refused.json() == {"error": "The tool does not accept this: 'path' must be string, not int."}
+        mark = re.findall(r'data-fields="(.*?)"', page)[0]
+        assert (await decide(ann, request.id, "edit", fields={"mark": mark, "texts": ["4", "b"]})).status_code == 200
+        assert (await proxy.asked())[0]["params"]["arguments"] == {"path": "b", "days": 4}
+
+
 async def test_a_page_of_another_desk_is_unknown_and_ids_are_whole(store: SessionStore) -> None:
     ann = await someone(made(store), store)
     desk = Desk(store)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import AgentRunner, FunctionTools, UncertaintyMonitor, tool
+from grampus_uq import AgentRunner, FunctionTools, UncertaintyMonitor, open_store, tool
 from grampus_uq.errors import ApprovalError, ConfigurationError, SessionError
 from grampus_uq.records.vocabulary import AgentStatus, Effect
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.begun_with import BEGUN_WITH, BegunWith, broken, contract
 from grampus_uq.runtime.stores.memory import MemoryStore
+from tests.proxy.guarded import bench
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner, scripted
 
 pytestmark = pytest.mark.anyio
@@ -139,6 +142,31 @@ async def test_a_rejection_of_a_changed_call_and_guidance_run_nothing() -> None:
         given = again.decide("reject", principal="ann") if answer == "reject" else answer
         assert (await later.resume("mailer", "s", given)).status is AgentStatus.COMPLETED
         assert world.sent == []
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": _deep(levels - 1)}} if levels else {}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [_deep(300), {"a\ud83d": {"description": "\ud83d"}}, {"a": {"title": "t" * 30_000}}],
+    ids=["deep", "half", "long"],
+)
+async def test_whatever_schema_a_tool_has_its_call_waits_in_the_runner_and_in_the_proxy(
+    schema: dict[str, Any], tmp_path: Path
+) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/store.db")
+    paused = await release(store, World(), {"properties": schema}).run(AGENT, "Mail Bob", session_id="s")
+    assert paused.status == AgentStatus.WAITING_FOR_HUMAN
+    async with bench(store) as proxy:
+        await proxy.lists(delete_note={"inputSchema": {"type": "object", "properties": schema}})
+        await proxy.call(1, path="a")
+        with anyio.fail_after(60):
+            while len(waiting := await proxy.ledger.pending()) < 2:  # noqa: ASYNC110 (nothing tells it)
+                await anyio.sleep(0.01)
+        assert {asked.requests[0].call.name for asked in waiting} == {"send_email", "delete_note"}
+    await store.aclose()
 
 
 async def test_the_audit_tells_what_a_run_was_begun_with_and_what_changed_when_it_went_on() -> None:

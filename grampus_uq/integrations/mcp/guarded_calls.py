@@ -33,6 +33,7 @@ from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.asked_rows import sessions_asking
+from grampus_uq.runtime.begun_with import BegunWith
 from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.heard_answers import hear_before
 from grampus_uq.runtime.ledger import Note
@@ -125,6 +126,7 @@ class GuardedCalls:
                 record = self._notes.told(record)
                 if call.name in self.gate.effects.unclassified():
                     record = noted(record, _UNCLASSIFIED)
+                self._keep_parameters(state, call.name)
                 await self._check_room(turn, state.keep(record))
         if record.waiting:
             await turn.lease.save(("paused", {"requests": [request.id for request in record.requests]}))
@@ -191,6 +193,10 @@ class GuardedCalls:
         if call.id not in self._sizes:
             self._sizes[call.id] = len(call.canonical())
         return self._sizes[call.id]
+
+    def _keep_parameters(self, state: AgentState, tool: str) -> None:
+        """Keep the schema of a tool whose call a human is asked about, and may edit."""
+        (BegunWith.read(state) or BegunWith()).keep_parameters(state, tool, self.tools.schema(tool))
 
     def _forget_oldest(self, state: AgentState) -> None:
         """Make room: of the calls that nobody asks for any more, the first is kept no longer."""
@@ -266,6 +272,7 @@ class GuardedCalls:
             if doubt is not None:
                 self._notes.sends_not(call.id)
                 self._notes.ask(call.id, shown)
+                self._keep_parameters(turn.lease.state, record.proposed.name)
                 record = turn.lease.state.keep(self._notes.told(self.gate.asked(record, turn.terms(), doubt)))
                 await turn.lease.save()
             if record.phase is CallPhase.CLEARED and matters(record):  # what is saved before it is sent holds it
