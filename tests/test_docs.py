@@ -220,8 +220,9 @@ def fork_pages() -> list[str]:
     for room in ROOMS:
         for name in dir(module := importlib.import_module(f"grampus_uq{room}")):
             getattr(module, name)
-    # The threads of OpenBLAS, which starts its own anew after a fork.
-    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    # The threads of OpenBLAS, which starts its own anew after a fork; and langsmith on Python 3.14.
+    for harmless in ("This process .* is multi-threaded", "'asyncio.iscoroutinefunction' is deprecated"):
+        warnings.filterwarnings("ignore", harmless, DeprecationWarning)
     while line := sys.stdin.buffer.raw.readline():  # type: ignore[attr-defined]  # unbuffered: nothing for a child
         folder, out, *arguments = json.loads(line)
         if child := os.fork():

@@ -276,7 +276,7 @@ def test_an_embedder_that_hangs_costs_its_time_limit_and_not_the_loop(backend: s
         return np.ones((len(texts), 2))
 
     async def main() -> tuple[str | None, int]:
-        budgets = {"trajectory_risk": Budget(timeout_s=0.2)}
+        budgets = {"trajectory_risk": Budget(timeout_s=1.0)}
         session = UncertaintyMonitor(trajectory_risk=TRACER, sensing=Sensing(embedder=hangs, budgets=budgets)).session(
             "s"
         )
