@@ -36,6 +36,8 @@ HOST_AGENT: ContextVar[str] = ContextVar("grampus_uq_host_agent", default="")
 FORKED = "forked"
 """Beside belief and turn in a fork's state: what the session's metadata say of its branch, and what was rejected."""
 REJECTED = "rejected"
+ADVISED = "advised"
+"""In a turn that a guard judged which only advised: to one that acts its calls are unjudged."""
 _MAX_AT_HAND = 1_024
 _TAG = 64
 _TAGS = itertools.count()
@@ -129,7 +131,8 @@ class CarriedStates:
             snapshot = {**snapshot, "state": {**snapshot["state"], "session_id": session_id}}
         check_version({"v": VERSION, **given})
         believed = (not given and not state.get("turn") and not begun) or self.believes(place, state)
-        turn = None if not state.get("turn") else _read_turn(state["turn"], believed)
+        advised = self._settings.acts and bool(state.get("turn")) and ADVISED in state["turn"]
+        turn = None if advised or not state.get("turn") else _read_turn(state["turn"], believed)
         belief = {**_FIRST, **{name: value for name, value in given.items() if name != "session"}}
         forked = state.get(FORKED, {})  # beside the seal: what a fork says can only hold calls
         left_behind = map(str, forked.get(REJECTED, ()))
@@ -184,6 +187,7 @@ class CarriedStates:
         turn = _copied(carried.turn)
         if turn is not None:
             turn["calls"] = [write_record(record) for record in carried.records]
+            turn |= {} if self._settings.acts else {ADVISED: True}
         with self._lock:
             self._at_hand[session.session_id] = tag, carried
         return self._gate.sealed(carried.place, {"belief": belief, "turn": turn})

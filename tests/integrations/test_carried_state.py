@@ -315,6 +315,18 @@ def test_a_decision_that_was_refused_clears_no_call_in_a_forged_checkpoint(langc
     assert bank.paid == []
 
 
+def test_a_call_that_a_guard_only_advised_on_is_judged_by_one_that_acts(langchain: bool) -> None:
+    """The thread stopped before its tools; a process whose guard acts goes on with it."""
+    saver = InMemorySaver()
+    advising = Bank(advisory=True, langchain=langchain, saver=saver)
+    advising.app.invoke(GO, CONFIG, interrupt_before=["tools"])
+    acting = Bank(AIMessage("Done."), langchain=langchain, saver=saver)
+    (request,) = acting.run(None)
+    assert (advising.paid, acting.paid) == ([], [])
+    assert acting.resume(request.decide("approve", principal="ann")) == []
+    assert (advising.paid, acting.paid) == ([], ["5 to bob"])
+
+
 @pytest.mark.parametrize("answer", [[], ["another"], None])
 def test_a_request_that_expired_is_asked_anew_whatever_the_answer_is_on(langchain: bool, answer: Any) -> None:
     """With None there is no decision at all."""
