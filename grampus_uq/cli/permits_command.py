@@ -403,7 +403,11 @@ def _sentence(target: Target, stream: str, found: Simulated) -> str:
     """The promise at the end, or what is missing for one."""
     share = f"{100.0 * target.epsilon:g} % of {'the calls that may go out' if target.of_released else 'all calls'}"
     sure = f"{100.0 * (1.0 - target.delta):g} %"
-    again = f" It was withdrawn {found.withdrawn} times before." if found.withdrawn else ""
+    again = (
+        f" It was withdrawn {'once' if found.withdrawn == 1 else f'{found.withdrawn} times'} before."
+        if found.withdrawn
+        else ""
+    )
     if found.threshold is None:
         least = least_missing(target, earned_to_json(nothing_earned(target)))
         return (

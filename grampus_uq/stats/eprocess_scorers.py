@@ -22,6 +22,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.prefix_features import (
     EMPTY_STREAM,
+    LARGEST,
     STREAM_FEATURES,
     StreamState,
     logit,
@@ -67,8 +68,8 @@ class LinearScore:
             raise ConfigurationError.of("weights", "LinearScore", "one row for each intercept", len(self.weights))
         if any(len(row) != len(self.columns) for row in self.weights) or min(self.columns, default=0) < 0:
             raise ConfigurationError.of("columns", "LinearScore", "as many as each row has weights", self.columns)
-        if not all(math.isfinite(x) for row in ((*self.intercepts,), *self.weights) for x in row):
-            raise ConfigurationError.of("weights", "LinearScore", "finite", self.weights)
+        if not all(abs(x) <= LARGEST for row in ((*self.intercepts,), *self.weights) for x in row):
+            raise ConfigurationError.of("weights", "LinearScore", f"within +-{LARGEST:g}", self.weights)
         terms = tuple(tuple(zip(self.columns, row, strict=True)) for row in self.weights)
         object.__setattr__(self, "terms", terms)
 
@@ -106,8 +107,10 @@ class FeatureScorer:
     def __post_init__(self) -> None:
         width = len(STREAM_FEATURES) * len(self.neutral) + 1 + self.sees_last
         used = [*(self.linear.columns if self.linear else ()), *(self.trees.feature if self.trees else ())]
-        if not self.neutral or not all(map(math.isfinite, (*self.neutral, self.tree_share, self.prior_log_odds))):
-            raise ConfigurationError.of("neutral", "FeatureScorer", "one finite number a stream", self.neutral)
+        numbers = (*self.neutral, self.tree_share, self.prior_log_odds)
+        if not self.neutral or not all(abs(x) <= LARGEST for x in numbers):
+            rule = f"one number a stream, within +-{LARGEST:g}"
+            raise ConfigurationError.of("neutral", "FeatureScorer", rule, self.neutral)
         if not used or max(used) >= width:
             raise ConfigurationError.of("linear", "FeatureScorer", f"on features 0..{width - 1}", used)
         if len(self.clips) != len(self.neutral) or not all(c is None or 0.0 < c < 0.5 for c in self.clips):
@@ -240,8 +243,8 @@ class PaperScorer:
         if not sizes or sizes[0] != 1 or [len(row) for row in self.weights] != sizes:
             raise ConfigurationError.of("weights", "PaperScorer", "t numbers at step t, from step 1 on", self.weights)
         numbers = [x for x in (*self.intercepts, self.prior_log_odds, self.fill) if x is not None]
-        if not all(math.isfinite(x) for row in (numbers, *self.weights) for x in row) or not self.limit > 0.0:
-            raise ConfigurationError.of("weights", "PaperScorer", "finite", self.weights)
+        if not all(abs(x) <= LARGEST for row in (numbers, *self.weights) for x in row) or not self.limit > 0.0:
+            raise ConfigurationError.of("weights", "PaperScorer", f"within +-{LARGEST:g}", self.weights)
 
     def start(self) -> Memory:
         """log M so far, then the scores so far."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray, IntArray
+from grampus_uq.stats.prefix_features import LARGEST
 from grampus_uq.stats.stored_values import STORED
 
 _Node = tuple[int, float, Any, Any]  # (feature, threshold, left, right); a leaf is a float in place of a node
@@ -27,13 +27,13 @@ class TreeEnsemble:
         baseline: the constant.
         roots: index of each tree's first node.
         feature: feature of an inner node, -1 for a leaf.
-        threshold: finite; 0 for a leaf.
+        threshold: within +-1e100; 0 for a leaf.
         left, right: indices of the children; 0 for a leaf.
-        value: what a leaf adds, finite; 0 for an inner node.
+        value: what a leaf adds, within +-1e100; 0 for an inner node.
 
     Raises:
         ConfigurationError: lists of unequal length, a child that does not come after its parent, a leaf or threshold
-            that is not finite.
+            beyond +-1e100, where sums could overflow.
 
     >>> stump = TreeEnsemble(baseline=0.5, roots=(0,), feature=(0, -1, -1), threshold=(0.2, 0.0, 0.0),
     ...                      left=(1, 0, 0), right=(2, 0, 0), value=(0.0, -1.0, 1.0))
@@ -56,8 +56,9 @@ class TreeEnsemble:
         size = len(self.feature)
         if any(len(column) != size for column in (self.threshold, self.left, self.right, self.value)):
             raise ConfigurationError.of("value", "TreeEnsemble", f"as long as 'feature' ({size})", len(self.value))
-        if not all(map(math.isfinite, (self.baseline, *self.threshold, *self.value))):
-            raise ConfigurationError.of("value", "TreeEnsemble", "finite, as baseline and thresholds", self.value)
+        if not all(abs(x) <= LARGEST for x in (self.baseline, *self.threshold, *self.value)):
+            rule = f"within +-{LARGEST:g}, as baseline and thresholds"
+            raise ConfigurationError.of("value", "TreeEnsemble", rule, self.value)
         for parent, (feature, *children) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
             if feature >= 0 and not all(parent < child < size for child in children):
                 raise ConfigurationError.of("left", "TreeEnsemble", "a later node's index", children)

@@ -111,11 +111,15 @@ def _raw(_: None, split: Split) -> Alarms:
 def _fit_isotonic(split: Split) -> IsotonicRegression:
     known = split.calibration
     outcomes = np.repeat(np.asarray(known.success, dtype=np.float64), known.lengths)
-    return IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(known.values[:, 0], outcomes)
+    there = ~np.isnan(known.values[:, 0])
+    if not there.any():
+        raise ConfigurationError("No step has a probability.")
+    return IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(known.values[there, 0], outcomes[there])
 
 
 def _isotonic(fitted: IsotonicRegression, split: Split) -> Alarms:
-    mapped = fitted.predict(split.blocks.values[:, 0])
+    values = split.blocks.values[:, 0]
+    mapped = np.where(np.isnan(values), np.nan, fitted.predict(np.nan_to_num(values)))
     return lambda alpha: first_step_where(split.blocks, mapped < alpha)
 
 

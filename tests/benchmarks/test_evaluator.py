@@ -14,7 +14,7 @@ import pytest
 
 from grampus_uq.errors import DataError
 from tests.benchmarks import detector_speed, exchangeability_watch, healthy_agent
-from tests.benchmarks.evaluator import METHODS, load
+from tests.benchmarks.evaluator import METHODS, load, split_rows
 
 pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
 
@@ -52,6 +52,19 @@ def test_one_json_object_with_a_row_for_every_method_and_level(verifier_file: Pa
         assert row["dataset"] == "small"
         assert row["accuracy_kept"] == pytest.approx(1 - row["false_alarm_rate"])
         assert 0 < row["cost_used"] <= 1
+
+
+@pytest.mark.parametrize("blank", [0.3, 1.0])
+def test_steps_without_a_probability_are_no_evidence_and_end_no_rule(blank: float, tmp_path: Path) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / "blank.csv"
+    steps = [
+        (run, step, "" if rng.random() < blank else round(rng.random(), 2)) for run in range(80) for step in (1, 2)
+    ]
+    lines = [f"{run},{step},{score},{run % 3 > 0}" for run, step, score in steps]
+    path.write_text("\n".join(["uq_problem_idx,num_steps,judge_probability,solved", *lines]), encoding="utf-8")
+    rows = split_rows(0, runs=load(path), fraction=0.5, alphas=[0.3], delta=0.1, methods=METHODS)
+    assert [row["method"] for row in rows] == list(METHODS)
+    assert blank < 1.0 or not any(row["paused_share"] for row in rows)
 
 
 def test_a_file_with_a_gap_in_its_steps_is_refused(tmp_path: Path) -> None:

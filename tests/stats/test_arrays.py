@@ -60,7 +60,8 @@ NO_NUMBERS = ["high", ["high", "low"], [{}, 1.0], [[0.1, 0.2], [0.3]], [10**400,
 @pytest.mark.parametrize(("call", "given", "name"), [(f, given, name) for f, given, names in CALLS for name in names])
 def test_what_is_no_number_is_refused_by_the_name_of_its_argument(call: Any, given: Any, name: str) -> None:
     for value in NO_NUMBERS:
-        with pytest.raises(ConfigurationError, match=f"'{name}' parameter"):
+        owner = f"({call.__name__}|selective release|reliability_bins|quantile_bins)"
+        with pytest.raises(ConfigurationError, match=f"'{name}' parameter of `{owner}`"):
             call(**{**given, name: value})
 
 

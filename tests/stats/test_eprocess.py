@@ -293,3 +293,23 @@ def test_a_detector_stored_without_its_gaps_is_read_and_written_as_it_was_and_ta
 def test_gaps_are_of_the_detectors_own_streams() -> None:
     with pytest.raises(ConfigurationError, match="without_gaps"):
         detector_from_json({**detector_to_json(_detector("per step")), "without_gaps": ["another"]})
+
+
+@pytest.mark.parametrize("number", [1e308, -1e101, math.inf, math.nan])
+def test_numbers_whose_sums_overflow_make_no_scorer(number: float) -> None:
+    """log M would be NaN, above no threshold: the alarm of such a profile would never ring."""
+    terms: dict[str, Any] = {"columns": (0, 1), "intercepts": (0.0,), "weights": ((1.0, -1.0),)}
+    linear = LinearScore(**terms)
+    scorer: dict[str, Any] = {"name": "x", "clips": (None,), "neutral": (0.4,), "longest": 4, "linear": linear}
+    leaf: dict[str, Any] = {"roots": (0,), "feature": (-1,), "threshold": (0.0,), "left": (0,), "right": (0,)}
+    for build in (
+        lambda: LinearScore(**{**terms, "weights": ((number, 1.0),)}),
+        lambda: LinearScore(**{**terms, "intercepts": (number,)}),
+        lambda: FeatureScorer(**{**scorer, "neutral": (number,)}),
+        lambda: FeatureScorer(**{**scorer, "tree_share": number}),
+        lambda: TreeEnsemble(**leaf, baseline=number, value=(0.0,)),
+        lambda: TreeEnsemble(**leaf, baseline=0.0, value=(number,)),
+        lambda: PaperScorer(intercepts=(0.0,), weights=((number,),), prior_log_odds=0.0),
+    ):
+        with pytest.raises(ConfigurationError, match=r"within \+-1e\+100"):
+            build()
