@@ -21,7 +21,6 @@ from grampus_uq.gate.requests import ApprovalKind
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.apply_decisions import apply_response, tell
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stored_delegations import standing_in
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import ABOVE, within_parent
@@ -40,14 +39,6 @@ def heard_together(turn: Turn) -> Iterator[None]:
         yield
     finally:
         turn.together.remove(turn)
-
-
-def hear_begun(state: AgentState) -> None:
-    """Have what was answered in sub-agents that an earlier process began heard before one of them goes on."""
-    begun, held = [one for one in state.undecided() if one.child_session is not None], state.replaced()
-    if len(begun) > 1:
-        kept = {one.child_session for one in held}
-        state.keep_replaced([*held, *(one for one in begun if one.child_session not in kept)])
 
 
 async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
@@ -80,7 +71,8 @@ async def hear_replaced(turn: Turn, *, ends: bool = False) -> None:
 async def _failing(turn: Turn, *, waiting: bool = False, ends: bool = False) -> list[tuple[CallRecord, StoreError]]:
     """Hear what is answered on a session's replaced calls, also on those `waiting`; returns what could not be read."""
     state, failed = turn.lease.state, list[tuple[CallRecord, StoreError]]()
-    undecided = [held for held in state.undecided() if waiting and held.waiting]
+    at_work = {one.lease.state.session_id for one in turn.together}  # a sub-agent that is not: it begins, or just ended
+    undecided = [one for one in state.undecided() if waiting and (one.waiting or one.child_session not in at_work)]
     for held in [*state.replaced(), *undecided]:
         if held.child_session is not None and held.proposed.name not in turn.delegates:
             continue

@@ -27,7 +27,7 @@ from grampus_uq.runtime.apply_decisions import ROLLBACK
 from grampus_uq.runtime.begun_with import BegunWith
 from grampus_uq.runtime.checkpoints import write_checkpoint
 from grampus_uq.runtime.endings import Endings
-from grampus_uq.runtime.heard_answers import hear_before, hear_begun, hear_replaced
+from grampus_uq.runtime.heard_answers import hear_before, hear_replaced
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.let_ahead import LOOKED
 from grampus_uq.runtime.looks import Asked, LookingAgain, Proposal
@@ -93,7 +93,6 @@ class Loop:
         """Yield events until the run ends or waits. Raises UncertaintyError on an abort."""
         for record in self.turn.recover():
             self.lease.note("outcome_unknown", self.turn.facts(record))
-        hear_begun(self._state)
         while True:
             await self.lease.check_stop()
             if self._state.rollback_refused_by is not None:

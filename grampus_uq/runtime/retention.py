@@ -104,14 +104,21 @@ async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, float]]:
     ledger = Ledger(store)
     for status in (*(one for one in AgentStatus if one not in ENDED), *ENDED):
         async for document in pages(store, "session", status.value):
-            if await _rests(ledger, document):
-                created_s = stored_number(document.body, document.read_s, "created_s")
-                yield document, document.written_s or created_s  # 0: from before schema 2
+            if ends := await _ends(ledger, document):
+                yield document, max(map(_ended_s, ends))
 
 
-async def _rests(ledger: Ledger, document: Document) -> bool:
-    """Return True if the session ended and no live parent may read its result; a sub-agent's ends with its parent."""
-    ended = document.label in ENDED
+def _ended_s(document: Document) -> float:
+    """When a session ended; it has no time of its own from before schema 2."""
+    return document.written_s or stored_number(document.body, document.read_s, "created_s")
+
+
+async def _ends(ledger: Ledger, document: Document) -> list[Document]:
+    """The session, if it ended and no live parent may read its result; a sub-agent's ends with its parent.
+
+    What was answered in it, or below, and the session on top has not heard yet, goes with that one: behind it too.
+    """
+    ended = [document] if document.label in ENDED else []
     if PARENT not in document.body:
         return ended
     try:
@@ -121,12 +128,13 @@ async def _rests(ledger: Ledger, document: Document) -> bool:
     named = head.metadata
     parent = await ledger.parent_status(named.parent_session, named.parent_run)
     if parent is None or parent not in ENDED:
-        return ended and parent is None
-    above = [one for _, one, _ in await ledger.above(named.parents)]
-    unheard = (
-        above[-1].awaited() if above else set()
-    )  # what was answered here, or below, and the one on top did not hear
-    return not left and unheard.isdisjoint({head.session_id, *(one.session_id for one in above)})
+        return ended if parent is None else []
+    above = await ledger.above(named.parents)
+    places = {head.session_id, *(one.session_id for _, one, _ in above)}
+    if left or not above or above[-1][1].awaited().isdisjoint(places):
+        return [] if left else [document]
+    top = above[-1][0]
+    return [document, top] if top.label in ENDED else []
 
 
 async def _ended_before(store: SessionStore, older_than_s: float | None, keep: int | None) -> float:

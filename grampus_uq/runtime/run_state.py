@@ -192,12 +192,14 @@ class AgentState(BaseModel):
         return [*self.replaced(), *self.undecided()]
 
     def undecided(self) -> list[CallRecord]:
-        """The calls of the turn that wait for a decision, and those that sub-agents serve."""
+        """The calls of the turn, or of an engine's run, that wait for a decision, and those that sub-agents serve."""
+        asked = ((CallRecord.new(one.call, one.step_id), one) for one in self.review if one.call is not None)
+        hosted = (record.change(phase=CallPhase.WAITING, requests=(one,)) for record, one in asked)
         own = (one.change(child_session=None) for one in self.turn if one.asks_itself)
         below = (
             one.change(requests=()) for one in self.turn if one.child_session and one.phase is not CallPhase.SETTLED
         )
-        return [*own, *below]
+        return [*hosted, *own, *below]
 
     def is_of_this_run(self, held: CallRecord) -> bool:
         """True for a replaced call of this run, or of a branch of it that stands; not for one of an earlier run."""

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import anyio
 
 from grampus_uq.errors import SessionError
-from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.gate import HOST_ARRIVED, HOST_LEFT, HOST_NOW_S
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records.vocabulary import ENDED, AgentStatus
@@ -134,9 +133,7 @@ class HostedRunner:
             state.status = AgentStatus.COMPLETED if asked is None else waits
             await lease.save(("ended" if asked is None else "paused", {}))
         except StoppedError:
-            asking = [(CallRecord.new(one.call, one.step_id), one) for one in state.review if one.call is not None]
-            unheard = [record.change(phase=CallPhase.WAITING, requests=(one,)) for record, one in asking]
-            state.keep_replaced([*state.replaced(), *unheard])  # what was answered the engine hears as it begins anew
+            state.keep_replaced(state.unheard())  # what was answered the engine hears as it begins anew
             state.status, state.review = AgentStatus.FAILED, []
             await lease.save(("stopped", {}))
         except (Exception, anyio.get_cancelled_exc_class()):

@@ -32,14 +32,15 @@ from grampus_uq.errors import SessionConflictError, SessionError
 from grampus_uq.integrations.langgraph import uncertainty_guard
 from grampus_uq.integrations.langgraph_worker import ThreadRunner
 from grampus_uq.runtime.cards import card
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.dead_letters import drop
+from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.pending_approvals import oldest_pending
 from grampus_uq.runtime.stopping import order_stop
-from grampus_uq.runtime.store import Document, SessionStore
+from grampus_uq.runtime.store import Document, Put, SessionStore
 from grampus_uq.runtime.stored_decisions import open_request, store_decision
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker import Worker
-from grampus_uq.runtime.worker_jobs import DEAD
+from grampus_uq.runtime.worker_jobs import DEAD, Job
 
 pytestmark = pytest.mark.anyio
 SOON_S = 60.0
@@ -157,10 +158,11 @@ async def test_a_stored_decision_wakes_the_thread_in_another_process(
     assert (await Ledger(store).known("payer", "t"))[0].status == "completed"
 
 
+@pytest.mark.parametrize("given_up", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("kind", ["reject", "edit"])
-async def test_a_decision_that_a_stop_kept_from_the_thread_is_heard_as_it_begins_anew(
-    bank: Bank, store: SessionStore, kind: Any, inside: bool, monkeypatch: pytest.MonkeyPatch
+async def test_a_decision_that_an_end_kept_from_the_thread_is_heard_as_it_begins_anew(
+    bank: Bank, store: SessionStore, kind: Any, inside: bool, given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank.inside = inside
 
@@ -172,9 +174,14 @@ async def test_a_decision_that_a_stop_kept_from_the_thread_is_heard_as_it_begins
         (asked,) = (await Ledger(store).pending())[0].requests
         given: dict[str, Any] = {"arguments": {"to": "eve"}} if kind == "edit" else {}
         await Ledger(store).decide(asked.decide(kind, principal="ann", **given))
-        await order_stop(first.ledger, "payer", "t")
-        monkeypatch.setattr(first.host, "pending", slow)
-        assert await first.resume("payer", "t") == "failed"
+        if given_up:
+            letter = Job(agent_id="payer", session_id="t", failed=3, why="down").model_dump_json()
+            await store.write(Put(kind=DEAD, key=session_key("payer", "t"), body=letter, expected=0, label="payer"))
+            await drop(first.ledger, "payer", "t")
+        else:
+            await order_stop(first.ledger, "payer", "t")
+            monkeypatch.setattr(first.host, "pending", slow)
+            assert await first.resume("payer", "t") == "failed"
     async with bank.runner(store) as second:
         assert await second.invoke(GIVEN, "t") == ("waiting_for_human" if kind == "edit" else "completed")
         rules = [request.rule for session in await Ledger(store).pending() for request in session.requests]

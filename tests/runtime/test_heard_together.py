@@ -16,6 +16,7 @@ from grampus_uq import (
     SubAgent,
     ToolCall,
     UncertaintyMonitor,
+    UncertaintyPolicy,
     tool,
 )
 from grampus_uq.gate.requests import ApprovalRequest
@@ -33,8 +34,8 @@ PAYS = ToolCall(id="p", name="pay", arguments={"amount": 5})
 LOOKS = ToolCall(id="l", name="look", arguments={})
 
 
-def works(number: int, *calls: str) -> ToolCall:
-    return ToolCall(id=f"d{number}", name="payer", arguments={"task": " ".join(calls)})
+def works(number: int, *calls: str, name: str = "payer") -> ToolCall:
+    return ToolCall(id=f"d{number}", name=name, arguments={"task": " ".join(calls)})
 
 
 class House:
@@ -68,11 +69,11 @@ class House:
             named = {"pay": PAYS, "look": LOOKS}
             return answer("I act.", tool_calls=[named[task[turn]]]) if turn < len(task) else "Done."
 
-        sub_agents = [SubAgent(self.process("payer"), PAYER)] if name == "clerk" else []
+        names = ("payer", "helper") if name == "clerk" else ()
+        sub_agents = [SubAgent(self.process("payer"), PAYER, name=one) for one in names]
         given: dict[str, Any] = {"store": self.store, "sub_agents": sub_agents, "lease_s": 0.2}
-        return AgentRunner(
-            ScriptedModel(reply), FunctionTools(pay, look), uncertainty_monitor=UncertaintyMonitor(), **given
-        )
+        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(always_ask_tool_names=["helper"]))
+        return AgentRunner(ScriptedModel(reply), FunctionTools(pay, look), uncertainty_monitor=monitor, **given)
 
     async def says(self, request: ApprovalRequest, kind: Any) -> None:
         """Store a decision on a request, of a sub-agent's too, that nobody takes up."""
@@ -246,3 +247,52 @@ async def test_what_was_answered_and_could_not_be_read_as_the_run_was_stopped_is
     assert [one.rule for one in (await house.process().run(CLERK, "Go.", session_id="s")).pending] == [
         "rejected_in_thread"
     ]
+
+
+async def test_what_waits_in_sub_agents_is_pruned_with_the_session_above_them_that_has_not_heard_of_it() -> None:
+    house = House(works(0, "pay"), works(1, "pay"))
+    await house.process().run(CLERK, "Go.", session_id="s")
+    await house.process().stop("clerk", "s")
+    await house.process().resume("clerk", "s")
+    await anyio.sleep(0.1)
+    await prune(house.store, 60.0)
+    assert len(await house.store.scan("session")) == 3
+    await prune(house.store, 0.1)
+    assert await house.store.scan("session") == []
+
+
+class Slow(MemoryStore):
+    """Takes a while to give the session of the first sub-agent."""
+
+    pause_s = 0.0
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        if kind == "session" and "d0" in key:
+            await anyio.sleep(self.pause_s)
+        return await super().get(kind, key)
+
+
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_a_sub_agent_that_begins_hears_what_was_answered_in_one_that_is_slow_to_go_on(kind: str) -> None:
+    house = House(works(0, "pay"), works(1, "pay", name="helper"), store=(store := Slow()))
+    pays, begins = (await house.process().run(CLERK, "Go.", session_id="s")).pending
+    await house.says(pays, kind)
+    house.sure, store.pause_s = True, 0.05
+    result = await house.process().resume("clerk", "s", begins.decide("approve", principal="ann"))
+    assert [one.rule for one in result.pending] == (["rejected_in_thread"] if kind == "edit" else [])
+    assert house.paid == ([7.0] if kind == "edit" else [])
+
+
+async def test_what_is_answered_at_once_where_a_sub_agent_pauses_is_heard_in_the_one_beside_it() -> None:
+    """Its parent has not taken up yet that it waits."""
+    house = House(works(0, "pay"), works(1, "look", "pay"), store=(store := Slow()))
+    store.pause_s = 0.05
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        while not (found := await house.process().ledger.pending("payer")):  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+        await house.says(found[0].requests[0], "reject")
+        house.sure = True
+        house.looks_on.set()
+    assert house.paid == []
