@@ -232,7 +232,9 @@ class ApprovalPolicy:
         if expires_s is not None and not expires_s > 0.0:
             raise ConfigurationError.of("expires_s", "ApprovalPolicy", "above 0 seconds or None", expires_s)
         if signer is not None and not callable(getattr(signer, "verifies", None)):
-            raise ConfigurationError.of("signer", "ApprovalPolicy", "a Verifier: HmacSigner or PublicKeys", signer)
+            raise ConfigurationError.of(
+                "signer", "ApprovalPolicy", "a Verifier: HmacSigner or PublicKeys", type(signer)
+            )
         self.deputies = frozenset(deputies)
         marked = signer.deputies if isinstance(signer, PublicKeys) else frozenset()
         if approvers is None and isinstance(signer, PublicKeys):

@@ -120,7 +120,9 @@ class AgentWatch:
         return agent
 
     def pass_by(self, agent: Agent[Any]) -> None:
-        """Report a run in a session of an agent that neither has this watch nor, as a clone of one, its model's."""
+        """Report an agent that can act and runs in a session with neither this watch nor, as a clone, its model's."""
+        if type(agent) is Agent and not (agent.tools or agent.mcp_servers or agent.handoffs or agent.prompt):
+            return  # a guardrail's, for example
         try:
             if self.current() is None or agent.name in self.passed or len(self.passed) == _MAX_PASSED:
                 return
@@ -215,9 +217,9 @@ class AgentWatch:
                     "mcp_servers", "UncertaintyGuard.watch", "servers whose calls can pause", server.name, way_out
                 )
             self._report([server.name])
-        if not agent.mcp_servers or self.has(agent):
-            return
         watch = self
+        if not agent.mcp_servers or getattr(vars(agent).get("get_mcp_tools"), GATE, None) is watch:
+            return
 
         async def get_mcp_tools(agent: Agent[Any], context: Any) -> list[Any]:
             tools = await type(agent).get_mcp_tools(agent, context)
@@ -225,7 +227,7 @@ class AgentWatch:
             gates = dict(zip(map(id, held), watch._gated(held), strict=True))
             return [gates.get(id(tool), tool) for tool in tools]
 
-        setattr(get_mcp_tools, GATE, True)
+        setattr(get_mcp_tools, GATE, watch)
         agent.get_mcp_tools = types.MethodType(get_mcp_tools, agent)  # type: ignore[method-assign]  # of a deep copy too
 
 

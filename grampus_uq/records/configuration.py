@@ -72,7 +72,8 @@ def checked(cls: type[T]) -> type[T]:
             wanted = kinds.get(name)
             if wanted and not any(fits(value) for _, fits in wanted):
                 rule = " or ".join(said for said, _ in wanted)
-                shown = type(value) if "key" in name or name == "headers" else value  # a secret is in no message
+                secret = "key" in name or name in ("headers", "seal")
+                shown = type(value) if secret else value  # a secret is in no message
                 raise ConfigurationError.of(name, cls.__name__, rule, shown)
         built(self, *args, **given)
 

@@ -50,7 +50,7 @@ from grampus_uq.integrations.openai_agents_model import read_messages, read_outp
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
 from grampus_uq.wire import read_call
-from tests.integrations.agents_sdk import FakeModel, Guarded, clerk, output, tools
+from tests.integrations.agents_sdk import FakeModel, Guarded, Till, clerk, output, tools
 from tests.integrations.sentences import parameters
 
 PAY = ToolCall(id="pay-1", name="pay", arguments={"to": "bob", "amount": 10})
@@ -487,6 +487,29 @@ async def test_what_a_watched_agent_got_since_is_watched_from_its_next_run_on(
     assert (bool(result.interruptions), desk.paid[:1]) == ((False, ["bob"]) if advisory else (True, []))
     assert watched.calls.turns == desk.model_calls  # all answers were seen
     assert guard.ungated == set()
+
+
+@pytest.mark.parametrize("advisory", [False, True])
+@pytest.mark.anyio
+async def test_the_servers_that_a_watched_agent_got_since_are_watched_as_well(tmp_path: Path, advisory: bool) -> None:
+    call = PAY.model_copy(update={"name": "mcp_pay"})
+    desk = Desk(tmp_path, ScriptedTurn(text="I pay Bob.", calls=(call,), confidence=0.7), DONE)
+    guard = desk.another(advisory=advisory)
+    agent = guard.watch(Agent[Any](name="a", model=FakeModel(desk.setup)))
+    agent.mcp_servers.append(Till(desk.setup, require_approval=guard.mcp_approval))
+    result = await guard.run(agent, "Pay.", session_id="s")
+    assert (len(result.interruptions), guard.ungated) == (1 - advisory, set())
+
+
+@pytest.mark.anyio
+async def test_an_agent_that_can_do_nothing_runs_in_a_session_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that a guardrail asks."""
+    desk = Desk(tmp_path, DONE)
+    with desk.guard.session("s"):
+        await Runner.run(Agent[Any](name="guardrail", model=FakeModel(desk.setup)), "Pay.")
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("advisory", [False, True])

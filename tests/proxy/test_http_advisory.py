@@ -42,9 +42,11 @@ async def test_an_answer_that_breaks_off_breaks_off_for_its_client_after_all_tha
         assert broke_off
 
 
+@pytest.mark.parametrize("user", ["", "ann:sesame@"])
 @pytest.mark.parametrize("to", ["/mcp/", "../other?x=1", "http://127.0.0.1:1/b"])
-async def test_a_redirect_leads_where_the_server_says_and_the_log_has_the_address_to_give(to: str) -> None:
-    async with web(advisory=True) as one:
+async def test_a_redirect_leads_where_the_server_says_and_the_log_has_the_address_to_give(to: str, user: str) -> None:
+    """No client learns the password by which the proxy reaches its server."""
+    async with web(advisory=True, user=user) as one:
         one.server.status, one.server.headers = 307, {"location": to}
         answer = await one.post(id=1, method="ping")
         assert answer.status_code == 307

@@ -153,6 +153,7 @@ async def web(
     advisory: bool = False,
     hold_s: float = 10.0,
     judged: dict[str, Any] | None = None,
+    user: str = "",
     **bounds: int,
 ) -> AsyncIterator[Web]:
     hold_s = 0.0 if advisory else hold_s
@@ -160,7 +161,7 @@ async def web(
     async with anyio.create_task_group() as group:
         async with served(server, group) as behind:
             upstream = Upstream(
-                url=f"http://127.0.0.1:{behind}/mcp", exchange=lambda name: bench.exchange, advisory=advisory
+                url=f"http://{user}127.0.0.1:{behind}/mcp", exchange=lambda name: bench.exchange, advisory=advisory
             )
             limits = Bounds(hosts=frozenset({"test"}), **{"limit": 100_000, **bounds})
             app, release = http_app({"x": upstream}, group, bounds=limits, say=bench.said.append)
@@ -170,7 +171,7 @@ async def web(
                 httpx.AsyncClient(verify=False, headers=headers, timeout=20) as client,
             ):
                 one = Web(server, bench, f"http://127.0.0.1:{port}/x", client)
-                one.server_address = upstream.url
+                one.server_address = upstream.url.replace(user, "")
                 await one.post(id=0, method="tools/list")
                 yield one
                 await release()

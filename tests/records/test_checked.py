@@ -82,6 +82,8 @@ def test_an_argument_of_another_kind_is_refused_by_its_name(cls: Any, name: str,
 @pytest.mark.parametrize(
     ("cls", "name", "value"),
     [
+        (ApprovalPolicy, "seal", b"sesame"),
+        (ApprovalPolicy, "signer", "sesame"),
         (OpenAICompatibleModel, "api_key", b"sesame"),
         (OpenAICompatibleModel, "headers", [("authorization", "sesame")]),
         (RecordingProcessor, "key", "sesame"),

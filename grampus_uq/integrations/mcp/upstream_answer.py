@@ -102,7 +102,8 @@ class UpstreamAnswer:
         response.raw_headers += answered_with(self._answer.headers.raw, path, kind=self._kind_shown)
         elsewhere = self._answer.next_request
         if self._as_it_comes and elsewhere is not None:  # relative to the server, not to this proxy
-            response.raw_headers.append((b"location", str(elsewhere.url).encode()))
+            without_password = elsewhere.url.copy_with(userinfo=b"")  # the proxy's own, at that server
+            response.raw_headers.append((b"location", str(without_password).encode()))
         self._owed.readers += 1
         self._session.busy += 1
         return response
