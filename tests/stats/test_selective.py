@@ -466,3 +466,8 @@ def test_candidates_are_ordered_as_if_none_seen_wrong_were_half_a_wrong_one():
     assert wrong_of_45[0] == 0.9  # if it counted as two, 45 would be
     all_wrong = candidate_thresholds([0.9, 0.5, 0.5], [False, True, True], target=0.5, cases=3)
     assert all_wrong[0] == 0.5
+
+
+def test_a_share_beyond_the_cases_without_a_chance_is_the_chance_behind_them() -> None:
+    assert share_threshold([math.nan, 0.3, 0.5], 0.5) == 0.3
+    assert share_threshold([math.nan, 0.3, 0.5], 0.25) is None
