@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -143,6 +144,11 @@ class Writing:
         """All places of a call."""
         found = (*self._in_objects(call), *self._applications(call), *self._alone(call))
         return list({place.span: place for place in found}.values())
+
+    def end_around(self, place: Place) -> int:
+        """The end of a place, and of the outermost object that it stands in."""
+        at = bisect_right(self.roots, place.span[0], key=lambda root: root.begin) - 1
+        return max(place.span[1], self.roots[at].end if at >= 0 else 0)
 
     def _alone(self, call: ToolCall) -> Iterator[Place]:
         """The whole text, where it is the object of the arguments: the client asked for one tool's."""

@@ -64,6 +64,10 @@ _NOTHING_MORE: Final = re.compile(
     )
     + r"[\s<\[({|-]*"
 )
+_ITS_END: Final = re.compile(  # behind a value, or the key of an empty one
+    atomic(r"(?:[\s\"'`\])}>,;.*\\:=]|<escape>|<\|\"\|>|</[^<>\n]{1,64}>|<end_\w{1,30}>|<\w{1,30}\|>)*", "ending")
+)
+_OPENS_OR_CLOSES: Final = re.compile(r"(?P<opens>\{|<(?!escape>|\|\"\|>)[^<>/\s][^<>\n]{0,64}>)|\}|</[^<>\n]{1,64}>")
 _NEXT_CALL: Final = re.compile(
     rf"{_NOTHING_MORE.pattern}(?:<[^<>\n]{{1,40}}>\s{{0,8}}(?:function\b)?){{0,4}}[<{{\[(\s\"']{{0,8}}"
     r"(?:[|｜]?(?:[a-z]{1,12}[:|｜])?[a-z_]{2,10}[\"']?\s{0,4}[:= ]\s{0,4}(?:name=)?[\"']?)?(?:functions\.)?"
@@ -152,6 +156,16 @@ class Written:
                     span = None
             certain.append(span)
         return certain
+
+
+def closes_more(text: str, behind: int) -> bool:
+    """True where a text closes, behind a call and its own end, what it does not open there: what is left of another."""
+    closed, depth = _ITS_END.match(text, behind), 0
+    for one in _OPENS_OR_CLOSES.finditer(text, closed.end() if closed else behind):
+        depth += 1 if one["opens"] else -1
+        if depth < 0:
+            return True
+    return False
 
 
 def _one_each(rest: Rest, calls: Sequence[ToolCall], found: Sequence[Sequence[Span]]) -> list[Span | None]:

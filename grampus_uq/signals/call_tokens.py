@@ -33,7 +33,7 @@ from grampus_uq.signals.call_candidates import Other, candidates_of, other_value
 from grampus_uq.signals.call_choices import Choices
 from grampus_uq.signals.call_places import APPLICATION, MENTION, Place, Writing
 from grampus_uq.signals.call_rest import Found, Rest
-from grampus_uq.signals.call_slots import Written
+from grampus_uq.signals.call_slots import Written, closes_more
 from grampus_uq.signals.call_support import names_of, support_of
 from grampus_uq.signals.prose import Span
 from grampus_uq.signals.token_signals import says_something
@@ -167,7 +167,9 @@ def _least(
         others = [span for span in written.own if span and span != written.own[number]]
         behind = found.stands_behind(read_to, others) or begins_another(rest, read_to, others)
     half = behind or (bool(found.opened) and found.some)
-    if _is_left_open(rest, call, number, places, found, written):
+    ends = [*map(read.writing.end_around, places), *([span[1]] if (span := written.own[number]) else ())]
+    lost = bool(call.arguments and ends) and closes_more(read.text, max(ends))
+    if lost or _is_left_open(rest, call, number, places, found, written):
         own.append(_LOST)
     elif (not behind and found.named and found.every) or (half and written.own[number]):
         tokens = [

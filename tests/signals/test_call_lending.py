@@ -208,6 +208,31 @@ def test_a_line_before_what_is_left_of_a_call_lends_it_no_beginning() -> None:
     assert lent == []
 
 
+def test_a_line_before_what_is_left_of_a_call_vouches_for_no_value_of_one_character() -> None:
+    """Where what is left closes more than it opens."""
+    lent = []
+    for form, line, value in itertools.product(BEGUN, LENT, ("x", 7)):
+        arguments = {"to": value, "memo": "b"}
+        own, call = tokens(FORMS[form]("pay", arguments)), ToolCall(name="pay", arguments=arguments)
+        for at in range(1, len(own)):
+            left = "".join(one.token for one in own[at:])
+            (found,) = odds([*tokens(LINES[line]("pay", arguments)), *own[at:]], call) if "pay" not in left else (0.0,)
+            if (found or 0.0) >= FLOOR and str(value) in left and not left.startswith("{"):
+                lent.append((form, line, left))
+    assert lent == []
+
+
+@pytest.mark.parametrize("beside", [{"id": "call_1"}, {"index": 0, "type": "function"}, {"meta": {"a": [{}]}}])
+def test_a_call_whose_object_goes_on_behind_its_arguments_is_read(beside: dict[str, Any]) -> None:
+    call = {"name": "pay", "arguments": {"to": "x", "memo": "b"}, **beside}
+    for text in (
+        json.dumps(call),
+        json.dumps([{"function": call, **beside}]),
+        f"<tool_call>{json.dumps(call)}</tool_call>",
+    ):
+        assert odds(tokens(text), ToolCall(name="pay", arguments=call["arguments"])) == [1.0], text
+
+
 def test_a_line_before_a_call_of_which_only_marks_are_left_vouches_for_none() -> None:
     """Cut behind its beginning, or without any word of its own, at the end or before another call."""
     beside, wait = ToolCall(name="send_email", arguments={"memo": "Trent", "order_id": 9117}), "but wait a moment " * 5
