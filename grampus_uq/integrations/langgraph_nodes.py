@@ -262,6 +262,8 @@ class GuardNodes:
         carried = self._open(state, read_state(self.judge, config, found))
         turn = carried.turn or {}
         handed, now = turn.get("handed"), turn.get("now", ())
+        if not self.judge.acts:
+            return self.gate_node if handed and _open_calls(state.get(self.messages_key) or (), ()) else self.agent
         if len(now) > 1 or any(self._asks_again(config, carried, record, state) for record in carried.records):
             return self.gate_node  # of several tasks one may be cut off: `gate` alone sees all of their results
         cleared = [record.proposed.id for record in carried.records if record.phase is CallPhase.CLEARED]
@@ -300,11 +302,10 @@ class GuardNodes:
         """Return the next node: tools for cleared calls that have not run, else the human, else onward."""
         turn = carried.turn or {}
         if not self.judge.acts:  # as the transcript says, whatever is carried
-            messages = state[self.messages_key]
-            answered = _answered(messages, beside)
-            index = last_answer(messages)
-            calls = [] if index is None else messages[index].tool_calls
-            open_calls = [call for call in calls if call["id"] not in answered]
+            open_calls = _open_calls(state[self.messages_key], beside)
+            if "handed" in turn:  # of a guard that acts: calls that it handed over have run
+                left = [record for record in carried.records if record.proposed.id in open_calls]
+                return [self._send(state, record) for record in left] or self.agent
             return self.tools if open_calls else self.end
         if turn.get("stopped") is not None:
             return self.end
@@ -471,6 +472,13 @@ def _answer_is_over(messages: Sequence[AnyMessage]) -> bool:
     """Return True if the model said nothing yet, or a human or a tool spoke after it."""
     index = last_answer(messages)
     return index is None or any(message.type in ("tool", "human") for message in messages[index:])
+
+
+def _open_calls(messages: Sequence[AnyMessage], beside: Sequence[Any]) -> set[str]:
+    """The ids of the latest turn's calls that have no result."""
+    index = last_answer(messages)
+    message: Any = None if index is None else messages[index]
+    return {call["id"] for call in message.tool_calls} - _answered(messages, beside) if message else set()
 
 
 def _answered(messages: Sequence[AnyMessage], beside: Sequence[Any]) -> set[str]:

@@ -327,6 +327,19 @@ def test_a_call_that_a_guard_only_advised_on_is_judged_by_one_that_acts(langchai
     assert (advising.paid, acting.paid) == ([], ["5 to bob"])
 
 
+def test_a_guard_that_only_advises_repeats_no_call_that_ran_before_it(langchain: bool) -> None:
+    """One call was approved and ran under a guard that acts, and the other waits."""
+    saver = InMemorySaver()
+    two = pays().model_copy(update={"tool_calls": [*pays().tool_calls, *pays("ann", 7, "2").tool_calls]})
+    acting = Bank(two, langchain=langchain, saver=saver)
+    first, _ = acting.run()
+    acting.resume(first.decide("approve", principal="ann"))
+    advising = Bank(AIMessage("Done."), advisory=True, langchain=langchain, saver=saver)
+    advising.resume()
+    assert (acting.paid, advising.paid) == (["5 to bob"], ["7 to ann"])
+    assert advising.app.get_state(CONFIG).values["messages"][-1].text == "Done."
+
+
 @pytest.mark.parametrize("answer", [[], ["another"], None])
 def test_a_request_that_expired_is_asked_anew_whatever_the_answer_is_on(langchain: bool, answer: Any) -> None:
     """With None there is no decision at all."""
