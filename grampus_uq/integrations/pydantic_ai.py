@@ -43,7 +43,7 @@ from grampus_uq.wire import read_messages
 
 with MissingDependencyError.unless("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents"):
     from pydantic_ai import Agent, RunContext
-    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, DynamicCapability
+    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, DynamicCapability, WrapperCapability
     from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry
     from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, ToolCallPart
     from pydantic_ai.tools import DeferredToolRequests, ToolDefinition, ToolDenied
@@ -454,11 +454,15 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
 
 def _check_watched(agent: Agent[Any, Any], given: Sequence[Any], tool: str | None, *, acts: bool) -> None:
     """Refuse a sub-agent without a guard, whose calls would run unasked; advice warns of it."""
-    chain = [*given]
-    agent.root_capability.apply(chain.append)
-    known = UncertaintyCapability, DynamicCapability
-    if any(isinstance(one, known) or not isinstance(one, AbstractCapability) for one in chain):
-        return  # a function may give one to each run
+    left: list[Any] = [agent.root_capability, *given]
+    while left:
+        one = left.pop()
+        if isinstance(one, UncertaintyCapability | DynamicCapability) or not isinstance(one, AbstractCapability):
+            return  # a function may give one to each run
+        inner: list[Any] = [one.wrapped] if isinstance(one, WrapperCapability) else []
+        if not inner:
+            one.apply(inner.append)
+        left += [part for part in inner if part is not one]
     if acts:
         rule = "an agent with an UncertaintyCapability: nothing would stop its calls"
         raise ConfigurationError.of("agent", "run_sub_agent", rule, agent.name or "one without")
