@@ -474,7 +474,9 @@ async def test_what_a_watched_agent_got_since_is_watched_from_its_next_run_on(
 ) -> None:
     over = {add_agent_as_tool: ("hand_over", {"input": "Pay."}), add_handoff: ("transfer_to_clerk", {})}.get(change)
     first = (
-        [] if over is None else [ScriptedTurn(text="Over.", calls=(ToolCall(id="h", name=over[0], arguments=over[1]),))]
+        []
+        if over is None
+        else [ScriptedTurn(text="Over.", calls=(ToolCall(id=tmp_path.name, name=over[0], arguments=over[1]),))]
     )
     later = [] if change is add_agent_as_tool else [UNSURE]
     desk = Desk(tmp_path, UNSURE, DONE)
