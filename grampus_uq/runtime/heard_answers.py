@@ -38,7 +38,8 @@ def heard_together(turn: Turn) -> Iterator[None]:
     try:
         yield
     finally:
-        turn.together.remove(turn)
+        if turn.together is not beside:  # else until the one that began it has taken up what became of it
+            turn.together.remove(turn)
 
 
 async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:

@@ -331,7 +331,11 @@ class Turn:
     async def _run_one(self, record: CallRecord) -> ToolResult | None:
         delegate = self.delegates.get(record.call.name)
         if delegate is not None:
-            outcome = await delegate.execute(record, self)
+            try:
+                outcome = await delegate.execute(record, self)
+            finally:  # what it said is taken up here, before anybody else runs
+                child = self._state.child_session(record)
+                self.together[:] = [one for one in self.together if one.lease.state.session_id != child]
         else:
             outcome = await self._execute(record.call.model_copy(deep=True), record.key(self._state.run_id))
         record = self._state.record(record)  # a sub-agent's may have been changed meanwhile
