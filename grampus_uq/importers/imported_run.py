@@ -106,7 +106,7 @@ def events(
     """Yield the recording that a monitor with this profile and these signals would have made of the run.
 
     The stated confidence of each message of the assistant is read, and its log-probabilities where it has them; one of
-    `signals` with the same source takes the place of the former. Each call of a tool that the profile guards by name is
+    `signals` with the same source takes the place of a reading. Each call of a tool that the profile guards by name is
     a step after its message, as it is live. Signals that ask a model cannot be run on a finished run; one that raises
     gives a missing reading, as it does live. What the profile would have stopped is recorded as stopped only if
     `profile.advisory` is not set: set it, since the run really went on. The default is the default tiers, advisory. The
@@ -158,4 +158,4 @@ def _readings(run: ImportedRun, step: Step, signals: Sequence[InstantSignal]) ->
         yield read_instant(VerbalizedConfidence(), step)
     yield from (read_instant(signal, step) for signal in signals)
     if step.logprobs is not None:
-        yield from read_tokens(step, run.messages[:at])
+        yield from (one for one in read_tokens(step, run.messages[:at]) if one.source not in own)

@@ -165,3 +165,24 @@ def test_whoever_is_not_the_assistant_states_no_confidence_in_a_log(tmp_path: Pa
     run = replace(found.run, messages=(user, agent))
     steps = [event for event in events(run) if isinstance(event, StepEvent)]
     assert [[one.value for one in step.readings] for step in steps] == [[], [0.7]]
+
+
+def test_a_signal_of_the_users_own_takes_the_place_of_the_reading_of_its_name() -> None:
+    class Own:
+        def __init__(self, source: str) -> None:
+            self.source = source
+
+        def read(self, step: Step) -> Reading:
+            return Reading(source=self.source, value=0.25)
+
+    run = ImportedRun(
+        run_id="a",
+        path="a.json",
+        line=1,
+        messages=(Message(role=Role.ASSISTANT, content="Paris."),),
+        outcome=Outcome(success=True),
+        facts={0: MessageFacts(logprobs=(TokenLogprob(token="Paris.", logprob=math.log(0.9)),))},
+    )
+    for source in ("verbalized", "token_probability", "claim_probability"):
+        (step,) = (event for event in events(run, signals=[Own(source)]) if isinstance(event, StepEvent))
+        assert [one.value for one in step.readings if one.source == source] == [0.25]
