@@ -280,9 +280,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
 
     def _check_order(self, ctx: RunContext[Any]) -> None:
         """Refuse a second guard, and a capability that would change a call or an output that this one let through."""
-        chain: list[AbstractCapability[Any]] = []
-        if ctx.root_capability is not None:
-            ctx.root_capability.apply(chain.append)
+        chain = [] if ctx.root_capability is None else _parts([ctx.root_capability])
         if (guards := sum(isinstance(one, UncertaintyCapability) for one in chain)) > 1:
             rule = "with one UncertaintyCapability: a history holds the calls of one"
             raise ConfigurationError.of("capabilities", "Agent", rule, guards)
@@ -452,17 +450,30 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
     raise ApprovalRequired(metadata={KEY: [request.model_dump(mode="json") for request in waiting(result)]})
 
 
-def _check_watched(agent: Agent[Any, Any], given: Sequence[Any], tool: str | None, *, acts: bool) -> None:
-    """Refuse a sub-agent without a guard, whose calls would run unasked; advice warns of it."""
-    left: list[Any] = [agent.root_capability, *given]
+def _parts(capabilities: Sequence[Any]) -> list[Any]:
+    """Capabilities and all that they hold, each once, the outermost first; `apply` alone looks into no wrapper."""
+    found: dict[int, Any] = {}
+    left = [*reversed(capabilities)]
     while left:
         one = left.pop()
-        if isinstance(one, UncertaintyCapability | DynamicCapability) or not isinstance(one, AbstractCapability):
-            return  # a function may give one to each run
-        inner: list[Any] = [one.wrapped] if isinstance(one, WrapperCapability) else []
-        if not inner:
+        if id(one) in found:
+            continue
+        found[id(one)] = one
+        inner: list[Any] = []
+        if isinstance(one, WrapperCapability):
+            inner.append(one.wrapped)
+        elif isinstance(one, AbstractCapability):
             one.apply(inner.append)
-        left += [part for part in inner if part is not one]
+        left += reversed(inner)
+    return [*found.values()]
+
+
+def _check_watched(agent: Agent[Any, Any], given: Sequence[Any], tool: str | None, *, acts: bool) -> None:
+    """Refuse a sub-agent without a guard, whose calls would run unasked; advice warns of it."""
+    known = UncertaintyCapability, DynamicCapability
+    chain = _parts([agent.root_capability, *given])
+    if any(isinstance(one, known) or not isinstance(one, AbstractCapability) for one in chain):
+        return  # a function may give one to each run
     if acts:
         rule = "an agent with an UncertaintyCapability: nothing would stop its calls"
         raise ConfigurationError.of("agent", "run_sub_agent", rule, agent.name or "one without")

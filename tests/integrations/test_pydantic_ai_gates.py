@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 from pydantic_ai import Agent, ToolOutput
-from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, CombinedCapability, WrapperCapability
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, UnexpectedModelBehavior
 from pydantic_ai.messages import ModelResponse, NativeToolCallPart, NativeToolReturnPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
@@ -151,6 +151,16 @@ async def test_a_capability_that_would_stand_inside_the_guard_is_refused_at_the_
     assert bank.paid == []
     beside(bank, Changes(hook, to=None, position="innermost"), last=False)
     assert waiting(await bank.go())
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+async def test_a_guard_in_a_wrapper_refuses_what_stands_inside_it_as_well(hook: str) -> None:
+    bank = Bank()
+    held: Any = WrapperCapability(CombinedCapability([WrapperCapability(bank.guard)]))
+    bank.guard = held
+    with pytest.raises(ConfigurationError, match="Changes"):
+        await beside(bank, Changes(hook)).go()
+    assert bank.paid == []
 
 
 async def test_arguments_that_validation_completes_or_converts_are_the_models_own() -> None:
