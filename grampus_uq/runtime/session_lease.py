@@ -65,7 +65,8 @@ class Leases:
                 f"Session {state.session_id!r} is run by another worker; its lease ends in {left:.1f} s unless it is "
                 "renewed."
             )
-        above = await self.ledger.above(state.metadata.get(ABOVE))
+        named = state.metadata.get(ABOVE)
+        above = await self.ledger.above(named)
         parent, run = state.metadata.get(PARENT), state.metadata.get(PARENT_RUN)
         if await self.ledger.parent_status(parent, run, above) in ENDED:
             raise SessionError(
@@ -75,7 +76,8 @@ class Leases:
         state.inherit(*(head for _, head, _ in above))  # as far as those above it stored: it may be run without them
         lease = SessionLease(self, state, version)
         sessions = {state.session_id, *(head.session_id for _, head, _ in above)}
-        lease.asks_beside = any(head.asks_beside(sessions) for _, head, _ in above)
+        unread = isinstance(named, list) and len(above) < len(named)  # damaged, deleted, or in another store
+        lease.asks_beside = unread or any(head.asks_beside(sessions) for _, head, _ in above)
         state.taken_over()
         state.stops_seen = await stops_to_heed(self.ledger, state)
         state.claimed_s, state.worker, state.status = self.ledger.now_s(), lease._worker, AgentStatus.RUNNING

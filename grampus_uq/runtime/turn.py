@@ -130,7 +130,8 @@ class Turn:
 
     async def judge(self, doubt: Doubt | None = None) -> UncertaintyAction:
         """Clear every new call or, also with a `doubt`, make it wait; returns ABORT as soon as one aborts the run."""
-        apart = self.lease.asks_beside and ABOVE in self.together[0].lease.state.metadata  # nobody here hears of that
+        first = (self.together or [self])[0]
+        apart = self.lease.asks_beside and ABOVE in first.lease.state.metadata  # nobody here hears of that
         before = [*self._state.rejected_before(), *([UNREADABLE] if apart else [])]
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             new, action = await self.gate.judge(

@@ -183,6 +183,26 @@ async def test_a_sub_agent_that_is_resumed_without_its_parent_is_asked_about_wha
     assert house.paid == ([] if first else [5])
 
 
+@pytest.mark.parametrize("damaged", [True, False])
+async def test_a_sub_agent_that_is_resumed_while_nobody_can_read_its_parent_is_asked_before_it_acts(
+    damaged: bool,
+) -> None:
+    house = House(works(0, "look", "pay"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        group.cancel_scope.cancel()
+    house.sure = True
+    house.looks_on.set()
+    (above,) = await house.store.scan("session", prefix="clerk/")
+    broken = Put(kind="session", key=above.key, body="{", expected=above.version, label=above.label)
+    await house.store.write(broken if damaged else above.removal())
+    payer = house.process("payer")
+    (found,) = await house.store.scan("session", prefix="payer/")
+    result = await payer.resume("payer", payer.ledger.state_in(found).session_id)
+    assert ([one.rule for one in result.pending], house.paid) == (["rejected_in_thread"], [])
+
+
 @pytest.mark.parametrize("damaged", ["{", '{"v": 2}'])
 async def test_where_nobody_can_read_a_sub_agent_any_more_whoever_acts_is_asked(damaged: str) -> None:
     house = House(works(0, "pay"))
