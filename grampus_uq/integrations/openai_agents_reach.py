@@ -83,15 +83,16 @@ class AgentWatch:
             self._report([agent.name])
             return agent
         watch_runs(self)
+        others = [] if self.acts() else [watch for watch in _known_watches() if watch is not self]
         for one in self._reached(agent):
+            if any(other.has(one) for other in others):
+                log.warning("agent %.80r is watched by another guard, and not by this one", one.name)
+                continue
             if isinstance(one.model, Model):
                 inner = one.model
                 while isinstance(inner, WatchedModel) and not inner.has(one):  # it came with a copy of a guarded agent
                     inner = inner.inner
-                if (watched := self.model(inner, "")) is inner and not self.has(one):
-                    log.warning("agent %.80r is watched by another guard, and not by this one", one.name)
-                    continue
-                one.model = watched
+                one.model = self.model(inner, "")
             self._check_mcp(one)
             tools = self._gated(one.tools)
             if any(gated is not tool for gated, tool in zip(tools, one.tools, strict=True)):
@@ -242,6 +243,11 @@ _watches: weakref.WeakSet[AgentWatch] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
+def _known_watches() -> list[AgentWatch]:
+    with _lock:
+        return [*_watches]
+
+
 def watch_runs(watch: AgentWatch) -> None:
     """Have every run of an agent with this watch configured, also one that the user or an agent as a tool starts."""
     with _lock:
@@ -264,8 +270,7 @@ class _WatchedRunner(AgentRunner):
 
         Raises SessionError for a run outside of the sessions that its agent may run in.
         """
-        with _lock:
-            everywhere = [*_watches]
+        everywhere = _known_watches()
         watches = [watch for watch in everywhere if watch.has(agent)]
         run = outside = None
         for watch in watches:

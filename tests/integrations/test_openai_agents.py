@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -567,15 +568,36 @@ async def test_a_guard_that_only_advises_refuses_nothing_and_says_what_it_could_
     assert (await Runner.run(agent, "Pay.")).final_output == "Done."  # outside of a session
 
 
+@pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.anyio
-async def test_a_guard_that_only_advises_leaves_another_guards_agent_to_it(tmp_path: Path) -> None:
+async def test_a_guard_that_only_advises_leaves_another_guards_agent_to_it(tmp_path: Path, by_name: bool) -> None:
     desk = Desk(tmp_path, UNSURE, DONE)
-    agent = desk.guard.watch(desk.agent())
+    agent = desk.agent()
+    config = RunConfig(model_provider=Provider(fake=FakeModel(desk.setup)))
+    if by_name:
+        agent.model = "fake"
+    desk.guard.watch(agent)
     gated = agent.tools
     UncertaintyGuard(UncertaintyMonitor(policy=UncertaintyPolicy()), advisory=True).watch(agent)
-    result = await desk.guard.run(agent, "Pay.", session_id="s")
     assert agent.tools is gated
+    result = await desk.guard.run(agent, "Pay.", session_id="s", run_config=config)
     assert (len(result.interruptions), desk.paid) == (1, [])
+
+
+@pytest.mark.anyio
+async def test_guards_that_only_advise_and_run_one_agent_at_once_end_no_run(tmp_path: Path) -> None:
+    """As where each request has a guard of its own; the SDK refuses an agent whose tools change during a run."""
+    desk = Desk(tmp_path, UNSURE, DONE)
+    agent = desk.agent()
+    config = RunConfig(model_provider=Provider(fake=FakeModel(desk.setup)))
+    agent.model = "fake"
+
+    async def serve(number: int) -> str:
+        guard = UncertaintyGuard(UncertaintyMonitor(), advisory=True)
+        result = await guard.run(agent, "Pay.", session_id=f"s-{number}", run_config=config)
+        return str(result.final_output)
+
+    assert await asyncio.gather(*map(serve, range(3))) == ["Done."] * 3
 
 
 @pytest.mark.parametrize("advisory", [True, False])
