@@ -356,8 +356,7 @@ class _Door:
 
     async def _end(self, session: HttpSession, owed: Owed, why: str, ran: bool) -> None:
         """End a call that no answer will come to."""
-        if owed.judged is not None:
-            await owed.judged.wait()
+        await owed.until_judged()
         if owed.record is not None and owed.identity is not None and owed.answers.give_up(owed.identity, owed.record):
             exchange = session.exchange
             await (exchange.lost(owed.record) if ran else exchange.not_sent(owed.record, why))

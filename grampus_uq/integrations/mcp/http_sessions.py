@@ -46,6 +46,11 @@ class Owed:
         """Return True for a call whose outcome must be reported."""
         return self.judged is None and self.record is not None and matters(self.record)
 
+    async def until_judged(self) -> None:
+        """Wait for the judgement where it happens beside the call, in advisory mode."""
+        if self.judged is not None:
+            await self.judged.wait()
+
     def unknown(self, why: str) -> str:
         """The words for a client whose request had this instead of an answer, after it was sent."""
         return unknown(why, self.record)

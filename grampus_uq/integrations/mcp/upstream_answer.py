@@ -258,14 +258,14 @@ class UpstreamAnswer:
         if self._owed.judged is None:
             return await self._stored(self._owed.answers.take(data))
         if self._budget.take(len(data)):
-            self._looks.start_soon(self._look, data, self._owed.judged)
+            self._looks.start_soon(self._look, data)
         else:
             self._say("more answers come than are looked at: some pass unrecorded")
         return None
 
-    async def _look(self, data: bytes, judged: anyio.Event) -> None:
+    async def _look(self, data: bytes) -> None:
         try:
-            await judged.wait()
+            await self._owed.until_judged()
             await self._stored(self._owed.answers.take(data))
         finally:
             self._budget.give(len(data))
@@ -296,8 +296,7 @@ class UpstreamAnswer:
     async def _end(self) -> None:
         """The stream has ended: a call that it left unanswered gets its end here, or where the stream goes on."""
         owed = self._owed
-        if owed.judged is not None:
-            await owed.judged.wait()
+        await owed.until_judged()
         record = owed.record
         if record is None or owed.identity is None or owed.readers:
             return
