@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -89,3 +90,26 @@ async def test_a_call_that_is_never_answered_is_no_open_one_and_the_same_one_is_
         assert "is" in (await one.call(2, path="a"))["result"]
         await one.until(lambda: state.tool_calls_made == before + 1)
         assert await one.bench.ledger.pending() == []
+
+
+@pytest.mark.parametrize("framed", [True, False], ids=["its length is given", "in pieces"])
+@pytest.mark.parametrize("bounds", [{"limit": 1_000}, {"max_bytes": 1_000}], ids=["too long", "too many are held"])
+async def test_a_request_that_is_not_held_passes_unjudged_with_its_bytes(bounds: dict[str, int], framed: bool) -> None:
+    async with web(advisory=True, **bounds) as one:
+
+        async def saying(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield json.dumps({"jsonrpc": "2.0", "id": 7, "result": {"was": len(one.server.bodies[-1])}}).encode()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for at in range(0, len(body), 90_001):
+                yield body[at : at + 90_001]
+
+        body = b'{"id": 7, "method": "tools/call", "params": {"name": "delete_note", "x": "' + b"y" * 400_000 + b'"}}'
+        one.server.answer = saying
+        answer = await one.client.post(one.address, content=body if framed else pieces())
+        assert (answer.status_code, answer.json()["result"]) == (200, {"was": len(body)})
+        assert one.server.bodies[-1] == body
+        assert [text for text in one.bench.said if "passes unjudged" in text]
+        one.server.answer = one.server.echo
+        assert "is" in (await one.call(8, path="a"))["result"]
+        await one.until(lambda: one.bench.calls.session.current().lease.state.tool_calls_made == 1)

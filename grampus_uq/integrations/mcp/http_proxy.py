@@ -58,7 +58,7 @@ with MissingDependencyError.unless("mcp", "mcp", "serving MCP over HTTP"):
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 
-    from grampus_uq.integrations.mcp.http_traffic import Bounds, Traffic
+    from grampus_uq.integrations.mcp.http_traffic import Bounds, Traffic, Unread
     from grampus_uq.integrations.mcp.upstream_answer import LATE_S, UpstreamAnswer
 
 _TIMEOUT: Final = httpx.Timeout(30.0, read=3_600.0)
@@ -174,8 +174,12 @@ class _Door:
         """A request with a message."""
         name = session_name(request.headers)
         async with self._traffic.body(request) as body:
-            if body is None:
-                return _error(None, "the message is too long or too slow, or too many are held", 413)
+            if isinstance(body, Unread):
+                why = "the message is too long or too slow, or too many are held"
+                if not self._upstream.advisory:
+                    return _error(None, why, 413)
+                self._say(f"a request passes unjudged: {why}")
+                return await self._within(name, partial(self._forward, request, body))
             try:
                 message = read_message(body, alone=True)
                 check_routing(request.headers, message)
@@ -264,7 +268,9 @@ class _Door:
 
     # -- upstream -------------------------------------------------------------------------------------------------
 
-    async def _forward(self, request: Request, body: bytes | None, session: HttpSession, owed: Owed) -> Response:
+    async def _forward(
+        self, request: Request, body: bytes | Unread | None, session: HttpSession, owed: Owed
+    ) -> Response:
         """Pass a request on, and its answer back as it is read."""
         answer = await self._sent(request, body, session, owed)
         goes_on = body is None and owed.identity in owed.answers and not self._upstream.advisory
@@ -294,13 +300,17 @@ class _Door:
         self._group.start_soon(reading.run)
         return response
 
-    def _outgoing(self, request: Request, body: bytes | None, session: HttpSession, owed: Owed) -> httpx.Request:
+    def _outgoing(
+        self, request: Request, body: bytes | Unread | None, session: HttpSession, owed: Owed
+    ) -> httpx.Request:
         """The request for the server: the client's own headers, and none of this library's."""
         headers, record = passed_on(request.headers.raw), owed.record
         if record is not None and session.exchange.prefix:
             own = record.call.name.removeprefix(session.exchange.prefix)
             headers = [(name, header_value(own) if name == b"mcp-name" else value) for name, value in headers]
-        if record is not None and record.edited:
+        if isinstance(body, Unread):
+            headers += [one for one in request.headers.raw if one[0].lower() == b"content-length"]
+        if record is not None and record.edited and not isinstance(body, Unread):
             params = json.loads(body or b"{}").get("params", {})
             headers = [(name, value) for name, value in headers if not name.startswith(PARAMETER.encode())]
             if is_modern(params):
@@ -314,13 +324,15 @@ class _Door:
         )
 
     async def _sent(
-        self, request: Request, body: bytes | None, session: HttpSession, owed: Owed
+        self, request: Request, body: bytes | Unread | None, session: HttpSession, owed: Owed
     ) -> httpx.Response | Exception | None:
         """The answer's beginning, or what went wrong; None where the client left, and nobody else has to know."""
         answer: httpx.Response | Exception | None = None
         async with anyio.create_task_group() as group:
 
             async def give_up() -> None:
+                if isinstance(body, Unread):  # what comes of it is read by who sends it on
+                    await body.over.wait()
                 await _watch(request, anyio.Event())
                 if owed.record is not None:
                     session.exchange.calls.left(owed.record.proposed.id)

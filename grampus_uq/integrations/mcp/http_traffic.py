@@ -27,6 +27,20 @@ class Bounds:
     max_open: int = _MAX_OPEN
 
 
+class Unread:
+    """The body of a request that is not read as a message, as it comes: what is `held` of it first."""
+
+    def __init__(self, request: Request, held: bytes) -> None:
+        self._request, self._held, self.over = request, held, anyio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._held
+        self._held = b""
+        async for chunk in self._request.stream():
+            yield chunk
+        self.over.set()
+
+
 class Traffic:
     """Open requests of one event loop."""
 
@@ -49,9 +63,9 @@ class Traffic:
             self._open -= 1
 
     @asynccontextmanager
-    async def body(self, request: Request) -> AsyncIterator[bytes | None]:
-        """The body of a request, counted for so long; None where it is too long or too slow, or too much is held."""
-        body, fits = bytearray(), True
+    async def body(self, request: Request) -> AsyncIterator[bytes | Unread]:
+        """The body of a request, counted for so long; unread where it is too long or too slow, or too much is held."""
+        body, fits, chunk = bytearray(), True, b""
         try:
             with anyio.move_on_after(_BODY_S) as scope:
                 async for chunk in request.stream():
@@ -59,6 +73,7 @@ class Traffic:
                     if not fits:
                         break
                     body += chunk
-            yield bytes(body) if fits and not scope.cancelled_caught else None
+            whole = fits and not scope.cancelled_caught
+            yield bytes(body) if whole else Unread(request, bytes(body) if fits else bytes(body) + chunk)
         finally:
             self._budget.give(len(body))
