@@ -55,7 +55,7 @@ from grampus_uq.gate.requests import (
     Arrived,
     rules_digest,
 )
-from grampus_uq.gate.schema import problem_of
+from grampus_uq.gate.schema import problem_of, schema_of_judged
 from grampus_uq.gate.starts import CallStarts, Starts, by_itself, let_by, permitted
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.building import builder
@@ -423,7 +423,7 @@ class Gate:
         unreadable = read_arguments(call.arguments).problem
         if unreadable is not None:
             return f"the arguments {unreadable}"
-        schema = self._schema_of(call.name)
+        schema = schema_of_judged(self._schema_of(call.name), call.arguments)
         return None if schema is None else problem_of(call.arguments, schema)
 
     def decide(

@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from grampus_uq.records.values import canonical_json
+
+BESIDE: Final = "beside the arguments"
+"""Name under which fields besides a call's arguments are judged; no argument may have it."""
 _DEEPEST: Final = 64
 _MOST_LOOKS: Final = 100_000
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -34,6 +38,17 @@ def problem_of(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str |
         return _problem(dict(arguments), schema, _Root(schema=schema), "", 0)
     except RecursionError:  # a schema that refers to itself without end, or on ever more ways
         return None
+
+
+def schema_of_judged(schema: Mapping[str, Any] | None, judged: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A tool's schema as judged arguments fit it: where a call carries more, of all of it, which stays as it is."""
+    if schema is None or BESIDE not in judged:
+        return schema
+    within = {"type": "object", **{name: schema[name] for name in ("$defs", "definitions") if name in schema}}
+    return within | {
+        "properties": {"arguments": schema, BESIDE: {"enum": [judged[BESIDE]]}},
+        "required": ["arguments", BESIDE],
+    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,4 +133,6 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _equal(value: Any, allowed: Any) -> bool:
-    return type(value) is type(allowed) and bool(value == allowed)
+    if type(value) is not type(allowed) or value != allowed:
+        return False
+    return not isinstance(value, dict | list) or canonical_json(value) == canonical_json(allowed)  # True is not 1

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from grampus_uq.gate.schema import schema_of_judged
 from grampus_uq.recording.artifacts import profile_fingerprint
 from grampus_uq.records.values import AgentDefinition, canonical_json, sha256_of
 from grampus_uq.runtime.run_state import AgentState
@@ -91,10 +92,10 @@ class BegunWith(BaseModel):
         ]
 
 
-def parameters_of(state: AgentState, tool: str) -> Mapping[str, Any] | None:
-    """The JSON schema of the arguments of a tool that a session's open turn calls; None where it is not kept."""
+def parameters_of(state: AgentState, tool: str, judged: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The JSON schema of the judged arguments of a call in a session's open turn; None where it is not kept."""
     begun = BegunWith.read(state)
-    return None if begun is None else begun.parameters.get(tool)
+    return None if begun is None else schema_of_judged(begun.parameters.get(tool), judged)
 
 
 def contracts(schemas: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Contract]:

@@ -64,7 +64,7 @@ async def open_request(ledger: Ledger, request_id: str) -> OpenRequest:
         decisions=tuple(decision for decision, _ in arrived),
         refused=tuple(dict.fromkeys((str(one.get("of", "")), str(one.get("why", ""))) for one in refused)),
         standing=tuple(await _standing(ledger, arrived, refused)),
-        parameters=None if request.call is None else parameters_of(state, request.call.name),
+        parameters=None if (call := request.call) is None else parameters_of(state, call.name, call.arguments),
     )
 
 

@@ -142,7 +142,7 @@ class StoredDrills:
         schema = None
         with suppress(SessionError, StoreError):  # it was decided meanwhile, or cannot be read: no drill follows it
             state, _ = await Ledger(self._store).find_request(asked.id)
-            schema = parameters_of(state, asked.tool or "")
+            schema = parameters_of(state, asked.tool or "", asked.arguments)
         parameters = None if schema is None else dict(schema)
         start = uuid.UUID(int=self._rng.getrandbits(128)).hex
         page = await self._store.scan("decision", after=start, limit=_SOURCES)

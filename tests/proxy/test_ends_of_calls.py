@@ -80,7 +80,7 @@ async def test_an_edit_that_fits_no_call_forgets_nothing_of_a_call_that_may_have
             await one.asked()
             await one.exchange.lost(one.guard._answers.running.pop(1))
         told = await edited(2)
-        assert ("may have taken effect" in told, told.startswith("Not executed: the edited")) == (began, not began)
+        assert ("may have taken effect" in told, told.startswith("Not executed: as it was")) == (began, not began)
         await one.say(id=3, method="tools/call", params=params)
         assert (await one.waiting()).unknown_outcome is began
         assert len(one.ran()) == began

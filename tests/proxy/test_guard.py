@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import Sensing
+from grampus_uq.errors import ApprovalError
+from grampus_uq.gate.schema import BESIDE
 from grampus_uq.integrations.mcp.json_rpc import UnclearError, judged_arguments, read_message
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.stopping import order_stop
+from grampus_uq.runtime.stored_decisions import check_edit, open_request
 from grampus_uq.signals.call_reader import Reader
 from grampus_uq.testing import ScriptedModel
 from tests.proxy.guarded import MODERN, Bench, bench
@@ -98,6 +101,34 @@ async def test_an_approval_covers_no_call_that_says_the_same_beside_its_argument
     beside = {**name, "arguments": {"path": "a"}, "x": 1}
     digests = {ToolCall(id="c", name="t", arguments=judged_arguments(params)).digest() for params in (nested, beside)}
     assert len(digests) == 2
+
+
+@pytest.mark.parametrize("beside", [{"x": 1}, {"inputResponses": {"q": {"action": "accept"}}, "requestState": "s"}])
+async def test_an_edit_changes_the_arguments_of_a_call_and_nothing_beside_them(beside: Any) -> None:
+    """What the inbox and the commands take is what the server gets; another word beside them is refused at once."""
+    schema = {"type": "object", "properties": {"path": {"$ref": "#/$defs/path"}}, "required": ["path"]}
+    async with bench() as one:
+        await one.lists(delete_note={"inputSchema": {**schema, "$defs": {"path": {"type": "string"}}}})
+        await one.say(id=1, method="tools/call", params={"name": "delete_note", "arguments": {"path": "a"}, **beside})
+        opened = await open_request(one.ledger, (await one.waiting()).id)
+        judged = opened.card.arguments
+        for wrong in ({**judged, "arguments": {"path": 1}}, {**judged, BESIDE: {"x": True}}, {"path": "b"}):
+            with pytest.raises(ApprovalError, match="The tool does not accept this"):
+                check_edit(wrong, opened.parameters)
+        edited = {**judged, "arguments": {"path": "b"}}
+        check_edit(edited, opened.parameters)
+        await one.decide("edit", arguments=edited)
+        (call,) = await one.asked()
+        assert call["params"] == {"name": "delete_note", "arguments": {"path": "b"}, **beside}
+
+
+@pytest.mark.parametrize("edited", [{"n": 2**53 + 1}, {"n": 1, "N": 2}, {"n": {"beside the arguments": 1, "a": 1e300}}])
+async def test_an_edit_that_servers_read_in_two_ways_is_not_sent(edited: dict[str, Any]) -> None:
+    async with bench() as one:
+        await one.call(1, n=1)
+        await one.decide("edit", arguments=edited)
+        assert "Not executed: as it was edited, " in (await one.answered(1))["result"]["content"][0]["text"]
+        assert not one.ran()
 
 
 async def test_a_call_waits_until_it_is_approved_and_runs_once_while_its_client_waits() -> None:

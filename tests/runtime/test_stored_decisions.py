@@ -33,7 +33,7 @@ def test_the_schema_of_a_waiting_call_is_kept_for_whoever_edits_it(tmp_path: Pat
     parameters = found(Desk(tmp_path)).parameters
     assert parameters is not None
     assert sorted(parameters["properties"]) == ["body", "to"]
-    assert parameters_of(AgentState(agent_id="a", session_id="s"), "send_email") is None
+    assert parameters_of(AgentState(agent_id="a", session_id="s"), "send_email", {}) is None
 
 
 def test_a_decision_that_the_runner_ignored_stands_no_more(tmp_path: Path) -> None:

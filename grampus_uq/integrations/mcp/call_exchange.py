@@ -29,6 +29,7 @@ from grampus_uq.integrations.mcp.guarded_calls import GuardedCalls
 from grampus_uq.integrations.mcp.json_rpc import (
     INVALID_PARAMS,
     Message,
+    UnclearError,
     error_line,
     is_modern,
     judged_arguments,
@@ -242,10 +243,11 @@ class CallExchange:
     async def _passed(self, message: Message, record: CallRecord) -> Passed | Answered:
         """A started call with its own bytes, unless a human changed it."""
         message = without_prefix(self.prefix, message)
-        line = with_arguments(message, record.call.arguments) if record.edited else message.line
-        if line is not None:
+        try:
+            line = with_arguments(message, record.call.arguments) if record.edited else message.line
             return Passed(line=line, record=record)
-        why = "the edited arguments do not fit what else this call carries"
+        except UnclearError as error:
+            why = f"as it was edited, {error}"
         await self.not_sent(record, why)
         before = " It was started before and may have taken effect." if record.began_before else ""
         text = f"Not {'sent again' if before else 'executed'}: {why}.{before}"

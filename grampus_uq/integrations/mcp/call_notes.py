@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from grampus_uq.gate.call import CallPhase, CallRecord, against
-from grampus_uq.integrations.mcp.json_rpc import BESIDE
+from grampus_uq.gate.schema import BESIDE
 from grampus_uq.integrations.mcp.pins import Pin
 from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.run_state import AgentState

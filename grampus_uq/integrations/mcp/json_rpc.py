@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final, TypeGuard
 
+from grampus_uq.gate.schema import BESIDE
 from grampus_uq.records.strict_json import parse_json
+from grampus_uq.records.values import canonical_json
 from grampus_uq.wire.calls import read_arguments
 
 PARSE_ERROR: Final = -32700
@@ -27,8 +29,6 @@ PROTOCOL_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 
 ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
 _PARAMS: Final = ("name", "arguments", "_meta", "task", "inputResponses", "requestState")
-BESIDE: Final = "beside the arguments"
-"""Name under which fields besides a call's arguments are judged; no argument may have it."""
 _PLAIN: Final = frozenset({"name", "arguments", "_meta", "task"})
 _OWN_STATE: Final = "g1."
 _REQUEST: Final = "grampus_uq/request"
@@ -187,19 +187,14 @@ def judged_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     return {"arguments": arguments, BESIDE: {name: value for name, value in params.items() if name not in _PLAIN}}
 
 
-def with_arguments(message: Message, arguments: Mapping[str, Any]) -> bytes | None:
-    """The line of a call with other judged arguments; None where they do not fit what else the call carries."""
-    params = dict(message.params)
-    if params.keys() <= _PLAIN:
-        params["arguments"] = dict(arguments)
-    else:
-        inner = arguments.get("arguments")
-        if not isinstance(inner, dict):
-            return None
-        params["arguments"] = inner
-        if judged_arguments(params) != dict(arguments):
-            return None
-    return message.having(params).line
+def with_arguments(message: Message, arguments: Mapping[str, Any]) -> bytes:
+    """The line of a call with other judged arguments; raises UnclearError where a server could read others in it."""
+    inner = arguments if message.params.keys() <= _PLAIN else arguments.get("arguments")
+    edited = message.having({**message.params, "arguments": inner})
+    _check_method(edited)
+    if canonical_json(judged_arguments(edited.params)) != canonical_json(arguments):
+        raise UnclearError("it does not fit what else the call carries")
+    return edited.line
 
 
 def id_in(head: bytes, tail: bytes = b"") -> Id | None:
