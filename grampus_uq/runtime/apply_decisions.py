@@ -8,7 +8,7 @@ effect, and blocks no other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grampus_uq.errors import ApprovalError, ChangedToolsError
 from grampus_uq.gate.call import (
@@ -32,8 +32,10 @@ from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import decision_digest
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stored_delegations import standing_in
-from grampus_uq.runtime.turn import Turn
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.turn import Turn
 
 HumanResponse = str | ApprovalDecision | Sequence[ApprovalDecision] | None
 """Guidance, decisions, or None: take the decisions that were stored elsewhere."""

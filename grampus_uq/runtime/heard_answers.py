@@ -3,8 +3,9 @@
 An answer is stored at any moment, and the session that asked may never take it up: it still waits, it died, it was
 stopped, or another call took the place of the one that was shown. So whoever judges looks for such answers first.
 
-Invariant: a call that may do harm is judged once all answers are known that were stored before, against calls of its
-session and of those that run with it, the sub-agents and the one that began them; otherwise StoreError is raised.
+Invariant: a call that may do harm is judged, and starts, once all answers are known that were stored before, against
+calls of its session and of those that run with it, the sub-agents and the one that began them; otherwise StoreError is
+raised.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import CallRecord, Terms, decided, remembered
@@ -22,8 +24,10 @@ from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.apply_decisions import apply_response, tell
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stored_delegations import standing_in
-from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.worker_jobs import ABOVE, within_parent
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.turn import Turn
 
 
 @contextlib.contextmanager
@@ -49,9 +53,10 @@ async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
     failed = await _failing(turn)
     for one in [one for one in turn.together if one is not turn]:
         failed += await _failing(one, waiting=True)
-    states = [one.lease.state for one in turn.together]
-    for state in states:
-        state.inherit(*(other for other in states if other is not state))
+    first, *others = [one.lease.state for one in turn.together or [turn]]
+    first.inherit(*others)
+    for other in others:
+        other.inherit(first)
     likely = {held.proposed.likeness() for held, _ in failed}
     below = any(held.child_session is not None for held, _ in failed)  # against calls that only the sub-agent knows
     risky = any(c.is_among(likely) or c.name in turn.delegates for c in new)

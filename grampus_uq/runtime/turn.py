@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import SessionConflictError, StoreError
-from grampus_uq.gate.call import UNREADABLE, UNVOUCHED, CallPhase, CallRecord, Doubt, Terms, edit_note, granted, held_by
+from grampus_uq.gate.call import (
+    REJECTED_BEFORE,
+    UNREADABLE,
+    UNVOUCHED,
+    CallPhase,
+    CallRecord,
+    Doubt,
+    Terms,
+    edit_note,
+    granted,
+    held_by,
+)
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate, both
 from grampus_uq.gate.starts import by_itself
@@ -23,6 +34,7 @@ from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.audit import call_facts, started_facts
 from grampus_uq.runtime.concurrent_tasks import run_together
+from grampus_uq.runtime.heard_answers import hear_before
 from grampus_uq.runtime.ledger import Note
 from grampus_uq.runtime.let_ahead import LetAhead
 from grampus_uq.runtime.session_lease import SessionLease
@@ -130,9 +142,7 @@ class Turn:
 
     async def judge(self, doubt: Doubt | None = None) -> UncertaintyAction:
         """Clear every new call or, also with a `doubt`, make it wait; returns ABORT as soon as one aborts the run."""
-        first = (self.together or [self])[0]
-        apart = self.lease.asks_beside and ABOVE in first.lease.state.metadata  # nobody here hears of that
-        before = [*self._state.rejected_before(), *([UNREADABLE] if apart else [])]
+        before = self._answered_before()
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             new, action = await self.gate.judge(
                 record,
@@ -156,6 +166,12 @@ class Turn:
             else:
                 self._state.keep(new)
         return UncertaintyAction.PROCEED
+
+    def _answered_before(self) -> list[str]:
+        """What humans answered against calls in earlier runs, and whether more was that nobody here hears of."""
+        first = (self.together or [self])[0]
+        apart = self.lease.asks_beside and ABOVE in first.lease.state.metadata
+        return [*self._state.rejected_before(), *([UNREADABLE] if apart else [])]
 
     async def _granted(self, record: CallRecord) -> CallRecord:
         state = self._state
@@ -246,9 +262,9 @@ class Turn:
         return started
 
     async def announce(self, started: list[CallRecord]) -> list[CallRecord]:
-        """Write started calls to store and audit; then look for stop orders, decisions during a look, and revocations.
+        """Write started calls to store and audit; then look for stop orders, what humans answered, and revocations.
 
-        So a call does not run if an order or decision came before; raises StoppedError for an order. With the store
+        So a call does not run if an order or answer came before; raises StoppedError for an order. With the store
         down, only calls that may run without a record are returned; StoreError, where a human or a grant allowed one,
         or it had begun before.
         """
@@ -263,6 +279,7 @@ class Turn:
             await self.lease.save(*(("execution_started", facts(one)) for one in announced))
             await self._unstopped()
             decided = await self.let_ahead.decided_meanwhile(announced)
+            overruled = await self._overruled([record for record in announced if record not in decided])
             lapsed = await self._lapsed(announced)
             await self.lease.hold(self.lease.saved_at)
         except StoppedError:
@@ -278,11 +295,29 @@ class Turn:
                 self._state.settle(record, _STORE_DOWN, is_error=True)
             return [record for record in started if not self._guarded(record)]
         await self.let_ahead.hear(decided)
-        for record, why in lapsed:
+        for record, doubt in overruled:
+            again = self.gate.asked(record, self.terms(), doubt)
+            self._state.keep(self.gate.starts.hand_on(record, again, self._state.run_id))
+            if record.proposed.is_among(self._state.rejected):
+                self._state.settle(record, REJECTED_BEFORE, is_error=True)
+            await self.lease.try_save(self.withdrawn(record, why=doubt.reason))
+        held = [*decided, *(record for record, _ in overruled)]
+        for record, why in [(record, why) for record, why in lapsed if record not in held]:
             self._state.keep(self.gate.not_begun(record, self.terms(), why))
             await self.lease.try_save(self.withdrawn(record, why=why))
-        held = [*decided, *(record for record, _ in lapsed)]
+            held.append(record)
         return [record for record in started if record not in held]
+
+    async def _overruled(self, announced: Sequence[CallRecord]) -> list[tuple[CallRecord, Doubt]]:
+        """Announced calls that no human decided about, with the reason in what humans answered since they were judged.
+
+        Not sub-agents that go on: what they do is judged. Raises StoreError.
+        """
+        judged = [] if self.advises else [one for one in announced if not one.decisions and one.child_session is None]
+        await hear_before(self, [record.proposed for record in judged])
+        known = {*self._answered_before(), *self._state.rejected}
+        held = [held_by(known, one.proposed, harmless=one.effect in HARMLESS) for one in judged]
+        return [(record, doubt) for record, doubt in zip(judged, held, strict=True) if doubt is not None]
 
     async def _lapsed(self, announced: Sequence[CallRecord]) -> list[tuple[CallRecord, str]]:
         """Announced calls with the end of what cleared them, in words; all is read in one turn of the store."""

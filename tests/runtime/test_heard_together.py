@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -339,3 +340,67 @@ async def test_a_sub_agent_that_ends_unasked_is_not_asked_for_by_one_that_acts_b
     house.sure, house.looks_on = True, store.ended
     assert (await house.process().run(CLERK, "Go.", session_id="s")).status == "completed"
     assert (store.asked, house.paid) == (1, [5, 5])  # its parent
+
+
+class Late(MemoryStore):
+    """Has somebody answer just before the start of a payment of the second sub-agent is written."""
+
+    answer: Callable[[], Awaitable[None]] | None = None
+
+    async def write(self, *changes: Change) -> float:
+        written = [one.body for one in changes if isinstance(one, Put) and one.kind == "session" and "d1" in one.key]
+        turns = [call for body in written for call in json.loads(body)["turn"]]
+        if any(call["phase"] == "started" and call["proposed"]["name"] == "pay" for call in turns) and self.answer:
+            answer, self.answer = self.answer, None
+            await answer()
+        return await super().write(*changes)
+
+
+@pytest.mark.parametrize("asks", ["clerk", "payer"])
+@pytest.mark.parametrize("kind", ["reject", "edit", "approve"])
+async def test_what_is_answered_until_a_call_is_announced_is_heard_before_it_runs(asks: str, kind: str) -> None:
+    """It was judged, and nothing spoke against it then; what is answered later comes too late."""
+    house = House(PAYS if asks == "clerk" else works(0, "pay"), works(1, "look", "pay"), store=(store := Late()))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        waits = await house.waiting()
+        store.answer = lambda: house.says(waits, kind)
+        house.sure = True
+        house.looks_on.set()
+    assert (house.paid, store.answer) == ([5.0] if kind == "approve" else [], None)
+    pending = (await house.process().ledger.known("clerk", "s"))[0].pending()
+    assert [one.rule for one in pending if one.id != waits.id] == ["rejected_in_thread"] * (kind == "edit")
+    if kind == "edit":
+        (asked,) = [one for one in pending if one.id != waits.id]
+        await house.process().resume("clerk", "s", asked.decide("reject", principal="ann"))
+        assert house.paid == [7.0]
+
+
+@pytest.mark.parametrize("goes_on", ["clerk", "payer"])
+async def test_a_call_that_was_cleared_as_its_worker_died_is_held_by_what_was_answered_since(goes_on: str) -> None:
+    house = House(works(0, "pay"), works(1, "look", "pay"), store=(store := Late()))
+
+    async def dies() -> None:
+        group.cancel_scope.cancel()
+        await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        waits = await house.waiting()
+        store.answer, house.sure = dies, True
+        house.looks_on.set()
+    payer = house.process("payer")
+    (second,) = [one for one in await store.scan("session", prefix="payer/") if "d1" in one.key]
+    body = json.loads(second.body)
+    body["turn"][0]["phase"] = "cleared"  # as a lease that is renewed meanwhile stores it
+    body = json.dumps(body)
+    await store.write(Put(kind="session", key=second.key, body=body, expected=second.version, label=second.label))
+    await house.says(waits, "edit")
+    if goes_on == "clerk":
+        result = await house.process().resume("clerk", "s")
+    else:
+        result = await payer.resume("payer", payer.ledger.state_in(second).session_id)
+    assert [one.rule for one in result.pending] == ["rejected_in_thread"]
+    assert house.paid == ([7.0] if goes_on == "clerk" else [])
