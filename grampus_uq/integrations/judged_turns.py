@@ -148,13 +148,14 @@ class TurnJudge:
 
     async def _heard_last(self, carried: Carried) -> Carried:
         """The state with what humans said against calls of the thread that a stop order kept from it."""
-        against_them = list[CallRecord]()
-        for record, arrived in HOST_LEFT.get():
+        left, against_them = HOST_LEFT.get() or [], list[CallRecord]()
+        for record, arrived in [*left]:  # another turn may hear at the same time
             deciding, _ = self.gate.approvals.holding(record.requests[0], arrived, self.gate.problem)
             after = decided(record, deciding) if deciding else record
             if against(after) not in (None, *carried.belief["rejected"]):
                 await self.gate.answered(after.change(requests=record.requests), carried.terms)
                 against_them.append(after)
+        left.clear()
         return self.record_decisions(carried, against_them)
 
     def doubted(self, carried: Carried) -> Carried:

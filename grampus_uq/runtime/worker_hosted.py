@@ -116,13 +116,13 @@ class HostedRunner:
 
     async def _run(self, lease: SessionLease, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
         state, before = lease.state, _held.set(lease)
-        host = HOST_NOW_S.set(self.ledger.now_s()), HOST_ARRIVED.set(()), HOST_LEFT.set(())
+        host = HOST_NOW_S.set(self.ledger.now_s()), HOST_ARRIVED.set(()), HOST_LEFT.set(None)
         try:
-            if left := {request.id: held for held in state.replaced() for request in held.requests}:
-                arrived = await self.ledger.decisions(list(left))
-                HOST_LEFT.set([(held, arrived[request]) for request, held in left.items()])
+            replaced = {request.id: held for held in state.replaced() for request in held.requests}
+            arrived = await self.ledger.decisions(list(replaced)) if replaced else {}
+            HOST_LEFT.set(left := [(held, arrived[request]) for request, held in replaced.items()])
             await lease.run(work)
-            state.keep_replaced([])
+            state.keep_replaced([held for held, _ in left])
             asked = await self.host.pending(state.session_id)
             state.review = list(asked or ())
             if asked:

@@ -16,7 +16,7 @@ import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 
 from grampus_uq import (
     AgentStatus,
@@ -59,6 +59,8 @@ class Bank:
         self.folder, self.paid, self.dies = folder, list[str](), False
         self.release, self.name, self.says = "", "payer", "I pay."
         self.approvals = ApprovalPolicy()
+        self.quiet = False
+        """The graph asks no model."""
         self.inside = False
         """The graph is a sub-graph with a state of its own."""
 
@@ -93,7 +95,7 @@ class Bank:
 
         builder = StateGraph(MessagesState)
         builder.add_node("agent", agent)
-        builder.add_edge(START, "agent")
+        builder.add_conditional_edges(START, lambda state: END if self.quiet else "agent")
         effects = ToolEffects({"pay": "irreversible"})
         guard = uncertainty_guard(UncertaintyMonitor(), effects=effects, agent_id=self.name, approvals=self.approvals)
         guard.attach(builder, after="agent", tools=[{"required": pay_in, "optional": pay_too}.get(self.release, pay)])
@@ -158,12 +160,20 @@ async def test_a_stored_decision_wakes_the_thread_in_another_process(
     assert (await Ledger(store).known("payer", "t"))[0].status == "completed"
 
 
+@pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("given_up", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("kind", ["reject", "edit"])
 async def test_a_decision_that_an_end_kept_from_the_thread_is_heard_as_it_begins_anew(
-    bank: Bank, store: SessionStore, kind: Any, inside: bool, given_up: bool, monkeypatch: pytest.MonkeyPatch
+    bank: Bank,
+    store: SessionStore,
+    kind: Any,
+    inside: bool,
+    given_up: bool,
+    quiet: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also where a run between asks no model."""
     bank.inside = inside
 
     async def slow(session_id: str) -> Any:
@@ -182,7 +192,11 @@ async def test_a_decision_that_an_end_kept_from_the_thread_is_heard_as_it_begins
             await order_stop(first.ledger, "payer", "t")
             monkeypatch.setattr(first.host, "pending", slow)
             assert await first.resume("payer", "t") == "failed"
+    bank.quiet = quiet
     async with bank.runner(store) as second:
+        if quiet:
+            assert await second.invoke(GIVEN, "t") == "completed"
+            bank.quiet = False
         assert await second.invoke(GIVEN, "t") == ("waiting_for_human" if kind == "edit" else "completed")
         rules = [request.rule for session in await Ledger(store).pending() for request in session.requests]
     assert (rules, bank.paid) == (["rejected_in_thread"] if kind == "edit" else [], [])
