@@ -70,7 +70,7 @@ HOST_NOW_S: ContextVar[float] = ContextVar("grampus_uq_host_now", default=0.0)
 """When a host began to look what a run that it wakes was told, by its store: what expired by then is asked anew."""
 HOST_ARRIVED: ContextVar[Sequence[Arrived]] = ContextVar("grampus_uq_host_arrived", default=())
 """The decisions that such a host found, with their arrival by its store: what came in time was not late."""
-HOST_LEFT: ContextVar[list[tuple[CallRecord, Sequence[Arrived]]] | None] = ContextVar("host_left", default=None)
+HOST_LEFT: ContextVar[list[tuple[CallRecord, list[Arrived]]] | None] = ContextVar("host_left", default=None)
 """The calls that waited as such a host was stopped, each with the decisions on it, until a turn heard of them."""
 ALWAYS_ASK = Doubt(level=UncertaintyLevel.MEDIUM, rule="always_ask", reason="the policy always asks about this tool")
 
