@@ -708,6 +708,21 @@ def test_a_page_down_skips_nothing_and_a_key_scrolls_nothing(
     assert page.evaluate("scrollY") == 500
 
 
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["390", "1280"])
+def test_each_field_of_a_long_form_is_on_the_screen_as_it_has_the_focus(
+    house: House, open_page: Callable[..., Any], size: dict[str, int]
+) -> None:
+    page, house.world = open_page(size), Till()
+    enter(page, house)
+    page.goto(f"{house.origin}/requests/{house.pause(PAY)}")
+    read(page)
+    choose(page, "Edit")
+    for _ in range(10):
+        playwright.expect(page.locator("[data-edit] :focus")).to_be_in_viewport(ratio=1)
+        page.keyboard.press("Tab")
+    playwright.expect(page.locator("#message:focus")).to_be_in_viewport(ratio=1)
+
+
 def test_everything_can_be_read_without_a_script(house: House, open_page: Callable[..., Any]) -> None:
     page = open_page()
     enter(page, house)
