@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import anyio
@@ -113,3 +113,25 @@ async def test_a_request_that_is_not_held_passes_unjudged_with_its_bytes(bounds:
         one.server.answer = one.server.echo
         assert "is" in (await one.call(8, path="a"))["result"]
         await one.until(lambda: one.bench.calls.session.current().lease.state.tool_calls_made == 1)
+
+
+async def test_beside_more_clients_than_sessions_each_one_is_served_and_the_last_ones_unjudged() -> None:
+    async with web(advisory=True, max_open=20) as one:
+
+        async def listening(message: dict[str, Any]) -> AsyncIterator[bytes]:
+            yield b": open\n\n"
+            await anyio.sleep_forever()
+
+        unbounded = httpx.AsyncClient(verify=False, headers={"host": "test"}, limits=httpx.Limits())
+        one.server.answer, one.server.headers = listening, {"content-type": "text/event-stream"}
+        async with AsyncExitStack() as streams, unbounded as client:
+            for number in range(256):
+                asks = client.stream("GET", one.address, headers={"mcp-session-id": str(number)})
+                assert (await streams.enter_async_context(asks)).status_code == 200
+            one.server.answer, one.server.headers = one.server.echo, {"content-type": "application/json"}
+            params = {"name": "delete_note", "arguments": {"path": "a"}}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            last = await client.post(one.address, json=body, headers={"mcp-session-id": "last"})
+            assert last.json()["result"] == {"is": params}
+            assert one.server.ran() == [params]
+            assert any("unjudged: the proxy has too many busy sessions" in text for text in one.bench.said)

@@ -62,6 +62,7 @@ with MissingDependencyError.unless("mcp", "mcp", "serving MCP over HTTP"):
     from grampus_uq.integrations.mcp.upstream_answer import LATE_S, UpstreamAnswer
 
 _TIMEOUT: Final = httpx.Timeout(30.0, read=3_600.0)
+_Serve = Callable[[HttpSession, Owed], Awaitable["Response"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,7 @@ class _Door:
             problem = reading_problem(request.headers, names, has_body=request.method == "POST")
         if problem is not None:
             return _error(None, problem[1], problem[0])
-        if self._traffic.full:
+        if self._traffic.full and not self._upstream.advisory:
             return _error(None, "the proxy has too many open requests", 503)
         try:
             with self._traffic.one():
@@ -146,9 +147,12 @@ class _Door:
         except ClientDisconnect:
             return Response(status_code=499)
 
-    async def _within(self, name: str, serve: Callable[[HttpSession, Owed], Awaitable[Response]]) -> Response:
-        """Serve a request in its session, which stays for so long."""
+    async def _within(self, name: str, serve: _Serve, unjudged: _Serve) -> Response:
+        """Serve a request in its session, which stays for so long; `unjudged` where advice has no room for one."""
         session = await self.sessions.of(name)
+        if session is None and self._upstream.advisory:
+            self._say("a request passes unjudged: the proxy has too many busy sessions")
+            session, serve = self.sessions.apart(name), unjudged
         if session is None:
             return _error(None, "the proxy has too many busy sessions", 503)
         owed = Owed(answers=Answers(session.exchange.calls, self._say, prefix=session.exchange.prefix))
@@ -168,31 +172,32 @@ class _Door:
             after = request.headers.get("last-event-id", "").strip().encode("latin-1", "replace")
             return await self._forward(request, None, session, session.after(after) or owed)
 
-        return await self._within(name, serve)
+        return await self._within(name, serve, partial(self._forward, request, None))
 
     async def _posted(self, request: Request) -> Response:
         """A request with a message."""
         name = session_name(request.headers)
         async with self._traffic.body(request) as body:
+            unjudged = partial(self._forward, request, body)
             if isinstance(body, Unread):
                 why = "the message is too long or too slow, or too many are held"
                 if not self._upstream.advisory:
                     return _error(None, why, 413)
                 self._say(f"a request passes unjudged: {why}")
-                return await self._within(name, partial(self._forward, request, body))
+                return await self._within(name, unjudged, unjudged)
             try:
                 message = read_message(body, alone=True)
                 check_routing(request.headers, message)
                 named = session_in(message)
             except UnclearError as error:
                 if self._upstream.advisory:
-                    return await self._within(name, partial(self._forward, request, body))
+                    return await self._within(name, unjudged, unjudged)
                 return _refused(error)
             if named is not None and not self._upstream.advisory:
                 message = without_session(message)
             if name == SHARED and named is not None:
                 name = session_name({"grampus-session": named})
-            return await self._within(name, partial(self._message, request, message, begins=name == SHARED))
+            return await self._within(name, partial(self._message, request, message, begins=name == SHARED), unjudged)
 
     async def _message(
         self, request: Request, message: Message, session: HttpSession, owed: Owed, *, begins: bool

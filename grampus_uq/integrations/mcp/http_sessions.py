@@ -131,11 +131,14 @@ class HttpSessions:
                 return None
             await self.let_go(idle)
         if name not in self._sessions:
-            session = HttpSession(exchange=self._make(name), scope=anyio.CancelScope())
-            self._sessions[name] = session
+            self._sessions[name] = session = self.apart(name)
             self._group.start_soon(self._run, session)
         self._sessions.move_to_end(name)
         return self._sessions[name]
+
+    def apart(self, name: str) -> HttpSession:
+        """A session in which no call is judged: it does not run."""
+        return HttpSession(exchange=self._make(name), scope=anyio.CancelScope())
 
     async def _run(self, session: HttpSession) -> None:
         with session.scope:
