@@ -97,7 +97,7 @@ class Dies(MemoryStore):
 
     async def write(self, *changes: Change) -> float:
         keys = {one.key for one in changes if isinstance(one, Put) and one.kind == "session"}
-        if not self.revived and any(key.startswith("payer/") and "d1" in key for key in keys):
+        if not self.revived and any(key.startswith("payer/") and key.endswith("d1") for key in keys):
             while not await self.scan("session", label="waiting_for_human", prefix="payer/"):  # noqa: ASYNC110
                 await anyio.sleep(0.005)
             self.dead = True
@@ -288,7 +288,7 @@ class Slow(MemoryStore):
     pause_s = 0.0
 
     async def get(self, kind: str, key: str) -> Document | None:
-        if kind == "session" and "d0" in key:
+        if kind == "session" and key.endswith("d0"):
             await anyio.sleep(self.pause_s)
         return await super().get(kind, key)
 
@@ -328,7 +328,7 @@ class Watched(MemoryStore):
 
     async def get(self, kind: str, key: str) -> Document | None:
         found = await super().get(kind, key)
-        if kind == "session" and "d0" in key and found is not None and found.label == "completed":
+        if kind == "session" and key.endswith("d0") and found is not None and found.label == "completed":
             self.asked += 1
             self.ended.set()
             await anyio.sleep(0.1)
@@ -348,7 +348,9 @@ class Late(MemoryStore):
     answer: Callable[[], Awaitable[None]] | None = None
 
     async def write(self, *changes: Change) -> float:
-        written = [one.body for one in changes if isinstance(one, Put) and one.kind == "session" and "d1" in one.key]
+        written = [
+            one.body for one in changes if isinstance(one, Put) and one.kind == "session" and one.key.endswith("d1")
+        ]
         turns = [call for body in written for call in json.loads(body)["turn"]]
         if any(call["phase"] == "started" and call["proposed"]["name"] == "pay" for call in turns) and self.answer:
             answer, self.answer = self.answer, None
@@ -392,7 +394,7 @@ async def test_a_call_that_was_cleared_as_its_worker_died_is_held_by_what_was_an
         store.answer, house.sure = dies, True
         house.looks_on.set()
     payer = house.process("payer")
-    (second,) = [one for one in await store.scan("session", prefix="payer/") if "d1" in one.key]
+    (second,) = [one for one in await store.scan("session", prefix="payer/") if one.key.endswith("d1")]
     body = json.loads(second.body)
     body["turn"][0]["phase"] = "cleared"  # as a lease that is renewed meanwhile stores it
     body = json.dumps(body)
