@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 import click
 
@@ -75,20 +76,17 @@ def feed(
             "PROFILE", "calibration feed", "a profile with a detector", profile, "Run grampus-uq fit"
         )
 
-    n_runs = 0
-
     async def work(stores: Sequence[SessionStore]) -> Sequence[WatchStatus]:
-        nonlocal n_runs
         watch = CalibrationWatch(stores[0], detector, level=level, acting=not advisory)
-        for run in finished_in_recordings(list(paths), loaded, task_key=key, served=served, on_refused=refuse):
-            n_runs += 1
+        for run in chain(first, runs):
             await watch.finished(run)
         return await watch.statuses()
 
     with naming_refused() as refuse:
-        statuses = with_stores([url], work, create=True)
-        refuse_none(n_runs, paths, "finished run that this detector judges and was not fitted on")
-        _report(statuses, as_json, check)
+        runs = finished_in_recordings(list(paths), loaded, task_key=key, served=served, on_refused=refuse)
+        first = [*islice(runs, 1)]
+        refuse_none(first, paths, "finished run that this detector judges and was not fitted on")
+        _report(with_stores([url], work, create=True), as_json, check)
 
 
 @command.command()

@@ -54,7 +54,6 @@ class _Plan:
     folder: Path
     form: str
     content: Content
-    key: bytes
     outcome: str | None
     agent_id: str
     irreversible: tuple[str, ...]
@@ -101,9 +100,7 @@ def import_(paths: tuple[str, ...], output: str, workers: int | None, as_json: b
     """
     files = list(files_at(paths))
     refuse_none(files, paths, "file")
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    plan = _Plan(folder=folder, key=folder_key(folder) if kept["content"] != "none" else b"", **kept)
+    plan = _Plan(folder=Path(output), **kept)
     chosen = workers or (
         min(cores(), len(files)) if sum(path.stat().st_size for path in files if path.is_file()) > 2**25 else 1
     )
@@ -136,7 +133,7 @@ def _import_file(plan: _Plan, path: Path) -> _Imported:
             try:
                 _write(plan, run)
             except DataError as error:
-                found.refuse(DataError(error.reason, path=run.path, line=run.line, field=error.field))
+                found.refuse(DataError(error.reason, path=error.path or run.path, line=run.line, field=error.field))
                 continue
             found.runs += 1
             found.steps += run.n_steps
@@ -152,7 +149,9 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
     recorded: Iterable[Event] = counted(events(run, profile=profile, agent_id=run.agent_id or plan.agent_id))
     if plan.embedder is not None:
         recorded = filled_in(recorded, _sensor(plan.embedder))
-    lines = [kept_line(event, plan.content, lambda: plan.key) for event in recorded]
+    plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = folder_key(plan.folder) if plan.content != "none" else b""
+    lines = [kept_line(event, plan.content, lambda: key) for event in recorded]
     try:
         place_new(b"".join(lines), plan.folder / file_name(run.run_id))
     except FileExistsError as error:

@@ -193,6 +193,14 @@ def test_an_import_waits_for_no_pipe_of_a_folder_and_names_a_link_to_nowhere(tmp
     assert f"left out: {tmp_path / 'in' / 'link'}: cannot be read: No such file" in done.stderr
 
 
+@pytest.mark.parametrize("text", ["{", "", '{"id": "r", "messages": 5}\n'])
+def test_an_import_without_a_run_makes_no_folder(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log.jsonl").write_text(text)
+    result = CliRunner().invoke(_group, ["runs", "import", str(tmp_path / "log.jsonl"), "-o", str(tmp_path / "runs")])
+    assert result.exit_code == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["log.jsonl"]
+
+
 HOSTILE = "x\x07\x9b2J\u202e\u200b"
 
 

@@ -70,6 +70,17 @@ def test_a_folder_that_has_grown_since_the_fit_is_watched_from_there_on(made: Pa
     assert grown == shown("calibration", "feed", profile, new, "--store", f"{store}2.db", "--advisory")
 
 
+def test_without_a_run_to_feed_no_store_is_made(made: Path, tmp_path: Path) -> None:
+    """What the profile was fitted on counts there already."""
+    (tmp_path / "runs").mkdir()
+    for runs in (made / "a", tmp_path / "runs"):
+        result = CliRunner().invoke(
+            _group, ["calibration", "feed", str(made / "p.json"), str(runs), "--store", str(tmp_path / "s.db")]
+        )
+        assert isinstance(result.exception, GrampusError)
+        assert not (tmp_path / "s.db").exists()
+
+
 def test_a_damaged_file_keeps_no_run_from_the_watch(made: Path, tmp_path: Path) -> None:
     store, folder = str(tmp_path / "s.db"), shutil.copytree(made / "b", tmp_path / "r")
     (folder / "0.jsonl").write_bytes(b"\xff\n")  # the first of the folder
