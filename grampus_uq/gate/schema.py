@@ -83,7 +83,7 @@ def _problem(value: Any, schema: Any, root: _Root, place: str, depth: int) -> st
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if (
         isinstance(kinds, list)
-        and all(kind in _TYPES for kind in kinds)
+        and all(isinstance(kind, str) and kind in _TYPES for kind in kinds)
         and not any(_is(value, kind) for kind in kinds)
     ):
         return f"{shown} must be {' or '.join(kinds)}, not {type(value).__name__}"
@@ -102,7 +102,8 @@ def _object_problem(
 ) -> str | None:
     known, required = schema.get("properties"), schema.get("required")
     within = f"{place}." if place else ""
-    missing = [name for name in required if name not in value] if isinstance(required, list) else []
+    required = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    missing = [name for name in required if name not in value]
     if missing:
         return f"'{within}{missing[0]}' is missing"
     if not isinstance(known, Mapping):

@@ -121,11 +121,12 @@ def _shape(rule: Mapping[str, Any], schema: Mapping[str, Any], value: Any, given
         if not 0 < len(allowed) <= _MOST_CHOICES or any(isinstance(one, dict | list) for one in allowed):
             kind = None
     fits = not given or problem_of({"": value}, {"properties": {"": rule}, **_definitions(schema)}) is None
-    if kind is None or not fits or (kind == "text" and given and visible(value, keep="\n\t") != value):
+    same = [str(n) for n, one in enumerate(choices) if type(one) is type(value) and one == value]
+    held = bool(same) if choices else kind != "text" or (isinstance(value, str) and visible(value, "\n\t") == value)
+    if kind is None or not fits or (given and not held):  # a rule that is not understood fits whatever it is
         return "JSON", as_json_text(value) if given else "", ()
     if choices:
-        same = (str(n) for n, one in enumerate(choices) if type(one) is type(value) and one == value)
-        return kind, next(same) if given else "", choices
+        return kind, same[0] if given else "", choices
     return kind, "" if not given else value if kind == "text" else json.dumps(value), ()
 
 
