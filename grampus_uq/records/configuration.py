@@ -9,6 +9,7 @@ import functools
 import inspect
 import numbers
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -136,11 +137,17 @@ def _flag(value: object) -> bool:
     return type(value).__name__ in ("bool", "bool_")  # numpy's is not a subclass
 
 
+def _number(value: Any) -> bool:
+    if isinstance(value, float):
+        return True
+    return isinstance(value, numbers.Real) and not _flag(value) and bool(abs(value) <= sys.float_info.max)
+
+
 _PLAIN: Final[dict[str, _Kind]] = {
     "None": ("None", functools.partial(_is, type(None))),
     "bool": ("True or False", _flag),
     "int": ("a whole number", lambda value: isinstance(value, numbers.Integral) and not _flag(value)),
-    "float": ("a number", lambda value: isinstance(value, numbers.Real) and not _flag(value)),
+    "float": ("a number", _number),
     "str": ("text", functools.partial(_is, str)),
     "bytes": ("bytes", functools.partial(_is, bytes)),
     "Callable": ("a function", callable),
