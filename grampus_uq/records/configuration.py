@@ -138,9 +138,8 @@ def _flag(value: object) -> bool:
 
 
 def _number(value: Any) -> bool:
-    if isinstance(value, float):
-        return True
-    return isinstance(value, numbers.Real) and not _flag(value) and bool(abs(value) <= sys.float_info.max)
+    held = type(value) is float or not isinstance(value, numbers.Integral) or abs(int(value)) <= sys.float_info.max
+    return isinstance(value, numbers.Real) and not _flag(value) and held
 
 
 _PLAIN: Final[dict[str, _Kind]] = {
