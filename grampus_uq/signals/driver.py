@@ -38,8 +38,10 @@ T = TypeVar("T")
 
 log = logging.getLogger("grampus_uq.signals")
 
-AT_ONCE: Final = (Exception, asyncio.CancelledError)
-"""The failures of other people's code that is called without awaiting: nobody can cancel that from outside."""
+FAILURES: Final = (Exception, SystemExit)
+"""The failures of other people's code: what calls `sys.exit` ends no agent."""
+AT_ONCE: Final = (*FAILURES, asyncio.CancelledError)
+"""Those of code that is called without awaiting: nobody can cancel that from outside."""
 _GRACE_S = 0.25  # a signal may still return what it has when its last model call ran into the deadline
 
 
@@ -114,7 +116,7 @@ class MeteredContext:
             raise
         except TimeoutError as error:
             raise ModelTimeoutError(f"No answer within {self.budget.timeout_s} s.") from error
-        except Exception as error:
+        except FAILURES as error:
             raise ModelError(f"The model client raised {type(error).__name__}.") from error
         except asyncio.CancelledError as error:
             if cancelled_from_outside(requests):
@@ -249,8 +251,12 @@ async def _attempt(
     try:
         with anyio.move_on_after(timeout_s):
             return await work(), None, None
-    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-        return None, next(reason for kind, reason in _REASONS if isinstance(error, kind)), error
+    except FAILURES as error:  # the signal driver: a failing signal must not stop the agent
+        return (
+            None,
+            next((reason for kind, reason in _REASONS if isinstance(error, kind)), MissingReason.SIGNAL_ERROR),
+            error,
+        )
     except asyncio.CancelledError as error:
         if cancelled_from_outside(requests):
             raise
@@ -265,7 +271,6 @@ _REASONS = (  # the first that fits
     (RateLimitedError, MissingReason.RATE_LIMITED),
     (UnsupportedByModelError, MissingReason.UNSUPPORTED_BY_MODEL),
     (ModelError, MissingReason.MODEL_ERROR),
-    (Exception, MissingReason.SIGNAL_ERROR),
 )
 
 

@@ -184,7 +184,7 @@ class Exiting:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("error", [OSError, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [OSError, asyncio.CancelledError, SystemExit])
 async def test_a_processor_that_fails_is_logged_once_counted_and_touches_nothing(caplog, error):
     failing, after = Failing(error), Captured()
     monitor = UncertaintyMonitor(processors=[failing, after])

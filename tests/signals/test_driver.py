@@ -187,16 +187,17 @@ async def test_a_client_that_cancels_its_own_call_does_not_end_the_run(anyio_bac
     assert [reading.value for reading in readings[1:]] == [0.5] * (among - 1)
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit], ids=["cancels", "exits"])
 @pytest.mark.parametrize("cancelled_before", [False, True])
-async def test_a_signal_that_cancels_itself_does_not_end_the_run(anyio_backend, cancelled_before):
+async def test_a_signal_that_cancels_itself_or_exits_does_not_end_the_run(anyio_backend, cancelled_before, error):
     class CancelsItself:
         source = "odd"
 
         async def sense(self, step, context):
-            raise asyncio.CancelledError
+            raise error
 
         def read(self, step):
-            raise asyncio.CancelledError
+            raise error
 
     if cancelled_before and anyio_backend == "asyncio":  # what a task swallowed before is over
         asyncio.current_task().cancel()
@@ -204,7 +205,7 @@ async def test_a_signal_that_cancels_itself_does_not_end_the_run(anyio_backend, 
             await asyncio.sleep(0)
     assert read_instant(CancelsItself(), said("x")).reason == MissingReason.SIGNAL_ERROR
     assert (await sense(None, CancelsItself())).reason == MissingReason.SIGNAL_ERROR
-    assert (await sense(ScriptedModel([asyncio.CancelledError()]))).reason == MissingReason.MODEL_ERROR
+    assert (await sense(ScriptedModel([error()]))).reason == MissingReason.MODEL_ERROR
     readings = await sense_all([CancelsItself(), Asks()], said("x"), lambda _: context(ScriptedModel(["ok"])))
     assert [reading.reason for reading in readings] == [MissingReason.SIGNAL_ERROR, None]
 
