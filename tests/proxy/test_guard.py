@@ -403,6 +403,7 @@ UNCLEAR = [
     b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"\xff"}}',
     b'{"jsonrpc":"2.0","id":1,"method":"ping","params":\r{"jsonrpc":"2.0","id":2,"method":"tools/call"}\r}',
     b'{"jsonrpc":"2.0","id":1,"method":"tools/call","result":{},"params":{"name":"read_note"}}',
+    *(b'{"jsonrpc":"2.0","id":%s,"method":"ping"}' % given for given in (b"1.0", b"true", b"[1]", b"{}", b"1e3")),
     *(
         b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{%s}}' % given
         for given in (b'"requestId":1.0', b'"requestId":true', b'"requestId":null', b'"requestId":2,"RequestId":1')

@@ -90,6 +90,8 @@ def read_message(line: bytes, *, alone: bool = False) -> Message:
     method, params = values.get("method"), values.get("params", {})
     if method is not None and not isinstance(method, str):
         raise UnclearError("its method is not text", answer=known)
+    if method is not None and known is None and identity is not None:  # its answer would be no open request's
+        raise UnclearError("its id is neither text nor a whole number")
     params = params if isinstance(params, dict) else {}
     message = Message(line=line, values=values, id=known, method=method, params=params)
     if method is not None:
