@@ -6,6 +6,7 @@ who writes every byte of the state, and has no approver's private key, gets no c
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 
@@ -14,6 +15,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord, Terms, bound
 from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect
+from grampus_uq.signals.driver import AT_ONCE, cancel_requests, cancelled_from_outside
 from grampus_uq.wire.lone_surrogates import error_text
 
 HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
@@ -28,10 +30,13 @@ async def refusal_of(precondition: Precondition | None, call: ToolCall) -> str |
     """The reason not to run the call now, or None. What cannot be checked does not hold."""
     if precondition is None:
         return None
+    requests = cancel_requests()
     try:
         refusal = precondition(call)
         return await refusal if inspect.isawaitable(refusal) else refusal
-    except Exception as error:  # noqa: BLE001 (user code: what cannot be checked does not hold)
+    except AT_ONCE as error:  # user code: what cannot be checked does not hold
+        if isinstance(error, asyncio.CancelledError) and cancelled_from_outside(requests):
+            raise
         return f"its precondition could not be checked ({error_text(error)})"
 
 

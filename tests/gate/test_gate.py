@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import copy
 import time
@@ -889,6 +890,14 @@ async def _later(call: ToolCall) -> str:
     return f"{call.name} is closed"
 
 
+def _exits(call: ToolCall) -> str | None:
+    raise SystemExit(3)
+
+
+async def _cancels(call: ToolCall) -> str | None:
+    raise asyncio.CancelledError("its pool was closed")
+
+
 @pytest.mark.parametrize(
     ("precondition", "refusal"),
     [
@@ -898,9 +907,23 @@ async def _later(call: ToolCall) -> str:
         (_later, "pay is closed"),
         (_broken, "its precondition could not be checked (OSError: no connection for pay)"),
         (_unreadable, "its precondition could not be checked (_UnreadableError: (its text cannot be read))"),
+        (_exits, "its precondition could not be checked (SystemExit: 3)"),
+        (_cancels, "its precondition could not be checked (CancelledError: its pool was closed)"),
     ],
 )
 def test_a_precondition_is_asked_of_this_call_and_one_that_fails_does_not_hold(
     precondition: Callable[..., Any] | None, refusal: str | None
 ) -> None:
     assert anyio.run(refusal_of, precondition, PAY) == refusal
+
+
+@pytest.mark.anyio
+async def test_a_run_that_is_cancelled_while_its_precondition_is_asked_ends() -> None:
+    async def slow(call: ToolCall) -> str | None:
+        await anyio.sleep(1.0)
+        return None
+
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await refusal_of(slow, PAY)
+    assert scope.cancelled_caught
