@@ -94,7 +94,10 @@ async def test_a_call_that_is_never_answered_is_no_open_one_and_the_same_one_is_
 
 @pytest.mark.parametrize("framed", [True, False], ids=["its length is given", "in pieces"])
 @pytest.mark.parametrize("bounds", [{"limit": 1_000}, {"max_bytes": 1_000}], ids=["too long", "too many are held"])
-async def test_a_request_that_is_not_held_passes_unjudged_with_its_bytes(bounds: dict[str, int], framed: bool) -> None:
+@pytest.mark.parametrize("size", [2_000, 400_000])
+async def test_a_request_that_is_not_held_passes_unjudged_with_its_bytes(
+    bounds: dict[str, int], framed: bool, size: int
+) -> None:
     async with web(advisory=True, **bounds) as one:
 
         async def saying(message: dict[str, Any]) -> AsyncIterator[bytes]:
@@ -104,7 +107,7 @@ async def test_a_request_that_is_not_held_passes_unjudged_with_its_bytes(bounds:
             for at in range(0, len(body), 90_001):
                 yield body[at : at + 90_001]
 
-        body = b'{"id": 7, "method": "tools/call", "params": {"name": "delete_note", "x": "' + b"y" * 400_000 + b'"}}'
+        body = b'{"id": 7, "method": "tools/call", "params": {"name": "delete_note", "x": "' + b"y" * size + b'"}}'
         one.server.answer = saying
         answer = await one.client.post(one.address, content=body if framed else pieces())
         assert (answer.status_code, answer.json()["result"]) == (200, {"was": len(body)})

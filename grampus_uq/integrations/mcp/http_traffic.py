@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import anyio
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from grampus_uq.integrations.mcp.byte_budget import ByteBudget
 
@@ -28,15 +28,24 @@ class Bounds:
 
 
 class Unread:
-    """The body of a request that is not read as a message, as it comes: what is `held` of it first."""
+    """The body of a request that is not, or not yet, read as a message: what is `held` of it, then what still comes."""
 
-    def __init__(self, request: Request, held: bytes) -> None:
-        self._request, self._held, self.over = request, held, anyio.Event()
+    def __init__(self, request: Request) -> None:
+        self._request, self._more = request, True
+        self.held, self.over = bytearray(), anyio.Event()
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """What still comes; who was cancelled may ask for it again."""
+        while self._more:
+            message = await self._request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self._more = message.get("more_body", False)
+            yield message.get("body", b"")
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._held
-        self._held = b""
-        async for chunk in self._request.stream():
+        yield bytes(self.held)
+        async for chunk in self.rest():
             yield chunk
         self.over.set()
 
@@ -65,15 +74,15 @@ class Traffic:
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes | Unread]:
         """The body of a request, counted for so long; unread where it is too long or too slow, or too much is held."""
-        body, fits, chunk = bytearray(), True, b""
+        unread, held = Unread(request), 0
         try:
             with anyio.move_on_after(_BODY_S) as scope:
-                async for chunk in request.stream():
-                    fits = len(body) + len(chunk) <= self.bounds.limit and self._budget.take(len(chunk))
-                    if not fits:
+                async for chunk in unread.rest():
+                    unread.held += chunk
+                    if len(unread.held) > self.bounds.limit or not self._budget.take(len(chunk)):
                         break
-                    body += chunk
-            whole = fits and not scope.cancelled_caught
-            yield bytes(body) if whole else Unread(request, bytes(body) if fits else bytes(body) + chunk)
+                    held += len(chunk)
+            whole = len(unread.held) == held and not scope.cancelled_caught
+            yield bytes(unread.held) if whole else unread
         finally:
-            self._budget.give(len(body))
+            self._budget.give(held)
