@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from grampus_uq.runtime.stored_decisions import OpenRequest, decisions_on, open_
 from grampus_uq.runtime.stored_drills import StoredDrills
 
 _PAGE: Final = 25
+_PLAIN: Final = re.compile(r"[\n\t -~]*")  # beside an escape, a backslash of the text's own may be taken for one
 AGREED: Final = frozenset({ApprovalKind.APPROVE, ApprovalKind.EDIT})
 MOST_COUNTED: Final = 1_000
 
@@ -218,7 +220,7 @@ async def seen_token(visit: Visit, shown: Card) -> str:
 
 
 def _argument(shown: Card, name: str, value: Any) -> Argument:
-    block = isinstance(value, str) and "\n" in value
+    block = isinstance(value, str) and _in_lines(value)
     indent = 1 if isinstance(value, dict | list) else None
     text = value if block else json.dumps(value, ensure_ascii=False, indent=indent)
     edges = [where for where, text in (("begins", value[:1]), ("ends", value[-1:])) if text.isspace()] if block else []
@@ -234,6 +236,13 @@ def _argument(shown: Card, name: str, value: Any) -> Argument:
     }
     doubted = shown.doubt is not None and shown.doubt.part == name
     return Argument(name=name, kind=kinds.get(type(value), "nothing"), text=text, doubted=doubted)
+
+
+def _in_lines(text: str) -> bool:
+    """Return True for a text that is shown line by line, where no other one looks like it: else it is shown as JSON."""
+    lines = text.replace("\r\n", "\n")  # as every page shows it
+    ends = lines == text or ("\r" not in lines and lines.count("\n") == text.count("\r\n"))
+    return "\n" in text and ends and ("\\" not in text or _PLAIN.fullmatch(text) is not None)
 
 
 def mark_of(rows: Sequence[ListedRow], following: str | None) -> str:
