@@ -35,7 +35,7 @@ class Unread:
         self.held, self.over = bytearray(), anyio.Event()
 
     async def rest(self) -> AsyncIterator[bytes]:
-        """What still comes; who was cancelled may ask for it again."""
+        """Yield the pieces that still come; after a cancellation, the ones that are left."""
         while self._more:
             message = await self._request.receive()
             if message["type"] == "http.disconnect":
