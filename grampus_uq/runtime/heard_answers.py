@@ -114,9 +114,9 @@ async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord
     """A call after the stored decisions on it, of which permits learn; as it is where they do not settle it, or it
     waits for none of its own. Raises StoreError.
     """
-    request = held.requests[0] if held.waiting and len(held.requests) == 1 else None
-    if request is None or held.child_session is not None:
+    if len(held.requests) != 1:
         return held
+    request = held.requests[0]
     arrived = (await ledger.decisions([request.id]))[request.id]
     standing = await standing_in(ledger.store, [decision for decision, _ in arrived])
     deciding, _ = gate.approvals.holding(request, arrived, gate.problem, standing)

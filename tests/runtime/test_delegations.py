@@ -372,6 +372,21 @@ async def test_a_deputy_decides_on_the_call_of_a_sub_agent_too() -> None:
     assert len(world.sent) == 1
 
 
+@pytest.mark.parametrize("revoked", [False, True])
+async def test_what_a_deputy_rejected_as_a_run_was_stopped_holds_in_the_next_one_if_the_delegation_stood(
+    revoked: bool,
+) -> None:
+    case = await Case().begin()
+    given = await case.delegated()
+    await case.decided(given=given, kind="reject")
+    if revoked:
+        await revoke_delegation(case.store, given.id, "ann")
+    await case.agent.stop("mailer", "s")
+    await case.agent.resume("mailer", "s")
+    await case.begin()
+    assert (case.asked.rule == "rejected_in_thread") is not revoked
+
+
 async def test_nothing_is_stored_on_a_delegation_that_does_not_stand() -> None:
     case = await Case().begin()
     given = await case.delegated()

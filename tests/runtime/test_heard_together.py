@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from grampus_uq.testing import ScriptedModel, answer
 pytestmark = pytest.mark.anyio
 CLERK, PAYER = AgentDefinition(name="clerk", model="m"), AgentDefinition(name="payer", model="m")
 PAYS = ToolCall(id="p", name="pay", arguments={"amount": 5})
+MORE = ToolCall(id="m", name="pay", arguments={"amount": 6})
 LOOKS = ToolCall(id="l", name="look", arguments={})
 
 
@@ -46,6 +48,7 @@ class House:
     def __init__(self, *calls: ToolCall, store: MemoryStore | None = None) -> None:
         self.calls, self.store, self.paid, self.sure = calls, store or MemoryStore(), list[float](), False
         self.looking, self.looks_on = anyio.Event(), anyio.Event()
+        self.advisory = self.alone = False
 
     def process(self, name: str = "clerk") -> AgentRunner:
         @tool(effect="irreversible")
@@ -68,13 +71,14 @@ class House:
             task = next(message.content for message in messages if message.role == "user").split()
             if name == "clerk":
                 return "Done." if turn else answer("I act.", tool_calls=self.calls)
-            named = {"pay": PAYS, "look": LOOKS}
+            named = {"pay": PAYS, "look": LOOKS, "more": MORE}
             return answer("I act.", tool_calls=[named[task[turn]]]) if turn < len(task) else "Done."
 
-        names = ("payer", "helper") if name == "clerk" else ()
+        names = ("payer", "helper") if name == "clerk" and not self.alone else ()
         sub_agents = [SubAgent(self.process("payer"), PAYER, name=one) for one in names]
         given: dict[str, Any] = {"store": self.store, "sub_agents": sub_agents, "lease_s": 0.2}
-        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(always_ask_tool_names=["helper"]))
+        policy = UncertaintyPolicy(always_ask_tool_names=["helper"])
+        monitor = UncertaintyMonitor(policy=policy, advisory=self.advisory)
         return AgentRunner(ScriptedModel(reply), FunctionTools(pay, look), uncertainty_monitor=monitor, **given)
 
     async def says(self, request: ApprovalRequest, kind: Any) -> None:
@@ -249,8 +253,10 @@ async def test_the_audit_names_a_rejection_once_however_often_the_store_failed_a
     store.left, house.sure = 0, True
     house.looks_on.set()
     result = await house.process().run(CLERK, "Go.", session_id="s")
-    told = [entry["what"] for entry in await AuditLog(store, "clerk", "s").entries()]
-    assert ([one.rule for one in result.pending], told.count("decision")) == (["rejected_in_thread"], 1)
+    told = [one["data"] for one in await AuditLog(store, "clerk", "s").entries() if one["what"] == "decision"]
+    assert [one.rule for one in result.pending] == ["rejected_in_thread"]
+    assert [one["call_digest"] for one in told] == [PAYS.digest()]
+    assert (await house.process().ledger.known("clerk", "s"))[0].replaced() == []
 
 
 @pytest.mark.parametrize("asks", ["clerk", "payer"])
@@ -408,3 +414,142 @@ async def test_a_call_that_was_cleared_as_its_worker_died_is_held_by_what_was_an
         result = await payer.resume("payer", payer.ledger.state_in(second).session_id)
     assert [one.rule for one in result.pending] == ["rejected_in_thread"]
     assert house.paid == ([7.0] if goes_on == "clerk" else [])
+
+
+async def unread(*calls: ToolCall) -> tuple[House, Fails]:
+    """A session that ended while a payment waited; what was answered could not be read, nor can it for long."""
+    house = House(PAYS, LOOKS, store=(store := Fails()))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        await house.says(await house.waiting(), "reject")
+        store.left = 9
+        await house.process().stop("clerk", "s")
+    store.left, house.sure, house.calls = 1_000, True, calls
+    house.looks_on.set()
+    return house, store
+
+
+@pytest.mark.parametrize("calls", [(PAYS,), (MORE, PAYS), (works(0, "look"), works(1, "pay")), (works(0, "pay"),)])
+async def test_no_call_runs_while_an_answer_that_may_be_against_it_cannot_be_read(calls: tuple[ToolCall, ...]) -> None:
+    house, store = await unread(*calls)
+    with pytest.raises(StoreError):
+        await house.process().run(CLERK, "Go.", session_id="s")
+    assert house.paid == []
+    store.left = 0
+    result = await house.process().resume("clerk", "s")
+    assert (result.pending[0].rule, house.paid) == ("rejected_in_thread", [6] if MORE in calls else [])
+
+
+@pytest.mark.parametrize("calls", [(MORE,), (LOOKS,), (MORE, LOOKS)])
+async def test_other_calls_run_while_an_answer_cannot_be_read(calls: tuple[ToolCall, ...]) -> None:
+    house, _ = await unread(*calls)
+    assert (await house.process().run(CLERK, "Go.", session_id="s")).status == "completed"
+    assert house.paid == [6] * (MORE in calls)
+
+
+async def test_where_the_monitor_only_advises_nothing_is_read_of_what_was_answered() -> None:
+    house, _ = await unread(PAYS)
+    house.advisory = True
+    assert (await house.process().run(CLERK, "Go.", session_id="s")).status == "completed"
+    assert house.paid == [5]
+
+
+class Withholds(MemoryStore):
+    """Gives no decisions on one request."""
+
+    on = ""
+
+    async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
+        if self.on in parents:
+            raise StoreError("down")
+        return await super().children(kind, parents)
+
+
+async def test_an_answer_that_cannot_be_read_hides_no_other_one() -> None:
+    house = House(PAYS, MORE, LOOKS, store=(store := Withholds()))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        await house.waiting()
+        first, second = (await house.process().ledger.known("clerk", "s"))[0].pending()
+        await house.says(second, "reject")
+        store.on = first.id
+        await house.process().stop("clerk", "s")
+    house.calls, house.sure = (MORE,), True
+    result = await house.process().run(CLERK, "Go.", session_id="s")
+    assert ([one.rule for one in result.pending], house.paid) == (["rejected_in_thread"], [])
+
+
+async def test_where_what_waits_in_the_session_above_cannot_be_read_no_sub_agent_makes_that_call() -> None:
+    house = House(PAYS, works(0, "look", "pay"), works(1, "look", "look"), store=(store := Withholds()))
+
+    async def fails() -> None:
+        with pytest.raises(StoreError):
+            await house.process().run(CLERK, "Go.", session_id="s")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(fails)
+        await house.looking.wait()
+        store.on, house.sure = (await house.waiting()).id, True
+        house.looks_on.set()
+    assert house.paid == []
+
+
+@pytest.mark.parametrize("call", [PAYS, works(0, "pay")])
+async def test_what_nobody_answered_in_an_earlier_run_is_asked_for_once(call: ToolCall) -> None:
+    house = House(call)
+    await house.process().run(CLERK, "Go.", session_id="s")
+    await house.process().stop("clerk", "s")
+    await house.process().resume("clerk", "s")
+    house.calls, house.sure = (MORE,), True
+    await house.process().run(CLERK, "Go.", session_id="s")
+    assert ((await house.process().ledger.known("clerk", "s"))[0].replaced(), house.paid) == ([], [6])
+
+
+class Broken(MemoryStore):
+    """Cannot give the session of the first sub-agent, once it waits."""
+
+    broken = False
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        if self.broken and kind == "session" and key.endswith("d0"):
+            raise StoreError("down")
+        return await super().get(kind, key)
+
+
+@pytest.mark.parametrize("then", ["look", "pay"])
+async def test_beside_a_sub_agent_whose_store_is_down_only_harmless_calls_run(then: str) -> None:
+    house = House(works(0, "pay"), works(1, "look", then), store=(store := Broken()))
+
+    async def run() -> None:
+        with contextlib.suppress(StoreError):
+            await house.process().run(CLERK, "Go.", session_id="s")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await house.looking.wait()
+        await house.waiting()
+        store.broken, house.sure = True, True
+        house.looks_on.set()
+    store.broken = False
+    (second,) = [one for one in await store.scan("session", prefix="payer/") if one.key.endswith("d1")]
+    assert (second.label == "completed", house.paid) == (then == "look", [])
+
+
+async def test_what_a_sub_agent_that_is_gone_was_told_hides_no_other_answer() -> None:
+    house = House(works(0, "pay"), store=(store := Withholds()))
+    await house.process().run(CLERK, "Go.", session_id="s")
+    house.alone = True
+    await house.process().stop("clerk", "s")
+    await house.process().resume("clerk", "s")
+    house.calls = (PAYS, LOOKS)
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
+        await house.looking.wait()
+        await house.says(waits := await house.waiting(), "reject")
+        store.on = waits.id
+        await house.process().stop("clerk", "s")
+    store.on, house.calls, house.sure = "", (PAYS,), True
+    result = await house.process().run(CLERK, "Go.", session_id="s")
+    assert ([one.rule for one in result.pending], house.paid) == (["rejected_in_thread"], [])

@@ -383,14 +383,21 @@ async def test_a_rejection_that_arrives_at_any_moment_before_the_end_of_a_stoppe
         left = 0
         request: ApprovalRequest
 
-        def _read(self, found: Document) -> Document:
+        def decide(self) -> None:
             self.left -= 1
             if self.left == 0:
                 decision = json.dumps(
                     {"decision": self.request.decide("reject", principal="ann").model_dump(mode="json")}
                 )
                 self._make(Put(kind="decision", key=f"{self.request.id}/x", body=decision, expected=0), self._now())
+
+        def _read(self, found: Document) -> Document:
+            self.decide()
             return super()._read(found)
+
+        async def write(self, *changes: Change) -> float:
+            self.decide()
+            return await super().write(*changes)
 
     for at in range(1, 60):
         clerk = Clerk(delegates=delegates)
