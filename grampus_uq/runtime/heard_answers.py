@@ -29,6 +29,8 @@ from grampus_uq.runtime.worker_jobs import ABOVE, within_parent
 if TYPE_CHECKING:
     from grampus_uq.runtime.turn import Turn
 
+_Unread = list[tuple[CallRecord, StoreError]]
+
 
 @contextlib.contextmanager
 def heard_together(turn: Turn) -> Iterator[None]:
@@ -50,9 +52,12 @@ async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
     """Hear all before new calls are judged; raises StoreError where what is not heard may be against one."""
     if turn.advises or not new:
         return
-    failed = await _failing(turn)
-    for one in [one for one in turn.together if one is not turn]:
-        failed += await _failing(one, waiting=True)
+    alike, failed = {call.likeness() for call in new}, _Unread()
+    for one in [*turn.together] or [turn]:
+        also = one.lease.state.undecided()
+        if one is turn:  # of its own, which may be many, those that these may be
+            also = [held for held in also if held.child_session is None and held.proposed.is_among(alike)]
+        failed += await _failing(one, also)
     first, *others = [one.lease.state for one in turn.together or [turn]]
     first.inherit(*others)
     for other in others:
@@ -74,11 +79,11 @@ async def hear_replaced(turn: Turn, *, ends: bool = False) -> None:
         raise error
 
 
-async def _failing(turn: Turn, *, waiting: bool = False, ends: bool = False) -> list[tuple[CallRecord, StoreError]]:
-    """Hear what is answered on a session's replaced calls, also on those `waiting`; returns what could not be read."""
-    state, failed = turn.lease.state, list[tuple[CallRecord, StoreError]]()
+async def _failing(turn: Turn, also: Sequence[CallRecord] = (), *, ends: bool = False) -> _Unread:
+    """Hear what is answered on a session's replaced calls, and `also` on these; returns what could not be read."""
+    state, failed = turn.lease.state, _Unread()
     at_work = {one.lease.state.session_id for one in turn.together}  # a sub-agent that is not: it begins, or just ended
-    undecided = [one for one in state.undecided() if waiting and (one.waiting or one.child_session not in at_work)]
+    undecided = [one for one in also if one.waiting or one.child_session not in at_work]
     for held in [*state.replaced(), *undecided]:
         if held.child_session is not None and held.proposed.name not in turn.delegates:
             continue

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import ApprovalPolicy, Grant, PublicKeys, Seal, ToolCall, open_store
+from grampus_uq import ApprovalDecision, ApprovalPolicy, Grant, PublicKeys, Seal, ToolCall, open_store
 from grampus_uq.cli import grants_command
 from grampus_uq.errors import DataError, SessionConflictError
 from grampus_uq.gate.signatures import Ed25519Signer
@@ -195,3 +195,32 @@ def test_the_command_line_lists_grants_and_takes_one_back_by_the_beginning_of_it
     assert json.loads(cli("list", "--json"))[0]["revoked_by"] == "bob\x1b[2J"
     with pytest.raises(DataError, match="No grant has the id 'zzzzzzzz'"):
         cli("revoke", "zzzzzzzz")
+
+
+@pytest.mark.parametrize("kind", ["reject", "edit", "approve"])
+async def test_a_granted_call_does_not_start_once_a_human_answered_against_its_equal_that_waits_beside_it(
+    kind: Any,
+) -> None:
+    """Two equal calls of one turn, and a grant for one of them: no worker has taken up the answer on the other."""
+    store, world, said = MemoryStore(), World(), list[ApprovalDecision]()
+    more = {"arguments": {"to": "bob", "body": "hello"}} if kind == "edit" else {}
+
+    async def answered(call: ToolCall) -> None:
+        while not said and not (waits := (await one.ledger.known("mailer", "s"))[0].pending()):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        if not said:
+            said.append(ANN.sign(waits[0].decide(kind, principal="ann", **more)))
+            await one.ledger.decide(said[0], wake=False)
+
+    twice = [answer("I will mail.", tool_calls=[mail("c", "bob"), mail("d", "bob")]), answer("Done.")]
+    one = runner(world, twice, store=store, approvals=POLICY, precondition=answered, lease_s=0.1)
+    await one.ledger.grant(mailing(max_uses=1))
+    result = await one.run(AGENT, "mail bob twice", session_id="s")
+    assert world.sent == ([("bob", "hi")] if kind == "approve" else [])
+    assert [request.rule for request in result.pending][:-1] == ["rejected_in_thread"] * (kind == "edit")
+    result = await one.resume("mailer", "s")
+    assert world.sent == {"reject": [], "edit": [("bob", "hello")], "approve": [("bob", "hi")] * 2}[kind]
+    if kind == "edit":
+        (asked,) = result.pending
+        await one.resume("mailer", "s", ANN.sign(asked.decide("approve", principal="ann")))
+        assert world.sent == [("bob", "hello"), ("bob", "hi")]
