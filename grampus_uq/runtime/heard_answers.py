@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from grampus_uq.errors import StoreError
-from grampus_uq.gate.call import CallRecord, Terms, decided, remembered
+from grampus_uq.gate.call import UNREADABLE, CallRecord, Doubt, Terms, decided, held_by, remembered
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalKind
@@ -67,6 +67,25 @@ async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
     risky = any(c.is_among(likely) or c.name in turn.delegates for c in new)
     if failed and (risky or (below and any(turn.effect(call) not in HARMLESS for call in new))):
         raise failed[0][1]
+
+
+def answered_before(turn: Turn) -> list[str]:
+    """What humans answered against calls in earlier runs, and whether more was that nobody here hears of."""
+    first, lease = (turn.together or [turn])[0], turn.lease
+    apart = lease.asks_beside and ABOVE in first.lease.state.metadata
+    return [*lease.state.rejected_before(), *([UNREADABLE] if apart else [])]
+
+
+async def overruled(turn: Turn, announced: Sequence[CallRecord]) -> list[tuple[CallRecord, Doubt]]:
+    """Announced calls that no human decided about, with the reason in what humans answered since they were judged.
+
+    Not sub-agents that go on: what they do is judged. Raises StoreError.
+    """
+    judged = [] if turn.advises else [one for one in announced if not one.decisions and one.child_session is None]
+    await hear_before(turn, [record.proposed for record in judged])
+    known = {*answered_before(turn), *turn.lease.state.rejected}
+    held = [held_by(known, one.proposed, harmless=one.effect in HARMLESS) for one in judged]
+    return [(record, doubt) for record, doubt in zip(judged, held, strict=True) if doubt is not None]
 
 
 async def hear_replaced(turn: Turn, *, ends: bool = False) -> None:

@@ -17,7 +17,6 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.gate.call import (
     REJECTED_BEFORE,
-    UNREADABLE,
     UNVOUCHED,
     CallPhase,
     CallRecord,
@@ -34,13 +33,12 @@ from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.audit import call_facts, started_facts
 from grampus_uq.runtime.concurrent_tasks import run_together
-from grampus_uq.runtime.heard_answers import hear_before
+from grampus_uq.runtime.heard_answers import answered_before, overruled
 from grampus_uq.runtime.ledger import Note
 from grampus_uq.runtime.let_ahead import LetAhead
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.standing_grants import taken_back
 from grampus_uq.runtime.stopping import StoppedError
-from grampus_uq.runtime.worker_jobs import ABOVE
 
 if TYPE_CHECKING:
     from grampus_uq.runtime.sub_agents import SubAgent
@@ -142,7 +140,7 @@ class Turn:
 
     async def judge(self, doubt: Doubt | None = None) -> UncertaintyAction:
         """Clear every new call or, also with a `doubt`, make it wait; returns ABORT as soon as one aborts the run."""
-        before = self._answered_before()
+        before = answered_before(self)
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             new, action = await self.gate.judge(
                 record,
@@ -166,12 +164,6 @@ class Turn:
             else:
                 self._state.keep(new)
         return UncertaintyAction.PROCEED
-
-    def _answered_before(self) -> list[str]:
-        """What humans answered against calls in earlier runs, and whether more was that nobody here hears of."""
-        first = (self.together or [self])[0]
-        apart = self.lease.asks_beside and ABOVE in first.lease.state.metadata
-        return [*self._state.rejected_before(), *([UNREADABLE] if apart else [])]
 
     async def _granted(self, record: CallRecord) -> CallRecord:
         state = self._state
@@ -279,7 +271,7 @@ class Turn:
             await self.lease.save(*(("execution_started", facts(one)) for one in announced))
             await self._unstopped()
             decided = await self.let_ahead.decided_meanwhile(announced)
-            overruled = await self._overruled([record for record in announced if record not in decided])
+            answered = await overruled(self, [record for record in announced if record not in decided])
             lapsed = await self._lapsed(announced)
             await self.lease.hold(self.lease.saved_at)
         except StoppedError:
@@ -295,29 +287,18 @@ class Turn:
                 self._state.settle(record, _STORE_DOWN, is_error=True)
             return [record for record in started if not self._guarded(record)]
         await self.let_ahead.hear(decided)
-        for record, doubt in overruled:
+        for record, doubt in answered:
             again = self.gate.asked(record, self.terms(), doubt)
             self._state.keep(self.gate.starts.hand_on(record, again, self._state.run_id))
             if record.proposed.is_among(self._state.rejected):
                 self._state.settle(record, REJECTED_BEFORE, is_error=True)
             await self.lease.try_save(self.withdrawn(record, why=doubt.reason))
-        held = [*decided, *(record for record, _ in overruled)]
+        held = [*decided, *(record for record, _ in answered)]
         for record, why in [(record, why) for record, why in lapsed if record not in held]:
             self._state.keep(self.gate.not_begun(record, self.terms(), why))
             await self.lease.try_save(self.withdrawn(record, why=why))
             held.append(record)
         return [record for record in started if record not in held]
-
-    async def _overruled(self, announced: Sequence[CallRecord]) -> list[tuple[CallRecord, Doubt]]:
-        """Announced calls that no human decided about, with the reason in what humans answered since they were judged.
-
-        Not sub-agents that go on: what they do is judged. Raises StoreError.
-        """
-        judged = [] if self.advises else [one for one in announced if not one.decisions and one.child_session is None]
-        await hear_before(self, [record.proposed for record in judged])
-        known = {*self._answered_before(), *self._state.rejected}
-        held = [held_by(known, one.proposed, harmless=one.effect in HARMLESS) for one in judged]
-        return [(record, doubt) for record, doubt in zip(judged, held, strict=True) if doubt is not None]
 
     async def _lapsed(self, announced: Sequence[CallRecord]) -> list[tuple[CallRecord, str]]:
         """Announced calls with the end of what cleared them, in words; all is read in one turn of the store."""
