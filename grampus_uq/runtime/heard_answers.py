@@ -84,8 +84,8 @@ async def overruled(turn: Turn, announced: Sequence[CallRecord]) -> list[tuple[C
     judged = [] if turn.advises else [one for one in announced if not one.decisions and one.child_session is None]
     await hear_before(turn, [record.proposed for record in judged])
     known = {*answered_before(turn), *turn.lease.state.rejected}
-    held = [held_by(known, one.proposed, harmless=one.effect in HARMLESS) for one in judged]
-    return [(record, doubt) for record, doubt in zip(judged, held, strict=True) if doubt is not None]
+    held = [(one, held_by(known, one.proposed, harmless=one.effect in HARMLESS)) for one in judged]
+    return [(record, doubt) for record, doubt in held if doubt is not None]
 
 
 async def hear_replaced(turn: Turn, *, ends: bool = False) -> None:

@@ -32,7 +32,7 @@ from grampus_uq.runtime.run_state import STATE_VERSION
 from grampus_uq.runtime.store import Change, Document, Put
 from grampus_uq.testing import ScriptedModel, answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 CLERK, PAYER = AgentDefinition(name="clerk", model="m"), AgentDefinition(name="payer", model="m")
 PAYS = ToolCall(id="p", name="pay", arguments={"amount": 5})
 MORE = ToolCall(id="m", name="pay", arguments={"amount": 6})
@@ -50,7 +50,7 @@ class House:
         self.calls, self.store, self.paid, self.sure = calls, store or MemoryStore(), list[float](), False
         self.looking, self.looks_on = anyio.Event(), anyio.Event()
         self.advisory = self.alone = False
-        self.turns = 1
+        self.turns, self.noted = 1, 0
 
     def process(self, name: str = "clerk") -> AgentRunner:
         @tool(effect="irreversible")
@@ -66,6 +66,12 @@ class House:
             await self.looks_on.wait()
             return "seen"
 
+        @tool(effect="reversible")
+        def note() -> str:
+            """Note."""
+            self.noted += 1
+            return "noted"
+
         def reply(messages: Any, options: Any) -> Any:
             if "Reply with" in messages[-1].content:
                 return f'{{"p_true": {0.99 if self.sure else 0.65}}}'
@@ -73,7 +79,7 @@ class House:
             task = next(message.content for message in messages if message.role == "user").split()
             if name == "clerk":
                 return answer("I act.", tool_calls=self.calls) if turn < self.turns else "Done."
-            named = {"pay": PAYS, "look": LOOKS, "more": MORE}
+            named = {"pay": PAYS, "look": LOOKS, "more": MORE, "note": ToolCall(id="n", name="note", arguments={})}
             return answer("I act.", tool_calls=[named[task[turn]]]) if turn < len(task) else "Done."
 
         names = ("payer", "helper") if name == "clerk" and not self.alone else ()
@@ -81,7 +87,7 @@ class House:
         given: dict[str, Any] = {"store": self.store, "sub_agents": sub_agents, "lease_s": 0.2}
         policy = UncertaintyPolicy(always_ask_tool_names=["helper"])
         monitor = UncertaintyMonitor(policy=policy, advisory=self.advisory)
-        return AgentRunner(ScriptedModel(reply), FunctionTools(pay, look), uncertainty_monitor=monitor, **given)
+        return AgentRunner(ScriptedModel(reply), FunctionTools(pay, look, note), uncertainty_monitor=monitor, **given)
 
     async def says(self, request: ApprovalRequest, kind: Any) -> None:
         """Store a decision on a request, of a sub-agent's too, that nobody takes up."""
@@ -92,8 +98,9 @@ class House:
 
     async def waiting(self) -> ApprovalRequest:
         """The clerk's first pending request, also of a sub-agent, as soon as it is stored."""
-        while not (waits := (await self.process().ledger.known("clerk", "s"))[0].pending()):  # noqa: ASYNC110
-            await anyio.sleep(0.005)
+        with anyio.fail_after(10.0):
+            while not (waits := (await self.process().ledger.known("clerk", "s"))[0].pending()):  # noqa: ASYNC110
+                await anyio.sleep(0.005)
         return waits[0]
 
 
@@ -105,8 +112,9 @@ class Dies(MemoryStore):
     async def write(self, *changes: Change) -> float:
         keys = {one.key for one in changes if isinstance(one, Put) and one.kind == "session"}
         if not self.revived and any(key.startswith("payer/") and key.endswith("d1") for key in keys):
-            while not await self.scan("session", label="waiting_for_human", prefix="payer/"):  # noqa: ASYNC110
-                await anyio.sleep(0.005)
+            with anyio.fail_after(10.0):
+                while not await self.scan("session", label="waiting_for_human", prefix="payer/"):  # noqa: ASYNC110
+                    await anyio.sleep(0.005)
             self.dead = True
         if self.dead and not self.revived:
             raise StoreError("killed")
@@ -195,7 +203,7 @@ async def test_a_sub_agent_that_is_resumed_without_its_parent_is_asked_about_wha
 async def test_a_sub_agent_that_is_resumed_while_nobody_can_read_its_parent_is_asked_before_it_acts(
     damaged: bool,
 ) -> None:
-    house = House(works(0, "look", "pay"))
+    house = House(works(0, "look", "note", "pay"))
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
         await house.looking.wait()
@@ -208,7 +216,7 @@ async def test_a_sub_agent_that_is_resumed_while_nobody_can_read_its_parent_is_a
     payer = house.process("payer")
     (found,) = await house.store.scan("session", prefix="payer/")
     result = await payer.resume("payer", payer.ledger.state_in(found).session_id)
-    assert ([one.rule for one in result.pending], house.paid) == (["rejected_in_thread"], [])
+    assert ([one.rule for one in result.pending], house.paid, house.noted) == (["rejected_in_thread"], [], 1)
 
 
 @pytest.mark.parametrize("damaged", ["{", '{"v": 2}', "of a newer release"])
@@ -321,8 +329,9 @@ async def test_what_is_answered_at_once_where_a_sub_agent_pauses_is_heard_in_the
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: house.process().run(CLERK, "Go.", session_id="s"))
         await house.looking.wait()
-        while not (found := await house.process().ledger.pending("payer")):  # noqa: ASYNC110
-            await anyio.sleep(0.005)
+        with anyio.fail_after(10.0):
+            while not (found := await house.process().ledger.pending("payer")):  # noqa: ASYNC110
+                await anyio.sleep(0.005)
         await house.says(found[0].requests[0], "reject")
         house.sure = True
         house.looks_on.set()

@@ -36,7 +36,7 @@ from grampus_uq.runtime.stored_permits import grant_permit, stored_permits
 from grampus_uq.runtime.worker_jobs import Job, set_aside, take
 from grampus_uq.testing import ScriptedModel, answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 CLERK, PAYER = AgentDefinition(name="clerk", model="m"), AgentDefinition(name="payer", model="m")
 
 
