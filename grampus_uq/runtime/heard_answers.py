@@ -70,7 +70,7 @@ async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
 
 
 def answered_before(turn: Turn) -> list[str]:
-    """What humans answered against calls in earlier runs, and whether more was that nobody here hears of."""
+    """The answers of humans against calls in earlier runs, and a mark where nobody here hears of all of them."""
     first, lease = (turn.together or [turn])[0], turn.lease
     apart = lease.asks_beside and ABOVE in first.lease.state.metadata
     return [*lease.state.rejected_before(), *([UNREADABLE] if apart else [])]
