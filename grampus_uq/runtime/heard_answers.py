@@ -52,11 +52,12 @@ async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
     """Hear all before new calls are judged; raises StoreError where what is not heard may be against one."""
     if turn.advises or not new:
         return
-    alike, failed = {call.likeness() for call in new}, _Unread()
+    names, alike, failed = {call.name for call in new}, {call.likeness() for call in new}, _Unread()
     for one in [*turn.together] or [turn]:
         also = one.lease.state.undecided()
         if one is turn:  # of its own, which may be many, those that these may be
-            also = [held for held in also if held.child_session is None and held.proposed.is_among(alike)]
+            also = [held for held in also if held.child_session is None and held.proposed.name in names]
+            also = [held for held in also if held.proposed.is_among(alike)]  # which writes each: they may be large
         failed += await _failing(one, also)
     first, *others = [one.lease.state for one in turn.together or [turn]]
     first.inherit(*others)
