@@ -145,10 +145,11 @@ class Writing:
         found = (*self._in_objects(call), *self._applications(call), *self._alone(call))
         return list({place.span: place for place in found}.values())
 
-    def end_around(self, place: Place) -> int:
-        """The end of a place, and of the outermost object that it stands in."""
+    def around(self, place: Place) -> Span:
+        """A place with the outermost object that it stands in."""
         at = bisect_right(self.roots, place.span[0], key=lambda root: root.begin) - 1
-        return max(place.span[1], self.roots[at].end if at >= 0 else 0)
+        begin, end = (self.roots[at].begin, self.roots[at].end) if at >= 0 else place.span
+        return (begin if place.span[0] < end else place.span[0]), max(place.span[1], end)
 
     def _alone(self, call: ToolCall) -> Iterator[Place]:
         """The whole text, where it is the object of the arguments: the client asked for one tool's."""

@@ -68,6 +68,8 @@ _ITS_END: Final = re.compile(  # behind a value, or the key of an empty one
     atomic(r"(?:[\s\"'`\])}>,;.*\\:=]|<escape>|<\|\"\|>|</[^<>\n]{1,64}>|<end_\w{1,30}>|<\w{1,30}\|>)*", "ending")
 )
 _OPENS_OR_CLOSES: Final = re.compile(r"(?P<opens>\{|<(?!escape>|\|\"\|>)[^<>/\s][^<>\n]{0,64}>)|\}|</[^<>\n]{1,64}>")
+_AROUND: Final = re.compile(r"(?:<[^<>\s/][^<>\n]{0,80}>\s{0,8}){1,4}(?:<[^<>\n]{0,40})?$")
+_TAG: Final = re.compile(r"<([^<>\s/][^<>\s]*)")
 _NEXT_CALL: Final = re.compile(
     rf"{_NOTHING_MORE.pattern}(?:<[^<>\n]{{1,40}}>\s{{0,8}}(?:function\b)?){{0,4}}[<{{\[(\s\"']{{0,8}}"
     r"(?:[|｜]?(?:[a-z]{1,12}[:|｜])?[a-z_]{2,10}[\"']?\s{0,4}[:= ]\s{0,4}(?:name=)?[\"']?)?(?:functions\.)?"
@@ -158,13 +160,26 @@ class Written:
         return certain
 
 
-def closes_more(text: str, behind: int) -> bool:
-    """True where a text closes, behind a call and its own end, what it does not open there: what is left of another."""
-    closed, depth = _ITS_END.match(text, behind), 0
+def ends_around(text: str, at: int) -> list[str]:
+    """The tags that end, behind the last of several calls, what is begun directly before the first one; each once."""
+    begun = _AROUND.search(text, max(at - 512, 0), at)
+    names = _TAG.findall(begun[0]) if begun else []
+    once = (one for one in names if len(re.findall(rf"</?{re.escape(one)}[\s>]", text)) == 2)  # no call's own
+    return [f"</{one}>" for one in once]
+
+
+def closes_more(text: str, behind: int, around: Sequence[str]) -> bool:
+    """True where a text closes, behind a call and its own end, what it opens neither there nor `around` all calls: what
+    is left of another.
+    """
+    closed, depth, left = _ITS_END.match(text, behind), 0, [*around]
     for one in _OPENS_OR_CLOSES.finditer(text, closed.end() if closed else behind):
         depth += 1 if one["opens"] else -1
         if depth < 0:
-            return True
+            if one[0] not in left:
+                return True
+            left.remove(one[0])
+            depth = 0
     return False
 
 

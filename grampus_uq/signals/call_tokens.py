@@ -33,7 +33,7 @@ from grampus_uq.signals.call_candidates import Other, candidates_of, other_value
 from grampus_uq.signals.call_choices import Choices
 from grampus_uq.signals.call_places import APPLICATION, MENTION, Place, Writing
 from grampus_uq.signals.call_rest import Found, Rest
-from grampus_uq.signals.call_slots import Written, closes_more
+from grampus_uq.signals.call_slots import Written, closes_more, ends_around
 from grampus_uq.signals.call_support import names_of, support_of
 from grampus_uq.signals.prose import Span
 from grampus_uq.signals.token_signals import says_something
@@ -114,6 +114,8 @@ def _read(
         return []
     least: list[Sequence[_Part]] = []
     written = Written(rest, kept, read.thought)
+    begins = [span[0] for span in (*map(read.writing.around, chain.from_iterable(places)), *filter(None, written.own))]
+    read.around = ends_around(read.text, min(begins)) if len(begins) > 1 else ()
     for number, call in enumerate(kept):
         known = (i for i in range(number) if (kept[i].name, kept[i].arguments) == (call.name, call.arguments))
         same = next(known, None)
@@ -167,8 +169,8 @@ def _least(
         others = [span for span in written.own if span and span != written.own[number]]
         behind = found.stands_behind(read_to, others) or begins_another(rest, read_to, others)
     half = behind or (bool(found.opened) and found.some)
-    ends = [*map(read.writing.end_around, places), *([span[1]] if (span := written.own[number]) else ())]
-    lost = bool(call.arguments and ends) and closes_more(read.text, max(ends))
+    ends = [span[1] for span in (*map(read.writing.around, places), written.own[number]) if span]
+    lost = bool(call.arguments and ends) and closes_more(read.text, max(ends), read.around)
     if lost or _is_left_open(rest, call, number, places, found, written):
         own.append(_LOST)
     elif (not behind and found.named and found.every) or (half and written.own[number]):
@@ -271,6 +273,8 @@ class _Read:
 
     def __init__(self, tokens: Sequence[TokenLogprob], choices: Choices) -> None:
         self.choices = choices
+        self.around: Sequence[str] = ()
+        """The tags that end what is begun directly before the first of several calls."""
         self.pieces = [token.token for token in tokens]
         self.logs = [max(min(token.logprob, 0.0), LOWEST) for token in tokens]
         *self.starts, _ = accumulate(map(len, self.pieces), initial=0)

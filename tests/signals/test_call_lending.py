@@ -233,6 +233,49 @@ def test_a_call_whose_object_goes_on_behind_its_arguments_is_read(beside: dict[s
         assert odds(tokens(text), ToolCall(name="pay", arguments=call["arguments"])) == [1.0], text
 
 
+TOGETHER = [
+    ToolCall(name="pay", arguments={"to": "Mallory", "amount": 500}),
+    ToolCall(name="send", arguments={"to": "ann"}),
+    ToolCall(name="pay", arguments={"to": "x"}),
+]
+IN_TAGS = [
+    form for form in BEGUN if FORMS[form]("pay", {"to": "x"}).startswith("<") or form in ("object", "parameters")
+]
+
+
+@pytest.mark.parametrize("around", ["tool_calls", "function_calls", "calls id='1'"])
+@pytest.mark.parametrize("form", IN_TAGS)
+def test_calls_that_stand_together_within_a_tag_are_read_as_without_it(form: str, around: str) -> None:
+    alone = "\n".join(FORMS[form](call.name, call.arguments) for call in TOGETHER)
+    within = f"<{around}>\n{alone}\n</{around.split()[0]}>"
+    assert odds(tokens(within), *TOGETHER) == odds(tokens(alone), *TOGETHER)
+
+
+def test_several_calls_that_deepseek_writes_within_one_tag_are_read() -> None:
+    begin, end = "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"
+    each = [FORMS["DeepSeek V3.2"](call.name, call.arguments).strip() for call in TOGETHER]
+    assert all(one.startswith(begin) and one.endswith(end) for one in each)
+    within = begin + "\n".join(one.removeprefix(begin).removesuffix(end) for one in each) + end
+    assert odds(tokens(within), *TOGETHER) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("around", ["<tool_call><tool_call>", "<tool_call>", "<parameter><function>"])
+def test_what_begins_before_a_copy_lets_no_more_end_behind_it(around: str) -> None:
+    call, lent = ToolCall(name="pay", arguments={"to": "x", "memo": "b"}), []
+    for form, line in itertools.product(BEGUN, LENT):
+        own = tokens(FORMS[form]("pay", call.arguments))
+        for at in range(1, len(own)):
+            left = "".join(one.token for one in own[at:])
+            found = (
+                (0.0,)
+                if "pay" in left
+                else odds([*tokens(around + LINES[line]("pay", call.arguments)), *own[at:]], call)
+            )
+            if (found[0] or 0.0) >= FLOOR and '"x"' in left and not left.startswith("{"):
+                lent.append((form, line, left))
+    assert lent == []
+
+
 def test_a_line_before_a_call_of_which_only_marks_are_left_vouches_for_none() -> None:
     """Cut behind its beginning, or without any word of its own, at the end or before another call."""
     beside, wait = ToolCall(name="send_email", arguments={"memo": "Trent", "order_id": 9117}), "but wait a moment " * 5
