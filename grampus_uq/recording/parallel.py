@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -61,10 +62,13 @@ def _in_processes(work: Callable[[Part], Result], parts: Iterable[Part], workers
     except BrokenProcessPool as error:
         way_out = "One was killed, perhaps for lack of memory: use fewer workers."
         raise ConfigurationError.of("workers", "in_order", "processes that keep running", workers, way_out) from error
+    except (KeyboardInterrupt, GeneratorExit):  # nobody waits for what is under way
+        for process in (pool._processes or {}).values():
+            process.terminate()
+        raise
     finally:
-        for future in pending:
-            future.cancel()
-        pool.shutdown(wait=True, cancel_futures=True)
+        with _interrupts_held():  # a pool that is left in the middle of its end waits for ever
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _guarded(work: Callable[[Part], Result], part: Part) -> Result | GrampusError:
@@ -73,6 +77,8 @@ def _guarded(work: Callable[[Part], Result], part: Part) -> Result | GrampusErro
         return work(part)
     except GrampusError as error:
         return error
+    except SystemExit:  # told to end: `work` has cleaned up, and the pool would go on with the next part
+        os._exit(1)
 
 
 def _unwrapped(found: Result | GrampusError) -> Result:
@@ -95,8 +101,9 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """In a worker: leave Ctrl-C to the parent, and end when the parent was killed; it would wait for ever."""
+    """In a worker: leave Ctrl-C to the parent, and end when it says so or was killed; it would wait for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_after, args=(parent,), daemon=True, name="grampus-parent").start()

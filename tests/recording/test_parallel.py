@@ -93,15 +93,16 @@ if __name__ == "__main__":
 """
 
 
-def _started(tmp_path: Path) -> subprocess.Popen[str]:
+def _started(tmp_path: Path, text: str = SLOW) -> subprocess.Popen[str]:
     script = tmp_path / "slow.py"
-    script.write_text(SLOW)
+    script.write_text(text)
     process = subprocess.Popen(
         [sys.executable, os.fspath(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": HERE},
     )
     assert process.stdout is not None
@@ -127,6 +128,23 @@ def test_ctrl_c_ends_all_workers_and_says_nothing_of_its_own(tmp_path: Path) -> 
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out.splitlines()[-1]) == (130, "interrupted")
     assert err == ""
+    _nobody_is_left(process.pid)
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups are POSIX's")
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_waits_for_no_part_and_leaves_none_of_its_drafts(tmp_path: Path, times: int) -> None:
+    slow = SLOW.replace("    time.sleep(0.5)\n", "    with whole_file(f'{os.getpid()}'):\n        time.sleep(600)\n")
+    process = _started(
+        tmp_path, slow.replace("import os", "from grampus_uq.recording.whole_file import whole_file\nimport os")
+    )
+    time.sleep(0.5)  # the other worker is at work too
+    for _ in range(times):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.3)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out.splitlines()[-1], err) == (130, "interrupted", "")
+    assert list(tmp_path.iterdir()) == [tmp_path / "slow.py"]
     _nobody_is_left(process.pid)
 
 
