@@ -74,7 +74,7 @@ class AgentWatch:
         """Watch the agent and all that it reaches, in place, as `agent.as_tool()` holds on to its agent; returns it.
 
         Raises ConfigurationError for a tool or server that acts and cannot be stopped, and for another kind of agent;
-        an advising guard reports it.
+        an advising guard reports it. Nothing is changed where it raises.
         """
         if not isinstance(agent, Agent):
             if self.acts():
@@ -84,17 +84,21 @@ class AgentWatch:
             return agent
         watch_runs(self)
         others = [] if self.acts() else [watch for watch in _known_watches() if watch is not self]
+        planned = []
         for one in self._reached(agent):
             if any(other.has(one) for other in others):
                 log.warning("agent %.80r is watched by another guard, and not by this one", one.name)
                 continue
-            if isinstance(one.model, Model):
-                inner = one.model
-                while isinstance(inner, WatchedModel) and not inner.has(one):  # it came with a copy of a guarded agent
-                    inner = inner.inner
-                one.model = self.model(inner, "")
+            model = one.model
+            if isinstance(model, Model):
+                while isinstance(model, WatchedModel) and not model.has(one):  # it came with a copy of a guarded agent
+                    model = model.inner
+                model = self.model(model, "")
             self._check_mcp(one)
-            tools = self._gated(one.tools)
+            planned.append((one, model, self._gated(one.tools)))
+        for one, model, tools in planned:
+            one.model = model
+            self._gate_mcp(one)
             if any(gated is not tool for gated, tool in zip(tools, one.tools, strict=True)):
                 one.tools = tools  # and never again: the SDK refuses an agent whose tools change during a run
             for handoff in one.handoffs:
@@ -205,7 +209,7 @@ class AgentWatch:
         handoff.on_invoke_handoff = invoke_and_watch
 
     def _check_mcp(self, agent: Agent[Any]) -> None:
-        """Gate the tools of MCP servers, which the SDK makes anew for each turn; a server says that it may pause."""
+        """Refuse MCP servers that do not say that they may pause; an advising guard reports them."""
         for server in agent.mcp_servers:
             policy = getattr(server, "_needs_approval_policy", None)
             if policy is True or getattr(policy, GATE, False):
@@ -218,6 +222,9 @@ class AgentWatch:
                     "mcp_servers", "UncertaintyGuard.watch", "servers whose calls can pause", server.name, way_out
                 )
             self._report([server.name])
+
+    def _gate_mcp(self, agent: Agent[Any]) -> None:
+        """Gate the tools of MCP servers, which the SDK makes anew for each turn."""
         watch = self
         if not agent.mcp_servers or getattr(vars(agent).get("get_mcp_tools"), GATE, None) is watch:
             return
@@ -284,7 +291,8 @@ class _WatchedRunner(AgentRunner):
         else:
             if outside is not None:
                 raise outside
-            for watch in everywhere:
+        for watch in everywhere:
+            if not watch.has(agent):
                 watch.pass_by(agent)
         if run is not None and isinstance(input, RunState):
             run.hear_state(input)

@@ -600,6 +600,35 @@ async def test_guards_that_only_advise_and_run_one_agent_at_once_end_no_run(tmp_
     assert await asyncio.gather(*map(serve, range(3))) == ["Done."] * 3
 
 
+@pytest.mark.parametrize("outer", ["acting", "advising"])
+@pytest.mark.anyio
+async def test_a_guard_is_told_of_an_agent_in_its_session_that_only_another_guard_watches(
+    tmp_path: Path, outer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(tmp_path, UNSURE, DONE)
+    adviser = UncertaintyGuard(UncertaintyMonitor(), advisory=True)
+    agent = adviser.watch(desk.agent())
+    first, second = (desk.guard, adviser) if outer == "acting" else (adviser, desk.guard)
+    with first.session("outer"), second.session("inner"):
+        await Runner.run(agent, "Pay.")
+    assert "agent 'clerk' runs in a session unwatched" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_guard_that_refuses_an_agent_leaves_it_as_it_was(tmp_path: Path) -> None:
+    """Its sub-agent is another guard's, found after its own tools."""
+    desk = Desk(tmp_path, UNSURE, DONE)
+    config = RunConfig(model_provider=Provider(fake=FakeModel(desk.setup)))
+    agent, adviser = desk.agent(), UncertaintyGuard(UncertaintyMonitor(), advisory=True)
+    agent.model = "fake"
+    adviser.watch(agent)
+    gated = agent.tools
+    with pytest.raises(ConfigurationError, match="watched by one guard"):
+        desk.guard.watch(agent)
+    assert agent.tools is gated
+    assert (await adviser.run(agent, "Pay.", session_id="s", run_config=config)).final_output == "Done."
+
+
 @pytest.mark.parametrize("advisory", [True, False])
 def test_a_handoff_whose_name_the_policy_protects_is_reported_because_its_function_runs_at_once(
     tmp_path: Path, advisory: bool
