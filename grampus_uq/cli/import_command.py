@@ -149,13 +149,19 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
     recorded: Iterable[Event] = counted(events(run, profile=profile, agent_id=run.agent_id or plan.agent_id))
     if plan.embedder is not None:
         recorded = filled_in(recorded, _sensor(plan.embedder))
-    plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = folder_key(plan.folder) if plan.content != "none" else b""
+    key = _made(plan.folder, keyed=plan.content != "none")
     lines = [kept_line(event, plan.content, lambda: key) for event in recorded]
     try:
         place_new(b"".join(lines), plan.folder / file_name(run.run_id))
     except FileExistsError as error:
         raise DataError(f"a run {run.run_id!r:.80} exists already.", field="run_id") from error
+
+
+@cache  # once a process, and not before there is a run
+def _made(folder: Path, *, keyed: bool) -> bytes:
+    """Make the folder of an import; returns its key."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder_key(folder) if keyed else b""
 
 
 @cache

@@ -15,7 +15,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord, Terms, bound
 from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect
-from grampus_uq.signals.driver import AT_ONCE, cancel_requests, cancelled_from_outside
+from grampus_uq.signals.driver import FAILURES, cancel_requests, cancelled_from_outside
 from grampus_uq.wire.lone_surrogates import error_text
 
 HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
@@ -34,7 +34,7 @@ async def refusal_of(precondition: Precondition | None, call: ToolCall) -> str |
     try:
         refusal = precondition(call)
         return await refusal if inspect.isawaitable(refusal) else refusal
-    except AT_ONCE as error:  # user code: what cannot be checked does not hold
+    except (*FAILURES, asyncio.CancelledError) as error:  # user code: what cannot be checked does not hold
         if isinstance(error, asyncio.CancelledError) and cancelled_from_outside(requests):
             raise
         return f"its precondition could not be checked ({error_text(error)})"

@@ -138,8 +138,9 @@ def _flag(value: object) -> bool:
 
 
 def _number(value: Any) -> bool:
-    held = type(value) is float or not isinstance(value, numbers.Integral) or abs(int(value)) <= sys.float_info.max
-    return isinstance(value, numbers.Real) and not _flag(value) and held
+    if isinstance(value, numbers.Integral):
+        return not _flag(value) and abs(int(value)) <= sys.float_info.max
+    return isinstance(value, numbers.Real)
 
 
 _PLAIN: Final[dict[str, _Kind]] = {

@@ -271,8 +271,9 @@ class Turn:
             await self.lease.save(*(("execution_started", facts(one)) for one in announced))
             await self._unstopped()
             decided = await self.let_ahead.decided_meanwhile(announced)
-            answered = await overruled(self, [record for record in announced if record not in decided])
-            lapsed = await self._lapsed(announced)
+            left = [record for record in announced if record not in decided]
+            answered = await overruled(self, left)
+            lapsed = await self._lapsed([record for record in left if record not in [one for one, _ in answered]])
             await self.lease.hold(self.lease.saved_at)
         except StoppedError:
             await self._withdraw(announced)
@@ -293,11 +294,10 @@ class Turn:
             if record.proposed.is_among(self._state.rejected):
                 self._state.settle(record, REJECTED_BEFORE, is_error=True)
             await self.lease.try_save(self.withdrawn(record, why=doubt.reason))
-        held = [*decided, *(record for record, _ in answered)]
-        for record, why in [(record, why) for record, why in lapsed if record not in held]:
+        for record, why in lapsed:
             self._state.keep(self.gate.not_begun(record, self.terms(), why))
             await self.lease.try_save(self.withdrawn(record, why=why))
-            held.append(record)
+        held = [*decided, *(record for record, _ in (*answered, *lapsed))]
         return [record for record in started if record not in held]
 
     async def _lapsed(self, announced: Sequence[CallRecord]) -> list[tuple[CallRecord, str]]:

@@ -33,7 +33,7 @@ from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import WAKING
 from grampus_uq.runtime.worker_jobs import TIMER, Job, Taken, finish, looked_after, set_aside, standing_letter, take
 from grampus_uq.runtime.worker_places import Places, StorePlaces
-from grampus_uq.signals.driver import cancelled_from_outside
+from grampus_uq.signals.driver import FAILURES, cancelled_from_outside
 from grampus_uq.wire.lone_surrogates import error_text
 
 _POLL_S = 1.0
@@ -329,7 +329,10 @@ class Worker:
             if cancelled_from_outside(math.inf):
                 raise  # this worker is being cancelled
             return self._failed(job, error)  # a model client let its own out
-        except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001 (a model, a tool or a row of one session must not end the others)
+        except (
+            *FAILURES,
+            BaseExceptionGroup,
+        ) as error:  # a model, a tool or a row of one session must not end the others
             return self._failed(job, error)
         finally:
             if place is not None and self._everywhere is not None:

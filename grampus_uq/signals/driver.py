@@ -252,11 +252,8 @@ async def _attempt(
         with anyio.move_on_after(timeout_s):
             return await work(), None, None
     except FAILURES as error:  # the signal driver: a failing signal must not stop the agent
-        return (
-            None,
-            next((reason for kind, reason in _REASONS if isinstance(error, kind)), MissingReason.SIGNAL_ERROR),
-            error,
-        )
+        known = (reason for kind, reason in _REASONS if isinstance(error, kind))
+        return None, next(known, MissingReason.SIGNAL_ERROR), error
     except asyncio.CancelledError as error:
         if cancelled_from_outside(requests):
             raise
