@@ -308,6 +308,7 @@ async def _apply_guidance(turn: Turn, text: str) -> None:
         new = guided(record, text)
         if new.phase is CallPhase.SETTLED and record.waiting:
             await turn.gate.answered(new, turn.terms())
+            state.keep_replaced([*state.replaced(), record])  # who was shown it may answer yet
             state.settle(new, new.text or "", is_error=True)
         else:
             state.keep(new)

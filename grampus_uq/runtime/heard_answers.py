@@ -113,7 +113,9 @@ async def _failing(turn: Turn, also: Sequence[CallRecord] = (), *, ends: bool = 
             failed.append((held, error))
             continue
         others = [one for one in state.replaced() if one != held]  # as they are by now: others hear beside this one
-        state.keep_replaced([*others, after] if ends else others)
+        shown = held not in undecided and held.child_session is None and state.is_of_this_run(held)
+        late = shown and not after.decisions  # who was shown it may answer yet
+        state.keep_replaced([*others, after] if ends or late else others)
     return failed
 
 

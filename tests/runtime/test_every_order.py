@@ -37,6 +37,7 @@ from grampus_uq.records.vocabulary import ENDED
 from grampus_uq.runtime import MemoryStore, StoredStarts
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.rollback import rollback
+from grampus_uq.runtime.run_state import REPLACED
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.standing_grants import revoke_grant
 from grampus_uq.runtime.stopping import order_stop
@@ -212,20 +213,22 @@ def _shown(store: MemoryStore, now_s: float) -> Any:
     if found is None:
         return None
     state = _json(found.body)
-    turn = [
-        {
-            **one,
-            "requests": [_request(request, now_s) for request in one["requests"]],
-            "decisions": [_decision(decision) for decision in one["decisions"]],
-        }
-        for one in state["turn"]
-    ]
-    metadata = {name: value for name, value in state["metadata"].items() if name != "begun_with"}
+    metadata = {name: value for name, value in state["metadata"].items() if name not in ("begun_with", REPLACED)}
+    turn, replaced = (
+        [
+            {
+                **one,
+                "requests": [_request(request, now_s) for request in one["requests"]],
+                "decisions": [_decision(decision) for decision in one["decisions"]],
+            }
+            for one in records
+        ]
+        for records in (state["turn"], state["metadata"].get(REPLACED, ()))
+    )
     review = [_request(one, now_s) for one in state["review"]]
     spoken = [(one.role.value, one.content, one.tool_call_id) for one in _messages(store) if one.role != "system"]
-    return {name: value for name, value in state.items() if name not in _UNSEEN}, turn, review, metadata, spoken, (
-        "seal" in state
-    )  # fmt: skip
+    seen = {name: value for name, value in state.items() if name not in _UNSEEN}
+    return seen, turn, replaced, review, metadata, spoken, "seal" in state
 
 
 def _messages(store: MemoryStore) -> list[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -515,6 +516,33 @@ async def test_what_nobody_answered_in_an_earlier_run_is_asked_for_once(call: To
     house.calls, house.sure = (MORE,), True
     await house.process().run(CLERK, "Go.", session_id="s")
     assert ((await house.process().ledger.known("clerk", "s"))[0].replaced(), house.paid) == ([], [6])
+
+
+class Soon(MemoryStore):
+    """Has somebody answer before one of the next writes."""
+
+    left = 0
+    answer: Callable[[], Awaitable[None]]
+
+    async def write(self, *changes: Change) -> float:
+        self.left -= 1
+        if self.left == 0:
+            await self.answer()
+        return await super().write(*changes)
+
+
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_who_was_shown_a_call_before_another_one_gave_guidance_is_heard_until_it_starts_again(kind: str) -> None:
+    for at in range(1, 12):
+        house = House(PAYS, store=(store := Soon()))
+        (waits,) = (await house.process().run(CLERK, "Go.", session_id="s")).pending
+        store.answer = functools.partial(house.says, waits, kind)
+        store.left, house.sure, house.turns = at, True, 2
+        result = await house.process().resume("clerk", "s", "Do otherwise.")
+        if house.paid:  # that start was announced before
+            break
+        assert [one.rule for one in result.pending] == ["rejected_in_thread"] * (kind == "edit"), at
+    assert 4 <= at < 8
 
 
 class Broken(MemoryStore):

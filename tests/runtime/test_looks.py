@@ -31,6 +31,7 @@ from grampus_uq import (
 from grampus_uq.core.chain_rule import Chain, ChainTier, Expected
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.errors import ConfigurationError, StoreError
+from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.recording import ProfileArtifact
 from grampus_uq.recording.artifacts import FittedFor
 from grampus_uq.records.events import DecisionEvent, Event, LookEvent
@@ -758,6 +759,32 @@ def test_a_rejection_in_the_moment_of_a_look_outlives_the_worker_wherever_it_die
 
         anyio.run(goes_on)
     assert died >= 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_who_was_shown_a_call_before_a_look_replaced_it_is_heard_also_later(kind: Any) -> None:
+    """It may take long until the answer is stored: meanwhile the look's call was judged and ran."""
+    shown: list[ApprovalRequest] = []
+
+    class Late(MemoryStore):
+        async def write(self, *changes: Any) -> float:
+            bodies = [body for change in changes for body in getattr(change, "bodies", ())]
+            if not shown and any("m-ann" in body for body in bodies):
+                shown.extend((await Ledger(self).known("mailer", "s"))[0].pending())
+            if any('"execution_finished"' in body for body in bodies):
+                more = {"arguments": {"to": "bo", "body": "hi"}} if kind == "edit" else {}
+                await Ledger(self).decide(shown[0].decide(kind, principal="eva", **more), wake=False)
+            return await super().write(*changes)
+
+    def thrice(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse:
+        said = sum(one.role is Role.ASSISTANT for one in messages)
+        return answer("Done.") if said > 2 else mailing("bob", 0.95 if said else 0.5)
+
+    case = Case(mailing("ann", 0.95), store=Late(), model=ScriptedModel(thrice))
+    result = await case.run()
+    assert case.world.sent == [("ann", "hi")]
+    assert [one.rule for one in result.pending] == (["rejected_in_thread"] if kind == "edit" else [])
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
