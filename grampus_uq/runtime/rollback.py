@@ -103,12 +103,13 @@ async def rollback(
     restored = await read_checkpoint(runner.ledger, old, to_step)
     policy = runner.policy()
     known = {call.idempotency_key for call in old.discarded}
-    done = [call for call in await _took_effect(runner, old, to_step) if call.idempotency_key not in known]
+    executed, believed = await _took_effect(runner, old, to_step)
+    done = [call for call in executed if call.idempotency_key not in known]
     text = (note or "")[:_MAX_NOTE]
     new = _branched(old, restored, to_step, done).replaces(old)
     new.rejected = remembered([*restored.rejected, *old.rejected])
     new.stops_seen = await stops_now(runner.ledger, new)  # orders given before are for the branch that is gone
-    new.vouched = old.vouched and restored.vouched and all(map(runner.gate.believes, (old.sealed, restored.sealed)))
+    new.vouched = believed and restored.vouched and runner.gate.believes(restored.sealed)
     terms = runner.gate.terms(agent_id, session_id, policy, run_id=new.run_id, started_by=new.started_by)
     open_calls = _unsettled(new)
     hooked = [] if compensate is None else [c for c in new.discarded if not c.settled and not c.compensation_started]
@@ -181,10 +182,13 @@ async def _not_running(runner: AgentRunner, agent_id: str, session_id: str) -> t
     return state, version
 
 
-async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int) -> list[ExecutedCall]:
-    """The executed calls of discarded steps, a sub-agent's in place of its beginning."""
+async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int) -> tuple[list[ExecutedCall], bool]:
+    """The executed calls of discarded steps, a sub-agent's in place of its beginning; True if all this is believed.
+
+    The model reads them, and the audit is not sealed: what names a call is a transcript that is.
+    """
     entries = await AuditLog(runner.ledger.store, state.agent_id, state.session_id).entries()
-    found = list[ExecutedCall]()
+    found, sealed = list[ExecutedCall](), state.vouched and state.sealed
     for call in executed_calls(entries, state, to_step, runner.policy()):
         agent = runner.sub_agents.get(call.call.name)
         if agent is not None:
@@ -192,10 +196,11 @@ async def _took_effect(runner: AgentRunner, state: AgentState, to_step: int) -> 
             child = began.child_session(CallRecord.new(call.call, call.step_id))
             if await agent.runner.ledger.store.get("session", session_key(agent.agent.name, child)) is not None:
                 below, _ = await _not_running(agent.runner, agent.agent.name, child)
-                found += [*below.discarded, *await _took_effect(agent.runner, below, 0)]
+                theirs, believed = await _took_effect(agent.runner, below, 0)
+                found, sealed = [*found, *below.discarded, *theirs], sealed and believed
                 continue
-        found.append(call)
-    return found
+        found, sealed = [*found, call], sealed and call.arguments_known
+    return found, runner.gate.believes(sealed)
 
 
 def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[ExecutedCall]) -> AgentState:

@@ -93,7 +93,7 @@ class SubAgent:
                     inherits=state,
                 )
             elif loaded[0].status in ENDED:
-                outcome = self._finished(record, parent, loaded[0])
+                outcome = self._finished(record, turn, loaded[0])
             else:
                 result = await self.runner.resume(self.agent.name, child_id, record.guidance, agent_def=self.agent)
         except UncertaintyError as aborted:
@@ -110,7 +110,7 @@ class SubAgent:
             return outcome
         if result.status is AgentStatus.WAITING_FOR_HUMAN:
             return [request.model_copy(update={"child_session": child_id}) for request in result.pending]
-        return self._finished_run(record, parent, result)
+        return self._finished_run(record, turn, result)
 
     async def hear_rejections(self, state: AgentState, child_id: str, *, here: bool = True) -> None:
         """A human's "no" to a call of the child counts for the parent, and for sub-agents that it begins later.
@@ -135,17 +135,21 @@ class SubAgent:
             state.rejected = remembered([*state.rejected, *child.rejected])
         state.know_rejected([*state.rejected_before(), *child.rejected_before(), *([] if here else child.rejected)])
 
-    def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
+    def _finished_run(self, record: CallRecord, turn: Turn, result: ExecutionResult) -> ToolResult:
         if not result.metadata.get("unvouched"):
-            self._believe(parent, record, result.metadata.get("uncertainty", {}))
+            self._believe(turn.lease.session, record, result.metadata.get("uncertainty", {}))
+        else:
+            turn.lease.state.vouched = False  # what follows is proposed on words that somebody may have written
         return _ended(record, result)
 
-    def _finished(self, record: CallRecord, parent: Session | None, child: AgentState) -> ToolResult:
-        """The result of a child that ended while its parent was down; stored confidence counts only under a seal."""
+    def _finished(self, record: CallRecord, turn: Turn, child: AgentState) -> ToolResult:
+        """The result of a child that ended while its parent was down; only under a seal the belief is kept."""
         if child.vouched and self.runner.gate.believes(child.sealed):
             with contextlib.suppress(DataError):
                 state, history = read_snapshot(child.belief or {})
-                self._believe(parent, record, history.belief(state).to_summary() | unaided_part(state))
+                self._believe(turn.lease.session, record, history.belief(state).to_summary() | unaided_part(state))
+        else:
+            turn.lease.state.vouched = False
         return _ended(record, child)
 
     @staticmethod
