@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -26,6 +27,8 @@ from grampus_uq.runtime.store import Append, Delete, Document, Drop, Put, Sessio
 from grampus_uq.runtime.stores.conformance import check_session_store
 from grampus_uq.runtime.stores.tenants import _problems, _secure, add_tenant, problems
 from tests.runtime.agents import AGENT, World, runner
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.anyio
 SECRET = "acme-secret"
@@ -583,14 +586,34 @@ async def test_only_the_owner_adds_tenants_and_only_roles_that_are_there(shop: S
 # -- Redis: a namespace for each tenant, kept by the server's own access list -----------------------------------------
 
 
+def documented_access(name: str) -> list[str]:
+    """The access list that docs/scale.md gives, for this user, with the password "pw"."""
+    page = (ROOT / "docs" / "scale.md").read_text("utf-8")
+    rights = page.partition("`ACL SETUSER acme on >… ")[2].partition("`")[0].replace("acme", name).split()
+    return ["ACL", "SETUSER", name, "on", ">pw", *rights]
+
+
+BY_HAND = [
+    ["SCAN", "0", "COUNT", "100000"],
+    ["KEYS", "*"],
+    ["EVAL", "return redis.call('SCAN', '0', 'COUNT', '100000')", "0"],
+    ["RANDOMKEY"],
+    ["FUNCTION", "LOAD", "REPLACE", "#!lua name=x\nredis.register_function('x', function() return 1 end)"],
+    ["FUNCTION", "FLUSH"],
+    ["SCRIPT", "FLUSH"],
+    ["CLIENT", "TRACKING", "ON", "BCAST"],
+    ["MONITOR"],
+    ["SLOWLOG", "GET"],
+]
+"""Commands that name no key, and would show, or change, what is others'."""
+
+
 async def test_a_redis_user_with_a_namespace_of_its_own_gets_at_nothing_of_another_ones(redis_url: str) -> None:
     import redis
 
     admin, (acme, globex) = redis.Redis.from_url(redis_url), (f"t{uuid.uuid4().hex}" for _ in range(2))
     for name in (acme, globex):
-        admin.execute_command(
-            "ACL", "SETUSER", name, "on", ">pw", f"~{name}:*", f"~{name}", "+@all", "-@admin", "-@dangerous"
-        )
+        admin.execute_command(*documented_access(name))
 
     def url(user: str, namespace: str) -> str:
         return redis_url.replace("redis://", f"redis://{user}:pw@") + f"?namespace={namespace}"
@@ -609,6 +632,26 @@ async def test_a_redis_user_with_a_namespace_of_its_own_gets_at_nothing_of_anoth
                 continue
     assert sorted((key, admin.dump(key)) for key in admin.keys(f"{acme}:*")) == before
     assert len(await own.scan("session")) == 1  # what it created itself, under the same key
+    assert SECRET in str(admin.keys())  # the names of keys are worth hiding
+    by_hand = redis.Redis.from_url(url(globex, globex).partition("?")[0])
+    for words in BY_HAND:
+        with pytest.raises(redis.ResponseError, match="permissions"):
+            by_hand.execute_command(*words)
+    by_hand.close()
     for store in (theirs, intruder, own):
         await store.aclose()
     admin.close()
+
+
+async def test_a_redis_users_store_keeps_the_whole_contract_of_a_store(redis_url: str) -> None:
+    import redis
+
+    name = f"t{uuid.uuid4().hex}"
+    with redis.Redis.from_url(redis_url) as admin:
+        admin.execute_command(*documented_access(name))
+    url = f"{redis_url.replace('redis://', f'redis://{name}:pw@')}?namespace={name}"
+
+    async def opened() -> SessionStore:
+        return open_store(url)
+
+    await check_session_store(opened)
