@@ -47,7 +47,7 @@ from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.openai_agents import PausedRun, UncertaintyGuard
 from grampus_uq.runtime import MemoryStore, StoredStarts
-from tests.integrations.agents_sdk import completed
+from tests.integrations.agents_sdk import completed, pieces_of
 from tests.integrations.test_openai_agents import MailServer
 from tests.test_docs import blocks
 
@@ -122,9 +122,13 @@ class Bank:
         assert paused is not None
         return paused
 
-    async def resume(self, text: Any, decisions: Any = (), **given: Any) -> Any:
+    async def resume(self, text: Any, decisions: Any = (), *, streamed: bool = False, **given: Any) -> Any:
         text = text if isinstance(text, str) else json.dumps(text)
-        return await self.guard.resume(self.agent, text, decisions, **given)
+        if not streamed:
+            return await self.guard.resume(self.agent, text, decisions, **given)
+        result = await self.guard.resume_streamed(self.agent, text, decisions, **given)
+        await pieces_of(result, [])
+        return result
 
 
 def sign(request: Any, kind: str = "approve", by: str = "ann", key: Ed25519Signer = ANN, **more: Any) -> Any:
@@ -215,12 +219,13 @@ async def test_no_forged_run_makes_a_signed_approval_run_anything_else() -> None
         assert bank.paid in ([], [["bob", 5]]), name
 
 
-async def test_a_run_as_it_was_written_goes_on_and_its_approval_runs_once() -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_run_as_it_was_written_goes_on_and_its_approval_runs_once(streamed: bool) -> None:
     bank = Bank()
     paused = await bank.go()
     yes = sign(paused.requests[0])
     for _ in range(3):
-        await bank.resume(paused.text, [yes])
+        await bank.resume(paused.text, [yes], streamed=streamed)
     assert bank.paid == [["bob", 5]]
 
 
@@ -265,13 +270,15 @@ async def test_two_people_approve_over_two_resumptions_and_one_alone_does_not() 
     assert bank.paid == [["bob", 5]]
 
 
-async def test_an_edit_is_held_against_the_tools_schema_and_its_result_keeps_its_type() -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_edit_is_held_against_the_tools_schema_and_its_result_keeps_its_type(streamed: bool) -> None:
     bank = Bank()
     paused = await bank.go()
     (request,) = paused.requests
+    much, one = (sign(request, "edit", arguments={"to": "bob", "amount": amount}) for amount in ("much", 1))
     with pytest.raises(ApprovalError, match="cannot run"):
-        await bank.resume(paused.text, [sign(request, "edit", arguments={"to": "bob", "amount": "much"})])
-    result = await bank.resume(paused.text, [sign(request, "edit", arguments={"to": "bob", "amount": 1})])
+        await bank.resume(paused.text, [much], streamed=streamed)
+    result = await bank.resume(paused.text, [one], streamed=streamed)
     outputs = [item.output for item in result.new_items if item.type == "tool_call_output_item"]
     assert (bank.paid, outputs) == ([["bob", 1]], [{"paid": 1}])
     assert bank.model.told[-1] == 'A human changed the arguments of pay to {"amount":1,"to":"bob"}.'
