@@ -145,6 +145,7 @@ class UncertaintyGuard:
             ToolNode,  # a package of its own, which not every old LangGraph fits together with
         )
 
+        given = {"messages_key": self.messages_key, **given}
         node = ToolNode(tools, wrap_tool_call=self.wrap_tool_call, awrap_tool_call=self.awrap_tool_call, **given)
         self._know(node.tools_by_name)
         return node

@@ -22,13 +22,21 @@ class ThreadRunner(HostedRunner):
 
     A thread whose process died goes on by itself only if all nodes that would run again, tools included, are
     `repeatable` (the guard's own are). Otherwise `resume` raises SessionError, and a worker sets it aside for a human.
+    `messages_key` is as in `uncertainty_guard`.
     """
 
     def __init__(
-        self, app: Any, store: SessionStore, *, agent_id: str, repeatable: Collection[str] = (), lease_s: float = 30.0
+        self,
+        app: Any,
+        store: SessionStore,
+        *,
+        agent_id: str,
+        repeatable: Collection[str] = (),
+        lease_s: float = 30.0,
+        messages_key: str = "messages",
     ) -> None:
         super().__init__(_Threads(app, agent_id, frozenset(repeatable)), store, agent_id=agent_id, lease_s=lease_s)
-        self._app = app
+        self._app, self._messages_key = app, messages_key
 
     async def invoke(self, given: Any, thread_id: str) -> AgentStatus:
         """Run a thread until it ends or waits; raises SessionError for one that is alive."""
@@ -38,7 +46,7 @@ class ThreadRunner(HostedRunner):
         """The end of the thread's transcript, and the belief of its own session; why decisions were refused."""
         snapshot = await self._app.aget_state(_config(state.session_id))
         values, asked = snapshot.values, asking(snapshot)
-        said, carried = values.get("messages"), values.get(KEY)
+        said, carried = values.get(self._messages_key), values.get(KEY)
         state.messages = list(read_messages(said).messages) if isinstance(said, list) else []
         own = {request.session_id for request in state.review} == {state.session_id}
         state.belief = carried["belief"]["session"] if own and carried else None

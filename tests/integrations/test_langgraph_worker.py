@@ -9,14 +9,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import anyio
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph, add_messages
 
 from grampus_uq import (
     AgentStatus,
@@ -63,6 +63,7 @@ class Bank:
         """The graph asks no model."""
         self.inside = False
         """The graph is a sub-graph with a state of its own."""
+        self.key = "messages"
 
     @asynccontextmanager
     async def runner(self, store: SessionStore, **given: Any) -> AsyncIterator[ThreadRunner]:
@@ -88,16 +89,17 @@ class Bank:
             self.paid.append(f"{to} {currency}")
             return "paid"
 
-        async def agent(state: MessagesState) -> dict[str, Any]:
-            if any(message.type == "tool" for message in state["messages"]):
-                return {"messages": [AIMessage("Done.")]}
-            return {"messages": [AIMessage(self.says, tool_calls=[{"name": "pay", "args": {"to": "bob"}, "id": "1"}])]}
+        async def agent(state: dict[str, Any]) -> dict[str, Any]:
+            if any(message.type == "tool" for message in state[self.key]):
+                return {self.key: [AIMessage("Done.")]}
+            return {self.key: [AIMessage(self.says, tool_calls=[{"name": "pay", "args": {"to": "bob"}, "id": "1"}])]}
 
-        builder = StateGraph(MessagesState)
+        builder: Any = StateGraph(TypedDict("State", {self.key: Annotated[list[Any], add_messages]}))  # type: ignore[misc]
         builder.add_node("agent", agent)
         builder.add_conditional_edges(START, lambda state: END if self.quiet else "agent")
         effects = ToolEffects({"pay": "irreversible"})
-        guard = uncertainty_guard(UncertaintyMonitor(), effects=effects, agent_id=self.name, approvals=self.approvals)
+        told = {"effects": effects, "agent_id": self.name, "approvals": self.approvals, "messages_key": self.key}
+        guard = uncertainty_guard(UncertaintyMonitor(), **told)
         guard.attach(builder, after="agent", tools=[{"required": pay_in, "optional": pay_too}.get(self.release, pay)])
         if self.inside:
             within, builder = builder.compile(), StateGraph(MessagesState)
@@ -108,7 +110,8 @@ class Bank:
             builder.add_node("desk", desk)
             builder.add_edge(START, "desk")
         async with AsyncSqliteSaver.from_conn_string(str(self.folder / "graph.db")) as saver:
-            yield ThreadRunner(builder.compile(checkpointer=saver), store, agent_id="payer", **given)
+            app = builder.compile(checkpointer=saver)
+            yield ThreadRunner(app, store, agent_id="payer", messages_key=self.key, **given)
 
 
 @pytest.fixture
@@ -142,13 +145,15 @@ GIVEN = {"messages": [("user", "pay bob")]}
 
 
 @pytest.mark.parametrize(("kind", "paid"), [("approve", ["bob"]), ("reject", [])])
+@pytest.mark.parametrize("key", ["messages", "dialog"])
 async def test_a_stored_decision_wakes_the_thread_in_another_process(
-    bank: Bank, store: SessionStore, kind: str, paid: list[str]
+    bank: Bank, store: SessionStore, key: str, kind: str, paid: list[str]
 ) -> None:
+    bank.key = key
     async with bank.runner(store) as first:
-        assert await first.invoke(GIVEN, "t") == "waiting_for_human"
+        assert await first.invoke({key: GIVEN["messages"]}, "t") == "waiting_for_human"
         with pytest.raises(SessionError, match="resume it"):
-            await first.invoke(GIVEN, "t")
+            await first.invoke({key: GIVEN["messages"]}, "t")
     (listed,) = await Ledger(store).pending()
     _, asked = await Ledger(store).find_request(listed.requests[0].id[:8])
     async with bank.runner(store) as second, working(second) as worker:
@@ -202,14 +207,14 @@ async def test_a_decision_that_an_end_kept_from_the_thread_is_heard_as_it_begins
     assert (rules, bank.paid) == (["rejected_in_thread"] if kind == "edit" else [], [])
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("inside", "key"), [(False, "messages"), (False, "dialog"), (True, "messages")])
 async def test_a_card_shows_what_was_said_in_the_thread_and_what_was_read_of_its_call(
-    bank: Bank, store: SessionStore, inside: bool
+    bank: Bank, store: SessionStore, inside: bool, key: str
 ) -> None:
     """A sub-graph with a state of its own keeps its answers and its readings."""
-    bank.says, bank.inside = 'I pay. {"confidence": 0.7}', inside
+    bank.says, bank.inside, bank.key = 'I pay. {"confidence": 0.7}', inside, key
     async with bank.runner(store) as one:
-        await one.invoke(GIVEN, "t")
+        await one.invoke({key: GIVEN["messages"]}, "t")
         state, asked = await Ledger(store).find_request((await Ledger(store).pending())[0].requests[0].id)
     shown = card(asked, state)
     said = [("user", "pay bob"), *([] if inside else [("assistant", bank.says)])]
