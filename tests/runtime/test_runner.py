@@ -43,6 +43,7 @@ from grampus_uq.runtime.audit import AuditLog, verify_audit
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.store import Change
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.signals.verbalized import ELICITATION
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.runtime.agents import AGENT, SEND_ONE, World, look, mail, results_by_call, runner, scripted, unknown_calls
@@ -79,6 +80,27 @@ async def test_the_metadata_says_what_the_pause_was_decided_on_and_is_there_afte
     assert fine.status is AgentStatus.COMPLETED
     assert fine.metadata["uncertainty"]["total_steps"] == 1
     assert fine.metadata["uncertainty"]["monitor_usage"]["calls"] == 1
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_the_model_is_asked_for_a_confidence_where_that_is_wanted_and_the_transcript_does_not_show_it(
+    asks: bool,
+) -> None:
+    told: list[Sequence[Message]] = []
+
+    def says(messages: Sequence[Message], options: Any) -> ModelResponse:
+        told.append(messages)
+        return answer("Bob has his mail.")
+
+    one = AgentRunner(
+        ScriptedModel(says), FunctionTools(), uncertainty_monitor=UncertaintyMonitor(), elicit_confidence=asks
+    )
+    result = await one.run(AgentDefinition(name="clerk", model="m", system_prompt="Be brief."), "Go.", session_id="s")
+    assert [(ELICITATION in (message.content or ""), message.role) for message in told[0]] == [
+        (asks, Role.SYSTEM),
+        (False, Role.USER),
+    ]
+    assert [message.content for message in result.messages] == ["Be brief.", "Go.", "Bob has his mail."]
 
 
 async def test_the_approved_call_and_only_it_runs_once_in_another_runner() -> None:
