@@ -46,8 +46,9 @@ def log_begun(exposed: FloatArray, log_values: FloatArray) -> FloatArray:
 
     `exposed`: exposed calls so far, shape (..., 1). `log_values`: log R, shape (..., K).
     """
-    t = exposed + 1.0
-    joined: FloatArray = np.logaddexp(log_values, np.log(1.0 / (1.0 + np.log(t)) - 1.0 / (1.0 + np.log(t + 1.0))))
+    t = exposed + 1.0  # w = 1/a - 1/b = (b - a) / (a b), of which a difference would leave 0 after 10^13 calls
+    log_w = np.log(np.log1p(1.0 / t)) - np.log1p(np.log(t)) - np.log1p(np.log(t + 1.0))
+    joined: FloatArray = np.logaddexp(log_values, log_w)
     return joined
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,17 @@ from tests.stats.test_earned_threshold import ASKED, DRAW, FAIR, HISTORIES, TARG
 
 def begins(t: float) -> float:
     return 1.0 / (1.0 + math.log(t)) - 1.0 / (1.0 + math.log(t + 1.0))
+
+
+@given(st.integers(0, 2**53) | st.floats(0.0, 53.0).map(lambda bits: int(2.0**bits)))
+def test_a_bet_begins_with_its_weight_at_any_count_that_a_stored_state_may_have(exposed: int) -> None:
+    exposed = int(float(exposed) + 1.0) - 1
+    with localcontext(prec=60):
+        one, t = Decimal(1), Decimal(exposed + 1)
+        weight = one / (one + t.ln()) - one / (one + (t + one).ln())
+        expected = float(weight.ln())
+    nothing = np.full(len(lasting.RATIOS), -np.inf)
+    assert lasting.log_begun(np.array([float(exposed)]), nothing) == pytest.approx(expected, rel=1e-12)
 
 
 @settings(deadline=None)
