@@ -26,8 +26,11 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
 from grampus_uq import (
+    AgentDefinition,
     Budget,
     ConfigurationError,
+    Delegation,
+    Grant,
     MissingReason,
     Reading,
     Sensing,
@@ -440,6 +443,14 @@ def test_a_misspelt_name_is_told_the_nearest_one() -> None:
         UncertaintyMonitor(sensing=Sensing(budgets={"p_ture": Budget()}))
     with pytest.raises(ConfigurationError, match="Did you mean 'low_threshold'"):
         UncertaintyPolicy(lo_threshold=0.5)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match=r"'prompt' .* `AgentDefinition` .*'system_prompt'"):
+        AgentDefinition(name="clerk", prompt="You are a clerk.")  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match=r"'max_use' .* `Grant` .*'max_uses'"):
+        Grant(tool="refund", principal="ann", expires_s=1e12, max_use=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match=r"The 'principal' parameter of `Grant` must be given\."):
+        Grant(tool="refund", expires_s=1e12)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match=r"'tool' .* `Delegation` .*'tools'"):
+        Delegation(principal="ann", deputy="bob", tool=("refund",), until_s=1e12)  # type: ignore[call-arg]
 
 
 def test_a_profile_may_be_the_path_of_its_artifact(tmp_path: Path) -> None:

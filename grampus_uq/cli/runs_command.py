@@ -124,7 +124,7 @@ def _time(seconds: float) -> str:
 
 
 @command.command()
-@_paths
+@click.argument("paths", nargs=-1, metavar="FOLDER...")
 @click.argument("session_id", metavar="SESSION")
 @as_json_option
 @click.option("--text", is_flag=True, help="Show recorded text of model, tools and humans.")
@@ -135,6 +135,8 @@ def show(paths: tuple[str, ...], session_id: str, as_json: bool, text: bool, out
     The page of --output draws confidence and evidence against their limits, lists held calls with reasons, and
     shows recorded text on click.
     """
+    if not paths:  # the one word was taken for the last argument
+        raise click.UsageError(f"Missing argument 'SESSION': a name from `grampus-uq runs list {session_id}`.")
     if output is not None and (as_json or text):
         raise click.UsageError("--output takes neither --json nor --text: the page holds what was recorded.")
     with naming_refused() as refuse:

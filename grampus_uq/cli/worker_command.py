@@ -98,8 +98,12 @@ def _imported(factory: str) -> Callable[[SessionStore], Any]:
     except (ImportError, AttributeError, ValueError) as error:
         rule = "the name of a module and of a function in it"
         raise ConfigurationError.of("MODULE:FUNCTION", "worker", rule, factory, str(error)) from error
-    if not callable(found):
-        raise ConfigurationError.of("MODULE:FUNCTION", "worker", "a function", factory)
+    try:
+        inspect.signature(found).bind(None)
+    except TypeError as error:
+        raise ConfigurationError.of("MODULE:FUNCTION", "worker", "a function that takes a store", factory) from error
+    except ValueError:  # a compiled function may not say what it takes
+        pass
     return found  # type: ignore[no-any-return]  # the user's own
 
 

@@ -11,9 +11,10 @@ import uuid
 from collections.abc import Callable
 from typing import Annotated, Final
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from grampus_uq.gate.signatures import signed_text
+from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.visible_text import name_form
 from grampus_uq.stats.stored_values import FROZEN
 
@@ -21,7 +22,7 @@ LONGEST_S: Final = 90 * 86_400.0
 _LATEST_S: Final = 1e11
 
 
-class Delegation(BaseModel):
+class Delegation(Configuration):
     """`principal` lets `deputy` decide in their place on calls of `tools` (None: on everything), in [from_s, until_s).
 
     Times are seconds since 1970 by the store's clock, at most 90 days apart. Nobody is their own deputy, under another

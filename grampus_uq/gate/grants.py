@@ -6,14 +6,15 @@ import time
 import uuid
 from collections.abc import Mapping
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from grampus_uq.gate.signatures import signed_text
+from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.stats.stored_values import FROZEN
 
 
-class Grant(BaseModel):
+class Grant(Configuration):
     """Permission to run one tool without asking, within limits and until a time: "under 50 EUR, for one hour".
 
     `limits` maps an argument's name to its rule: {"max": x}, {"min": x}, {"equals": v} or {"in": [...]}; an argument

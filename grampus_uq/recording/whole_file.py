@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """An error that there is no more room names the file, as it does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL and error.filename is None:
+            error.filename = os.fspath(target)
+        raise
 
 
 @contextmanager
@@ -21,7 +35,8 @@ def whole_file(path: str | os.PathLike[str], *, mode: int = 0o600) -> Iterator[P
     mode = target.stat().st_mode & 0o777 if target.exists() else mode
     try:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-        yield draft
+        with _naming(target):
+            yield draft
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
@@ -34,7 +49,7 @@ def place_new(content: bytes, target: Path, *, sync: bool = False) -> None:
     """
     number, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # others may write it too
     try:
-        with os.fdopen(number, "wb") as file:
+        with _naming(target), os.fdopen(number, "wb") as file:
             file.write(content)
             if sync:
                 file.flush()

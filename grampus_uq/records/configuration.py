@@ -41,8 +41,8 @@ else:
 
 
 def _as_configuration_error(error: ValidationError, owner: type[BaseModel]) -> ConfigurationError:
-    first = error.errors(include_url=False)[0]
-    if first["type"] != "extra_forbidden":
+    unknown = (one for one in error.errors(include_url=False) if one["type"] == "extra_forbidden")
+    if (first := next(unknown, None)) is None:
         return first_fault(error, owner.__name__, "parameters")
     field = ".".join(map(str, first["loc"]))
     way_out = nearest(field, owner.model_fields)

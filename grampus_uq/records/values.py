@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.building import built_model
 from grampus_uq.records.call_parts import CallDoubt, CallPart, Unit, doubt_with_values
-from grampus_uq.records.configuration import checked
+from grampus_uq.records.configuration import Configuration, checked
 from grampus_uq.records.vocabulary import (
     Effect,
     StopReason,
@@ -476,7 +476,7 @@ class Outcome:
             raise ConfigurationError.of("stop_reason", "Outcome", rule, self.stop_reason) from None
 
 
-class AgentDefinition(BaseModel):
+class AgentDefinition(Configuration):
     """An agent: its name, its model and its system prompt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)

@@ -71,6 +71,8 @@ def first_fault(error: ValidationError, owner: str, whole: str) -> Configuration
     broken = first.get("ctx", {}).get("error")
     if isinstance(broken, ConfigurationError):
         return broken
+    if first["type"] == "missing":
+        return ConfigurationError.of(".".join(map(str, first["loc"])), owner, "given", None)
     rule = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     rule = re.sub(r"^(\w+) should have", lambda kind: f"a {kind[1].lower()} with", rule)
     return ConfigurationError.of(".".join(map(str, first["loc"])) or whole, owner, rule, first["input"])

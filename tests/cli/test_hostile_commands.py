@@ -260,6 +260,8 @@ TABLE = """
 2 worker nowhere:make --store memory: --agent a
 2 worker json --store memory: --agent a
 2 worker json:nothing --store memory: --agent a
+2 worker json:__doc__ --store sqlite:///w.db --agent a
+2 worker os:getcwd --store sqlite:///w.db --agent a
 2 worker json:dumps --store memory: --agent a --at-once 0
 2 worker :x --store memory: --agent a
 2 worker builtins:id --store memory: --agent a
@@ -377,6 +379,7 @@ def test_a_name_that_is_nearly_right_or_was_right_once_is_answered_with_the_righ
         ("fit nowhere --budget 20", "'--budget': 20.0 is not in the range 0.0<x<1.0."),
         ("health --store sqlite:///nowhere.db --check", "--check belongs to --budget"),
         ("demo --inbox --json", "--details and --json do not go with --inbox"),
+        ("runs show recorded", "Missing argument 'SESSION': a name from `grampus-uq runs list recorded`."),
         ("demo --inbox --details", "--details and --json do not go with --inbox"),
     ],
 )
@@ -399,6 +402,33 @@ def test_a_full_disk_and_a_reader_that_has_enough_are_no_traceback(place: Path) 
     enough = shell("runs table runs -o - --format csv | head -c 1", place)
     assert "Traceback" not in enough.stderr
     assert "Exception" not in enough.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("runs import log.jsonl --content full -o OUT", "OUT/0.jsonl"),
+        ("runs pack PLACE/runs -o OUT", "OUT/part-00000.parquet"),
+        ("runs table PLACE/runs -o OUT.csv", "OUT.csv"),
+        ("runs table PLACE/runs -o OUT.parquet", "OUT.parquet"),
+        ("runs show PLACE/runs r1 -o OUT.html", "OUT.html"),
+        ("evaluate PLACE/runs --draws 10 -o OUT.html", "OUT.html"),
+    ],
+)
+def test_a_disk_that_is_full_is_named_by_the_file_that_found_no_room(
+    place: Path, tmp_path: Path, words: str, named: str
+) -> None:
+    log = {"messages": [{"role": "user", "content": "Hello. " * 1_000}, {"role": "assistant", "content": "Hi."}]}
+    (tmp_path / "log.jsonl").write_text(json.dumps(log) + "\n")
+    program = (
+        "import resource, sys; from grampus_uq.cli import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); main(sys.argv[1:])"
+    )
+    line = [sys.executable, "-B", "-c", program, *words.replace("PLACE", str(place)).split()]
+    ran = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1].startswith(f"grampus-uq: {named}: ")
+    assert "File too large" in ran.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

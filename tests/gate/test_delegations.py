@@ -11,7 +11,6 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from grampus_uq import ApprovalPolicy, Delegation, Grant, PublicKeys
 from grampus_uq.errors import ApprovalError, ConfigurationError
@@ -312,7 +311,7 @@ def test_a_deputy_grants_nothing_and_a_request_about_a_run_is_no_tools() -> None
     ],
 )
 def test_no_delegation_is_to_oneself_without_end_or_about_nothing(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigurationError):
         delegated(**wrong)
 
 
