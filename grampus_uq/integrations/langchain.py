@@ -19,7 +19,7 @@ import json
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
@@ -30,7 +30,7 @@ from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import RAN_BEFORE, CallPhase, CallRecord
 from grampus_uq.gate.starts import by_itself
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.carried_states import Carried, Turn, requests_of
+from grampus_uq.integrations.carried_states import ADVISED, Carried, Turn, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
 from grampus_uq.integrations.settings import Settings
 
@@ -145,13 +145,16 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         """The request with the calls as humans edited them, the message that holds them, and what humans decided."""
         state = _state(request.state)
         kept = type(state) is dict or isinstance(state, Mapping)  # `read_state` says what is wrong with any other
-        waited = _waited(state) if kept and self.judge.acts else set()
-        if not kept or not (waited or state.get("decided")):
+        asked = _asked(state, acts=self.judge.acts) if kept else set()
+        if not kept or not (asked or state.get("decided")):
             return request, [], []
         config, states = get_config(), self.judge.states
         place = place_of(self.judge, config, state)
         decided = {one.proposed.id: one for one in states.read_decided(place, state)}
-        before = await written_before(way, config, back=2) if waited - decided.keys() else ()
+        before = list[Any]()
+        if asked - decided.keys():
+            with suppress(*(() if self.judge.acts else (Exception,))):  # of the user's checkpointer
+                before = await written_before(way, config, back=2)
         for sent in [sent for source, written in before if source == "loop" for name, sent in written if name == KEY]:
             said = states.read_decided(place, {**state, "decided": sent.get("decided", ())})
             decided = {one.proposed.id: one for one in said} | decided
@@ -421,10 +424,15 @@ async def _note_begun(way: Way, config: Any, ids: Collection[str], marks: list[A
     marks[:] = [one for one in begun if isinstance(at := one.get("at"), list) and any(by in at for by in ids)]
 
 
-def _waited(state: Mapping[str, Any]) -> set[str]:
-    """Ids of the calls of the latest turn that waited for humans; none in a state that holds no turn."""
+def _asked(state: Mapping[str, Any], *, acts: bool) -> set[str]:
+    """Ids of the calls of the latest turn if humans may have been asked about some; none in a state without a turn.
+
+    Of a turn that a guard of the other kind, acting or advisory, has judged, nobody can tell by the state.
+    """
     try:
-        return {one["proposed"]["id"] for one in state["turn"]["calls"] if one["phase"] == CallPhase.WAITING}
+        turn, calls = state["turn"], state["turn"]["calls"]
+        maybe = any(one["phase"] == CallPhase.WAITING for one in calls) or (ADVISED in turn) is acts
+        return {one["proposed"]["id"] for one in calls} if maybe or state.get("decided") else set()
     except (KeyError, TypeError):
         return set()
 

@@ -22,7 +22,7 @@ from langgraph.types import Command, Send
 from grampus_uq import ConfigurationError
 from grampus_uq.gate.call import CallPhase, CallRecord, settled
 from grampus_uq.gate.starts import by_itself, let_by
-from grampus_uq.integrations.carried_states import Carried, requests_of
+from grampus_uq.integrations.carried_states import ADVISED, Carried, requests_of
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
 from grampus_uq.integrations.langchain_asked import Asked, asked_here
 from grampus_uq.integrations.langchain_messages import (
@@ -263,7 +263,8 @@ class GuardNodes:
         turn = carried.turn or {}
         handed, now = turn.get("handed"), turn.get("now", ())
         if not self.judge.acts:
-            return self.gate_node if handed and _open_calls(state.get(self.messages_key) or (), ()) else self.agent
+            left = handed is not None and not {record.proposed.id for record in carried.records} <= {*handed}
+            return self.gate_node if left else self.agent
         if len(now) > 1 or any(self._asks_again(config, carried, record, state) for record in carried.records):
             return self.gate_node  # of several tasks one may be cut off: `gate` alone sees all of their results
         cleared = [record.proposed.id for record in carried.records if record.phase is CallPhase.CLEARED]
@@ -292,21 +293,26 @@ class GuardNodes:
         Nothing is said of a turn whose calls all run at once, without a human: the model goes on after them.
         """
         turn = carried.turn or {}
-        ready = self._ready(state, beside, carried) if self.judge.acts else []
-        if ("handed" not in turn and not ready) or _all_at_once(carried, ready):
-            return carried
-        now = [record.proposed.id for record in (ready[:1] if self.one_by_one() else ready)]
-        return replace(carried, turn={**turn, "handed": [*turn.get("handed", ()), *now], "now": now})
+        handed = turn.get("handed", [])
+        if self.judge.acts:
+            ready = self._ready(state, beside, carried)
+            alone = ("handed" in turn or ready) and not _all_at_once(carried, ready)
+            now = [record.proposed.id for record in (ready[:1] if self.one_by_one() else ready)]
+        else:  # what ended under a guard that acts is over
+            calls, left = _calls_of_turn(state[self.messages_key], beside)
+            alone = "handed" in turn or len(left) < len(calls)
+            now = [call["id"] for call in left if call["id"] not in handed]
+        return replace(carried, turn={**turn, "handed": [*handed, *now], "now": now}) if alone else carried
 
     def _next(self, state: dict[str, Any], beside: Sequence[Any], carried: Carried) -> Any:
         """Return the next node: tools for cleared calls that have not run, else the human, else onward."""
         turn = carried.turn or {}
         if not self.judge.acts:  # as the transcript says, whatever is carried
-            open_calls = _open_calls(state[self.messages_key], beside)
-            if "handed" in turn:  # of a guard that acts: calls that it handed over have run
-                left = [record for record in carried.records if record.proposed.id in open_calls]
-                return [self._send(state, record) for record in left] or self.agent
-            return self.tools if open_calls else self.end
+            _, left = _calls_of_turn(state[self.messages_key], beside)
+            if "handed" not in turn:
+                return self.tools if left else self.end
+            now = [call for call in left if call["id"] in turn.get("now", ())]
+            return self._send(state, now) if now else self.agent
         if turn.get("stopped") is not None:
             return self.end
         if _all_at_once(carried, self._ready(state, beside, carried)):
@@ -314,18 +320,17 @@ class GuardNodes:
         # A call that may run once only has a task of its own: no sibling's failure or interrupt makes it run again.
         now = turn.get("now", ())
         if now:
-            return [self._send(state, record) for record in carried.records if record.proposed.id in now]
+            return [self._send(state, [_as_it_runs(one)]) for one in carried.records if one.proposed.id in now]
         if requests_of(carried):
             return self.gate_node
         return self.agent if carried.records or turn.get("back") else self.end
 
-    def _send(self, state: dict[str, Any], record: CallRecord) -> Send:
-        """One cleared call as a task of its own: the tools' node sees the state with a turn of this call alone."""
+    def _send(self, state: dict[str, Any], calls: list[Any]) -> Send:
+        """Calls as a task of their own: the tools' node sees the state with a turn of these calls alone."""
         messages = state[self.messages_key]
         index = last_answer(messages)
-        call = {"name": record.call.name, "args": dict(record.call.arguments), "id": record.proposed.id}
         message = AIMessage("") if index is None else messages[index]
-        alone = message.model_copy(update={"tool_calls": [{**call, "type": "tool_call"}]})
+        alone = message.model_copy(update={"tool_calls": calls})
         return Send(self.tools, {**state, self.messages_key: [*messages[:index], alone]})
 
     # -- the tools' node ------------------------------------------------------------------------------------------
@@ -389,9 +394,11 @@ class GuardNodes:
         return self._results.setdefault(by, [])
 
     def _unjudged(self, state: Any, config: RunnableConfig) -> bool:
-        """True where an edge led a proposal to the tools' node that was never judged: it is, before it runs."""
-        if not self.judge.acts or not isinstance(state, dict) or is_pushed(config):
+        """True where an edge, or a guard that advises, led a proposal to the tools' node that was never judged."""
+        if not self.judge.acts or not isinstance(state, dict):
             return False
+        if is_pushed(config):
+            return ADVISED in ((state.get(KEY) or {}).get("turn") or {})
         messages = state.get(self.messages_key) or ()
         return not _is_judged(read_state(self.judge, config, state.get(KEY)), messages)
 
@@ -474,11 +481,18 @@ def _answer_is_over(messages: Sequence[AnyMessage]) -> bool:
     return index is None or any(message.type in ("tool", "human") for message in messages[index:])
 
 
-def _open_calls(messages: Sequence[AnyMessage], beside: Sequence[Any]) -> set[str]:
-    """The ids of the latest turn's calls that have no result."""
+def _calls_of_turn(messages: Sequence[AnyMessage], beside: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The latest turn's calls, and those of them that have no result."""
     index = last_answer(messages)
     message: Any = None if index is None else messages[index]
-    return {call["id"] for call in message.tool_calls} - _answered(messages, beside) if message else set()
+    calls, answered = list(message.tool_calls) if message else [], _answered(messages, beside)
+    return calls, [call for call in calls if call["id"] not in answered]
+
+
+def _as_it_runs(record: CallRecord) -> dict[str, Any]:
+    """A cleared call as a message holds it."""
+    args = dict(record.call.arguments)
+    return {"name": record.call.name, "args": args, "id": record.proposed.id, "type": "tool_call"}
 
 
 def _answered(messages: Sequence[AnyMessage], beside: Sequence[Any]) -> set[str]:

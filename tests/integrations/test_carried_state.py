@@ -327,17 +327,58 @@ def test_a_call_that_a_guard_only_advised_on_is_judged_by_one_that_acts(langchai
     assert (advising.paid, acting.paid) == ([], ["5 to bob"])
 
 
-def test_a_guard_that_only_advises_repeats_no_call_that_ran_before_it(langchain: bool) -> None:
-    """One call was approved and ran under a guard that acts, and the other waits."""
+TWO = pays().model_copy(update={"tool_calls": [*pays().tool_calls, *pays("ann", 7, "2").tool_calls]})
+SAID = {"approve": ["5 to bob"], "edit": ["6 to bob"], "reject": [], "respond": []}
+
+
+def said(kind: str, request: Any) -> Any:
+    more = {"arguments": {"to": "bob", "amount": 6}} if kind == "edit" else {}
+    return request.decide(kind, principal="ann", message="No.", **more)
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_a_guard_that_only_advises_runs_no_call_that_ended_before_it(langchain: bool, kind: str) -> None:
+    """One call was decided on under a guard that acts, and the other waits."""
     saver = InMemorySaver()
-    two = pays().model_copy(update={"tool_calls": [*pays().tool_calls, *pays("ann", 7, "2").tool_calls]})
-    acting = Bank(two, langchain=langchain, saver=saver)
+    acting = Bank(TWO, langchain=langchain, saver=saver)
     first, _ = acting.run()
-    acting.resume(first.decide("approve", principal="ann"))
+    acting.resume(said(kind, first))
     advising = Bank(AIMessage("Done."), advisory=True, langchain=langchain, saver=saver)
     advising.resume()
-    assert (acting.paid, advising.paid) == (["5 to bob"], ["7 to ann"])
-    assert advising.app.get_state(CONFIG).values["messages"][-1].text == "Done."
+    assert (acting.paid, advising.paid) == (SAID[kind], ["7 to ann"])
+    messages = advising.app.get_state(CONFIG).values["messages"]
+    assert sorted(one.tool_call_id for one in messages if one.type == "tool") == ["1", "2"]
+    assert messages[-1].text == "Done."
+
+
+@pytest.mark.parametrize("advised", [True, False])
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+def test_answers_of_one_turn_count_later_where_guards_that_act_and_advise_take_it_over(
+    langchain: bool, kind: str, advised: bool
+) -> None:
+    """Two calls are decided on one after the other: `advised` before a guard acts, or one that advises goes on."""
+    saver = InMemorySaver()
+    Bank(TWO, advisory=advised, langchain=langchain, saver=saver).app.invoke(GO, CONFIG, interrupt_before=["tools"])
+    first, _ = Bank(langchain=langchain, saver=saver).run(None)
+    (second,) = Bank(langchain=langchain, saver=saver).resume(said(kind, first))
+    Bank(AIMessage("Done."), advisory=not advised, langchain=langchain, saver=saver).resume(said("approve", second))
+    turns = [*([] if langchain else [TWO, TWO]), pays(call_id="3"), AIMessage("Done.")]
+    last = Bank(*turns, p_true=0.99, langchain=langchain, saver=saver)
+    assert [request.rule for request in last.run()] == (["rejected_in_thread"] if kind == "edit" else [])
+    assert last.paid == []
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_a_call_that_a_guard_only_advised_on_in_the_middle_of_a_turn_is_asked_about_by_one_that_acts(kind: str) -> None:
+    saver = InMemorySaver()
+    acting, advising = Bank(TWO, saver=saver), Bank(TWO, advisory=True, saver=saver)
+    first, _ = acting.run()
+    acting.resume(said(kind, first))
+    advising.app.invoke(None, CONFIG, interrupt_before=["tools"])
+    another = Bank(AIMessage("Done."), saver=saver)
+    (request,) = another.run(None)
+    assert another.resume(said("approve", request)) == []
+    assert (acting.paid, advising.paid, another.paid) == (SAID[kind], [], ["7 to ann"])
 
 
 @pytest.mark.parametrize("answer", [[], ["another"], None])

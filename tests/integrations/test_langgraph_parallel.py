@@ -84,15 +84,21 @@ class Sums(MessagesState):
     at_once=st.integers(1, 4),
     answers=st.booleans(),
     leads=st.booleans(),
+    acts=st.integers(1, 4),
 )
 @settings(max_examples=6)
-@example(amounts=[1, 2], at_once=2, answers=True, leads=False)
-@example(amounts=[1, 2], at_once=1, answers=False, leads=False)
-@example(amounts=[1, 2], at_once=1, answers=True, leads=True)
+@example(amounts=[1, 2], at_once=2, answers=True, leads=False, acts=4)
+@example(amounts=[1, 2], at_once=1, answers=False, leads=False, acts=4)
+@example(amounts=[1, 2], at_once=1, answers=True, leads=True, acts=4)
+@example(amounts=[1, 2, 3], at_once=1, answers=True, leads=False, acts=2)
+@example(amounts=[1, 2, 3], at_once=1, answers=False, leads=False, acts=2)
 def test_approved_calls_run_once_each_whatever_their_node_writes_and_wherever_it_leads(
-    amounts: list[int], at_once: int, answers: bool, leads: bool
+    amounts: list[int], at_once: int, answers: bool, leads: bool, acts: int
 ) -> None:
-    """The tools' node sums in a key without a reducer, answers with messages or not, and may lead to the model."""
+    """The tools' node sums in a key without a reducer, answers with messages or not, and may lead to the model.
+
+    The guard `acts` for so many runs, and then only advises.
+    """
     paid: list[int] = []
 
     def tools(state: Sums) -> Any:
@@ -116,7 +122,7 @@ def test_approved_calls_run_once_each_whatever_their_node_writes_and_wherever_it
         builder.add_node("agent", agent)
         builder.add_node("tools", tools)
         builder.add_edge(START, "agent")
-        uncertainty_guard(MONITOR).attach(builder)
+        uncertainty_guard(MONITOR, advisory=rounds >= acts).attach(builder)
         app = builder.compile(checkpointer=saver)
         app.invoke(given, CONFIG)
         state = app.get_state(CONFIG)
@@ -126,7 +132,7 @@ def test_approved_calls_run_once_each_whatever_their_node_writes_and_wherever_it
         rounds += 1
     assert sorted(paid) == sorted(amounts)
     assert state.values["spent"] == sum(amounts)
-    assert rounds == -(-len(amounts) // at_once)
+    assert rounds == min(-(-len(amounts) // at_once), acts)
 
 
 def last_calls(state: Sums) -> list[Any]:
