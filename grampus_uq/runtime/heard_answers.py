@@ -55,9 +55,11 @@ async def hear_before(turn: Turn, new: Sequence[ToolCall]) -> None:
     names, alike, failed = {call.name for call in new}, {call.likeness() for call in new}, _Unread()
     for one in [*turn.together] or [turn]:
         also = one.lease.state.undecided()
-        if one is turn:  # of its own, which may be many, those that these may be
+        if one is turn:  # of its own, which may be many, those that these may be, and sub-agents that began before
+            begun = [held for held in also if held.child_session is not None and held.proposed not in new]
             also = [held for held in also if held.child_session is None and held.proposed.name in names]
             also = [held for held in also if held.proposed.is_among(alike)]  # which writes each: they may be large
+            also += begun
         failed += await _failing(one, also)
     first, *others = [one.lease.state for one in turn.together or [turn]]
     first.inherit(*others)

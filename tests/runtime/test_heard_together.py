@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from grampus_uq import (
     AgentDefinition,
     AgentRunner,
     FunctionTools,
+    Grant,
     StoreError,
     SubAgent,
     ToolCall,
@@ -516,6 +518,40 @@ async def test_what_nobody_answered_in_an_earlier_run_is_asked_for_once(call: To
     house.calls, house.sure = (MORE,), True
     await house.process().run(CLERK, "Go.", session_id="s")
     assert ((await house.process().ledger.known("clerk", "s"))[0].replaced(), house.paid) == ([], [6])
+
+
+class Stands(MemoryStore):
+    """Stands still as the first sub-agent begins, for more than half a lease, and then fails its parent once."""
+
+    left = -1
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        if self.left < 0 and kind == "session" and key.endswith("d0"):
+            time.sleep(0.15)  # noqa: ASYNC251 (the whole process stands still)
+            self.left = 2
+        return await super().get(kind, key)
+
+    async def write(self, *changes: Change) -> float:
+        if self.left > 0 and any(isinstance(one, Put) and one.key.startswith("clerk/") for one in changes):
+            self.left -= 1
+            raise StoreError("down")
+        return await super().write(*changes)
+
+
+@pytest.mark.parametrize("kind", ["reject", "edit"])
+async def test_a_granted_call_that_did_not_start_hears_what_was_answered_in_the_sub_agent_that_waits_beside_it(
+    kind: str,
+) -> None:
+    house = House(works(0, "pay"), PAYS, store=Stands())
+    grant = Grant(tool="pay", agent_id="clerk", principal="ann", expires_s=time.time() + 60.0)
+    await house.process().ledger.grant(grant)
+    with pytest.raises(StoreError):
+        await house.process().run(CLERK, "Go.", session_id="s")
+    (waits,) = await house.process().ledger.pending("payer")
+    await house.says(waits.requests[0], kind)
+    result = await house.process().resume("clerk", "s")
+    assert [one.rule for one in result.pending] == (["rejected_in_thread"] if kind == "edit" else [])
+    assert house.paid == ([7.0] if kind == "edit" else [])
 
 
 class Soon(MemoryStore):
