@@ -25,6 +25,7 @@ from grampus_uq.records.configuration import checked
 from grampus_uq.records.tool_names import glob_keys, reordered, same_tool_keys, whole_name_keys
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect, parse_effect
+from grampus_uq.signals.driver import AT_ONCE
 
 Predicate = Callable[[ToolCall], Effect | str | None]
 T = TypeVar("T")
@@ -124,7 +125,7 @@ class ToolEffects:
 def _opinion(predicate: Predicate, call: ToolCall) -> Effect | None:
     try:
         return parse_effect(predicate(call), "predicate")
-    except Exception:  # noqa: BLE001 (user code on hostile arguments: what cannot be judged is dangerous)
+    except AT_ONCE:  # user code on hostile arguments: what cannot be judged is dangerous
         return Effect.IRREVERSIBLE
 
 

@@ -19,8 +19,13 @@ class CancelledItselfError(RuntimeError):
     """Work raised CancelledError although nobody had cancelled it."""
 
 
+class ExitedError(RuntimeError):
+    """Work called `sys.exit`."""
+
+
 async def outcome_of(work: Callable[[], Awaitable[Result]], *, alone: bool = False) -> Result:
-    """Await the work; a cancellation that only it raised is an error: a task group would take the work for done.
+    """Await the work; a cancellation that only it raised is an error: a task group would take the work for done. So is
+    an exit, which would end all tasks.
 
     `alone`: in a task of its own, which only scopes around it cancel: that it cancelled its task is an error too.
     """
@@ -31,6 +36,8 @@ async def outcome_of(work: Callable[[], Awaitable[Result]], *, alone: bool = Fal
         if cancelled_from_outside(requests):
             raise
         raise CancelledItselfError("nobody cancelled it, but it raised CancelledError") from error
+    except SystemExit as error:
+        raise ExitedError(*error.args) from error
 
 
 async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish: bool = False) -> None:

@@ -18,7 +18,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, parse_effect
 from grampus_uq.runtime.concurrent_tasks import outcome_of
-from grampus_uq.signals.driver import FAILURES
 from grampus_uq.wire.lone_surrogates import bounded_text, error_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -165,7 +164,7 @@ async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
     started, failed = time.perf_counter(), False
     try:
         returned = await outcome_of(functools.partial(_executor_call, executor, call, key))
-    except FAILURES as error:  # a failing tool is a result for the model, not the end of the agent
+    except Exception as error:  # noqa: BLE001 (a failing tool is a result for the model, not the end of the agent)
         returned, failed = f"The tool failed: {error_text(error)}"[:2_000], True
     if isinstance(returned, ToolResult):
         result = returned.model_copy(update={"tool_call_id": call.id}) if returned.tool_call_id != call.id else returned

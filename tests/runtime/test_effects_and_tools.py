@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Annotated
 
 import anyio
@@ -116,6 +117,8 @@ def test_predicates_and_mcp_annotations_raise_danger_and_never_lower_it(
 def test_a_predicate_sees_the_arguments_and_one_that_fails_counts_as_irreversible() -> None:
     def large(proposed: ToolCall) -> Effect | None:
         amount = proposed.arguments["amount"]
+        if amount == "exit":
+            sys.exit("not an amount")
         assert isinstance(amount, int)
         return Effect.IRREVERSIBLE if amount > 50 else None
 
@@ -123,6 +126,7 @@ def test_a_predicate_sees_the_arguments_and_one_that_fails_counts_as_irreversibl
     assert effects.resolve(call("pay", amount=10)) is Effect.REVERSIBLE
     assert effects.resolve(call("pay", amount=100)) is Effect.IRREVERSIBLE
     assert effects.resolve(call("pay", amount="a lot")) is Effect.IRREVERSIBLE
+    assert effects.resolve(call("pay", amount="exit")) is Effect.IRREVERSIBLE
     assert effects.resolve(call("pay")) is Effect.IRREVERSIBLE
 
 

@@ -299,17 +299,56 @@ async def test_a_tool_that_wants_to_end_the_process_is_a_failed_call_and_ends_no
     model = scripted([answer("I call.", tool_calls=[call("leave", "c1")]), "Done."], 0.99)
     result = await AgentRunner(model, tools, uncertainty_monitor=UNWATCHED).run(AGENT, "x")
     assert result.status is AgentStatus.COMPLETED
-    assert [m.content for m in result.messages if m.role is Role.TOOL] == ["The tool failed: SystemExit: 2"]
+    assert [m.content for m in result.messages if m.role is Role.TOOL] == ["The tool failed: ExitedError: 2"]
 
 
 async def test_whatever_ends_a_process_gives_the_session_back_first() -> None:
     def ends(messages: Any, options: Any) -> Any:
-        raise SystemExit(3)
+        raise GeneratorExit
 
     one = AgentRunner(ScriptedModel(ends), FunctionTools(), uncertainty_monitor=UNWATCHED)
     with pytest.raises(BaseExceptionGroup):
         await one.run(AGENT, "x", session_id="s")
     assert not (await one.ledger.known("mailer", "s"))[0].leased_for_s()
+
+
+@pytest.mark.parametrize("where", ["model", "effect"])
+async def test_a_sub_agent_whose_own_code_exits_ends_no_call_beside_it(where: str) -> None:
+    """Its model client, as it asks, or its tools, as a call is judged; the run goes on where it was."""
+    left, sent = [where], list[str]()
+
+    class Leaving(FunctionTools):
+        def effect_of(self, name: str) -> Effect | None:
+            if "effect" in left:
+                raise SystemExit(left.pop())
+            return super().effect_of(name)
+
+    def asks(messages: Any, options: Any) -> Any:
+        if "model" in left:
+            raise SystemExit(left.pop())
+        return "Done." if messages[-1].role is Role.TOOL else answer("I look.", tool_calls=[call("look", "l")])
+
+    @tool(effect="read")
+    def look() -> str:
+        return "seen"
+
+    @tool(effect="irreversible")
+    async def send() -> str:
+        await anyio.sleep(0.05)
+        sent.append("bob")
+        return "sent"
+
+    store = MemoryStore()
+    below = AgentRunner(ScriptedModel(asks), Leaving(look), uncertainty_monitor=UNWATCHED, store=store)
+    helps = ToolCall(id="h", name="helper", arguments={"task": "Help."})
+    model = scripted([answer("I act.", tool_calls=[helps, call("send", "s")]), "Done."], 0.99)
+    sub_agents = [SubAgent(below, AgentDefinition(name="helper", model="m"))]
+    one = AgentRunner(model, FunctionTools(send), uncertainty_monitor=UNWATCHED, store=store, sub_agents=sub_agents)
+    with pytest.raises(RuntimeError, match=where):
+        await one.run(AGENT, "x", session_id="s")
+    assert sent == ["bob"]
+    assert (await one.resume("mailer", "s")).status is AgentStatus.COMPLETED
+    assert sent == ["bob"]
 
 
 def cancel_here() -> None:
