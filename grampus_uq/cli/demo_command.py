@@ -195,7 +195,7 @@ def _handle_mails(*, n: int, seed: int, runs_folder: str, details: bool, as_json
         handled.append(ends)
         click.echo(progress_line(handled, len(plan.mails)), err=True)
 
-    click.echo(f"A small model handles {n} customer emails; its calls move money and are irreversible.", err=True)
+    click.echo(f"A small model handles {n} customer emails. The fitted profile executes or holds its calls:", err=True)
     try:
         ended = _to_the_end(_handle_all, plan, on_mail)
     finally:

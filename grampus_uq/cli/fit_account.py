@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import shutil
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from grampus_uq.cli.printing import counts_line, naming_refused, print_json, print_lines, progress
+from grampus_uq.cli.printing import counts_line, naming_refused, paragraph, print_json, print_lines, progress
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.detector import DetectorFit
@@ -17,8 +15,7 @@ from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, load, sav
 from grampus_uq.recording.runs import beginnings
 from grampus_uq.records.visible_text import in_short
 
-_WIDTH = 100
-_INDENT = " " * 11
+_INDENT = 11
 _SHOWN = 10
 _DIFFERENT = 2
 _REPORT = (
@@ -208,5 +205,4 @@ def _listed(values: Any) -> str:
 
 def _wrapped(name: str, text: str) -> list[str]:
     label = f"{name:<10} " if len(name) <= 10 else f"{name}: "
-    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
-    return textwrap.wrap(f"{label}{text}", width, subsequent_indent=_INDENT, break_long_words=False) or [label]
+    return paragraph(label, text, _INDENT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -16,6 +17,8 @@ from grampus_uq.errors import DataError
 from grampus_uq.records.visible_text import visible
 
 _GOES_ON = "    > "
+_INDENT = "    "  # of what goes on in a sentence of a report; no line of one begins like that
+_READABLE = 100  # columns
 _WORD = 18  # columns; a longer word may be broken
 
 
@@ -72,17 +75,23 @@ def print_result(as_json: bool, value: Any, lines: Iterable[str]) -> None:
 def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
     """Lines with names and texts from files among them: escapes stand for all that hides or imitates.
 
-    On a terminal what does not fit goes on behind a mark; a word is left whole, as an address is there to be copied.
+    On a terminal what does not fit goes on indented; a word is left whole, as an address is there to be copied.
     """
     stream = sys.stderr if err else sys.stdout
     columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     for line in map(visible, lines):
-        click.echo(_wrapped(line, columns) if columns > 2 * len(_GOES_ON) else line, err=err)
+        click.echo(_wrapped(line, columns) if columns > 2 * len(_INDENT) else line, err=err)
 
 
 def _wrapped(line: str, columns: int) -> str:
-    parts = wrap(line, columns, subsequent_indent=_GOES_ON, break_long_words=False, break_on_hyphens=False)
+    parts = wrap(line, columns, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
     return "\n".join(parts)
+
+
+def paragraph(label: str, text: str, indent: int) -> list[str]:
+    """Lines of a report, at most 100 columns wide and no wider than the terminal: a label, and its text beside it."""
+    width = min(_READABLE, shutil.get_terminal_size((_READABLE, 0)).columns)
+    return wrap(label + text, width, subsequent_indent=" " * indent, break_long_words=False) or [label]
 
 
 def print_json_array(items: Iterable[Any]) -> None:

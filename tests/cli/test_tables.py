@@ -200,12 +200,12 @@ def test_a_long_text_goes_on_with_a_whole_word_and_what_has_no_blank_where_the_l
     assert folded("x" * 30, 20) == f"{'x' * 20}\n    > {'x' * 10}"
 
 
-def test_a_sentence_of_a_report_breaks_at_blanks_alone_and_goes_on_behind_a_mark(tmp_path: Path) -> None:
+def test_a_sentence_of_a_report_breaks_at_blanks_alone_and_goes_on_indented(tmp_path: Path) -> None:
     write(tmp_path / "runs.jsonl", *many(6, np.random.default_rng(0)))
     sentence = called("evaluate", str(tmp_path), "--draws", "5").stderr.splitlines()[0]
     shown = on_a_terminal("evaluate", str(tmp_path), "--draws", "5", piped=True, columns=60)
     assert max(map(len, shown.splitlines())) <= 60
-    assert sentence in shown.replace("\n    > ", " ")
+    assert sentence in shown.replace("\n    ", " ")
 
 
 def test_a_pending_call_is_shown_on_a_terminal_so_that_no_argument_looks_like_another(tmp_path: Path) -> None:

@@ -107,10 +107,15 @@ def test_the_shipped_profile_acts_on_this_clerk_and_holds_what_it_is_unsure_of(t
     assert sum(bool(outcome and outcome.success) for outcome in recorded.values()) == 5
 
 
-def test_the_report_fits_the_terminal_and_marks_the_doubtful_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_the_report_fits_the_terminal_and_marks_the_doubtful_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     report, plan, _ = doubtful_when_wrong(tmp_path)
-    lines = list(report_lines(report, plan, details=True))
-    assert all(len(line) <= 100 for line in lines if str(plan.folder) not in line)
+    lines = list(report_lines(report, plan))
+    assert all(len(line.replace(str(tmp_path), "runs")) <= min(columns, 100) for line in lines)
+    assert all(len(line) <= 100 for line in report_lines(report, plan, details=True) if str(plan.folder) not in line)
     text = "\n".join(lines)
     assert "8 emails, 8 proposed calls, 5 of them right (seed 1, 1 s)" in text
     place = next(number for number, line in enumerate(lines) if "^" in line)

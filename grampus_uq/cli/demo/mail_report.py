@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,8 +9,9 @@ from typing import Any, Final
 from grampus_uq.cli.demo.clerk import Handled, session_id
 from grampus_uq.cli.demo.mail_plan import VARIANTS, MailPlan
 from grampus_uq.cli.demo.mails import spoken
+from grampus_uq.cli.printing import paragraph
 
-_WIDTH: Final = 100
+_INDENT: Final = 12
 _WORDS: Final = {
     "unguarded": "without grampus_uq",
     "default tiers": "grampus_uq, default limits",
@@ -60,7 +60,7 @@ class MailReport:
 
 
 def report_lines(report: MailReport, plan: MailPlan, *, details: bool = False) -> Iterator[str]:
-    """The report as plain lines of at most 100 columns."""
+    """The report as plain lines, no wider than the terminal."""
     n = len(report.handled)
     ended = " - interrupted" if report.interrupted else ""
     how = f"seed {plan.seed}, {report.seconds:.0f} s"
@@ -108,7 +108,7 @@ def _why(one: Handled) -> str:
 
 def _held_lines(one: Handled) -> Iterator[str]:
     yield "One call that the fitted profile held for a human:"
-    yield from textwrap.wrap(one.mail.text, _WIDTH, initial_indent="  mail      ", subsequent_indent=" " * 12)
+    yield from paragraph("  mail      ", one.mail.text, _INDENT)
     written = one.call.name + "(" + ", ".join(f"{name}={value}" for name, value in one.call.arguments.items()) + ")"
     yield f"  proposed  {written}"
     doubt = one.verdict.doubt if one.verdict else None
@@ -118,24 +118,26 @@ def _held_lines(one: Handled) -> Iterator[str]:
         yield f"            {' ' * at}{'^' * len(value)} written with a probability of {doubt.least:.2f}"
     yield f"  right     {one.mail.right_call}"
     if one.verdict is not None:
-        yield from textwrap.wrap(one.verdict.reason, _WIDTH, initial_indent="  held      ", subsequent_indent=" " * 12)
+        yield from paragraph("  held      ", one.verdict.reason, _INDENT)
 
 
 def _closing_lines(plan: MailPlan, shown: Handled | None) -> Iterator[str]:
     counts = plan.artifact.provenance.counts
     others = counts["success"] + counts["failure"]
-    yield from textwrap.wrap(
+    yield from paragraph(
+        "",
         "The emails are generated, the calls come from a small model on this machine; nothing is scripted. The profile "
         f"was fitted on {others} other emails of the same kind, none of these, and applies to this clerk only. "
         "A held call waits for a human, which costs time, not money.",
-        _WIDTH,
+        0,
     )
     yield ""
-    yield f"What was recorded:   grampus-uq runs list {plan.folder}"
+    yield f"Recorded:        grampus-uq runs list {plan.folder}"
     if shown is not None:
-        yield f"That call, a page:   grampus-uq runs show {plan.folder} {session_id(shown.mail)} -o run.html"
-    yield "Every email:         grampus-uq demo --details"
-    yield "Your own agent:      docs/quickstart.md: recorded first, nothing stopped"
+        yield "That call, as a page:"
+        yield f"  grampus-uq runs show {plan.folder} {session_id(shown.mail)} -o run.html"
+    yield "Every email:     grampus-uq demo --details"
+    yield "Your own agent:  docs/quickstart.md"
 
 
 def to_json(report: MailReport, plan: MailPlan) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from grampus_uq.learn.evaluate.verdict import EvaluationVerdict, judge
 from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records.events import ObservationEvent, StepEvent
-from grampus_uq.records.vocabulary import TASK, StopReason
+from grampus_uq.records.vocabulary import TASK, StopReason, quantity
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.bootstrap import RowStatistic, mean_rows, paired_bootstrap
 from grampus_uq.stats.calibration_watch import WatchStatus
@@ -329,7 +329,7 @@ def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censor
     faults: dict[str, list[str]] = {}
     for stream in streams:
         if stream.missing:
-            skipped = f"{stream.missing} runs skipped, a forecast is missing at some step."
+            skipped = f"{quantity(stream.missing, 'run')} skipped, a forecast is missing at some step."
             faults.setdefault(skipped, []).append(stream.name)
         if len(stream.raw) and stream.platt is None:
             faults.setdefault("too few runs for cross-fitted recalibration.", []).append(stream.name)

@@ -157,8 +157,8 @@ def _in_words(verdict: EvaluationVerdict, n: int) -> tuple[str, ...]:
         return tuple(found)
     of_rest = f"{_percent(rest.estimate)} % succeed [{_percent(rest.low)}, {_percent(rest.high or 1.0)}]"
     found.append(
-        f"With it you would hold {_percent(held.estimate)} % of the {what}, and of the rest {of_rest}; of all it is "
-        f"{_percent(whole.estimate)} %."
+        f"With it you would hold {_percent(held.estimate)} % of the {what}. Of the rest {of_rest}, against "
+        f"{_percent(whole.estimate)} % of all."
     )
     if rest.low <= whole.estimate:
         found.append("That may be chance: hold by it only after more runs.")
