@@ -58,6 +58,7 @@ class World:
         profile: Profile | None = None,
         dies: bool = False,
         own_node: bool = False,
+        last: bool = False,
         **given: Any,
     ) -> None:
         self.turns = turns
@@ -96,7 +97,9 @@ class World:
         builder.add_edge(START, "agent")
         if own_node:
             builder.add_node("tools", ToolNode([pay, look_up]))
-        self.guard.attach(builder, tools="tools" if own_node else [pay, look_up])
+        if last:
+            builder.add_node("last", lambda state: self.done.append("the last"))
+        self.guard.attach(builder, tools="tools" if own_node else [pay, look_up], end="last" if last else END)
         self.builder = builder
         self.app = builder.compile(checkpointer=InMemorySaver())
 
@@ -135,6 +138,26 @@ def test_a_guard_acts_as_its_monitor_does_and_advises_when_told_to() -> None:
     assert world.done == ["pay bob"]
     advised = [e.assessment.advisory_action for e in world.events if getattr(e, "assessment", None) is not None]
     assert "pause_for_human" in advised
+
+
+@pytest.mark.parametrize("own_node", [False, True])
+@pytest.mark.parametrize(
+    ("p", "said", "done"),
+    [
+        (0.95, None, ["pay bob"]),
+        (0.7, "approve", ["pay bob"]),
+        (0.7, "reject", []),
+        (0.01, None, []),  # stopped
+    ],
+)
+def test_a_run_ends_once_at_the_node_that_it_was_given_however_it_ends(
+    own_node: bool, p: float, said: Any, done: list[str]
+) -> None:
+    text = f'I pay. {{"confidence": {p}}}'
+    world = World((p, proposes(text, pay("1", "bob"))), (0.95, AIMessage("Done.")), own_node=own_node, last=True)
+    for request in world.run():
+        assert world.resume(request.decide(said, principal="ann")) == []
+    assert (world.done, world.state.next) == ([*done, "the last"], ())
 
 
 def test_an_approved_call_runs_at_once_and_the_model_waits_for_the_other() -> None:
