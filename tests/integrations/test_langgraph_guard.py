@@ -147,7 +147,7 @@ def test_a_guard_acts_as_its_monitor_does_and_advises_when_told_to() -> None:
         (0.95, None, ["pay bob"]),
         (0.7, "approve", ["pay bob"]),
         (0.7, "reject", []),
-        (0.01, None, []),  # stopped
+        (0.05, "respond", []),
     ],
 )
 def test_a_run_ends_once_at_the_node_that_it_was_given_however_it_ends(
