@@ -56,7 +56,7 @@ def _entry(element: Element) -> ImportedRun:
         )
         messages.append(answer)
     elif "response" in value:
-        raise refuse(f"{answered}choices", "is missing: this entry has no answer.")
+        raise refuse(f"{answered}choices", "is missing: this entry has no answer of the chat completions API.")
     elif given is None:
         raise refuse("messages", "is missing, and so are `choices`.")
     model = response.get("model", request.get("model"))

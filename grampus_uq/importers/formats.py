@@ -68,8 +68,9 @@ def detect_format(path: str | os.PathLike[str]) -> str:
             return form.name
     shown = ", ".join(sorted(name.decode("utf-8", "replace")[:40] for name in names)[:10])
     reason = (
-        f"is in none of the known formats ({', '.join(FORMATS)}): its first object has the fields {shown or 'none'}. "
-        'Write each run as a line {"id": NAME, "messages": [...]} with OpenAI\'s messages: a chat-log.'
+        f"is in none of the known formats ({', '.join(FORMATS)}): "
+        + (f"its first object has the fields {shown}. " if shown else "it begins with no JSON object. ")
+        + 'Write each run as a line {"id": NAME, "messages": [...]} with OpenAI\'s messages: a chat-log.'
     )
     raise DataError(reason, path=os.fspath(path), line=1)
 

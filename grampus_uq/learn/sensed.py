@@ -13,7 +13,8 @@ from grampus_uq.recording.runs import Run
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.registry import BUILT_IN, switches_of
 
-_FUSED = frozenset({"fused", UNAIDED, "propagated"})
+DERIVED = ("fused", UNAIDED, "propagated")
+"""Streams that the engine makes out of the readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def sensing_as_recorded(profile: Profile, used: Collection[str], seen: Iterable[
     """
     found = reduce(or_, seen, Sensed())
     switches = switches_of(used)
-    if not _FUSED.isdisjoint(used):
+    if not set(DERIVED).isdisjoint(used):
         switches |= {one.switch: one.source in found.sources.union(used) for one in BUILT_IN if one.switch}
     estimator = profile.estimator
     if UncertaintySource.P_TRUE in found.sources:

@@ -81,7 +81,7 @@ def test_records_of_a_long_file_are_runs_of_their_own(tmp_path: Path, form: str)
 def test_a_file_of_no_known_format_is_refused_with_its_fields(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"known formats \(.*tau-bench.*\): .*fields a, b"):
         detect_format(written(tmp_path, b'{"a": {"messages": []}, "b": 1}'))
-    with pytest.raises(DataError, match="fields none"):
+    with pytest.raises(DataError, match="begins with no JSON object"):
         detect_format(written(tmp_path, b""))
     with pytest.raises(ConfigurationError):
         list(read_runs(written(tmp_path, b"{}"), "csv"))

@@ -17,6 +17,8 @@ from grampus_uq.learn.alarm_figures import Figure, share
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
 from grampus_uq.learn.evaluate.transparency import ScoredStream
 from grampus_uq.learn.fit.task_draws import one_a_task
+from grampus_uq.learn.sensed import DERIVED
+from grampus_uq.records.vocabulary import in_words
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.ranking import auroc
@@ -125,18 +127,18 @@ def _ranks(values: FloatArray, outcomes: FloatArray) -> tuple[int, float | None]
     return int(there.sum()), auroc(-values[there], 1.0 - outcomes[there])
 
 
-def _best_first(row: SignalRow) -> tuple[float, str]:
-    return (2.0 if row.auroc is None else -row.auroc, row.name)
+def _best_first(row: SignalRow) -> tuple[float, bool, str]:
+    return (2.0 if row.auroc is None else -row.auroc, row.name in DERIVED, row.name)
 
 
-def _best_at_the_call(row: SignalRow) -> tuple[float, float, str]:
+def _best_at_the_call(row: SignalRow) -> tuple[float, float, bool, str]:
     return (2.0 if row.at_the_call is None else -row.at_the_call, *_best_first(row))
 
 
 def _chosen(values: Mapping[str, FloatArray], succeeded: FloatArray, half: BoolArray) -> tuple[str, float]:
     """The signal and the limit that gain most on one half: share of failures held less share of successes held."""
     best = ("", -np.inf, -np.inf)
-    for name, found in values.items():
+    for name, found in sorted(values.items(), key=lambda item: item[0] in DERIVED):
         mine = found[half]
         limits = np.unique(mine[~np.isnan(mine)])
         for limit in limits[:: 1 + len(limits) // _LIMITS]:
@@ -149,7 +151,8 @@ def _chosen(values: Mapping[str, FloatArray], succeeded: FloatArray, half: BoolA
 
 def _in_words(verdict: EvaluationVerdict, n: int) -> tuple[str, ...]:
     held, rest, whole = verdict.held, verdict.right_of_rest, verdict.right_of_all
-    named = " on one half of the runs, ".join(verdict.signals) + (" on the other" if len(verdict.signals) > 1 else "")
+    named = " on one half of the runs, ".join(map(_with_words, verdict.signals))
+    named += " on the other" if len(verdict.signals) > 1 else ""
     what = "first irreversible calls" if verdict.at_the_call else "runs"
     found = [f"Best signal: {named}."]
     if rest.estimate is None or rest.low is None or held.estimate is None or whole.estimate is None:
@@ -167,6 +170,10 @@ def _in_words(verdict: EvaluationVerdict, n: int) -> tuple[str, ...]:
     else:
         found.append("This is an estimate; a promise is what grampus-uq fit makes.")
     return tuple(found)
+
+
+def _with_words(name: str) -> str:
+    return name if in_words(name) == name.replace("_", " ") else f"{name} ({in_words(name)})"
 
 
 def _too_few(succeeded: FloatArray) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.core.state import Profile
-from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.learn.attribution.labelled_recordings import names_a_step
 from grampus_uq.learn.columns import Columns, RunRows, at_rows, other_trials, read_columns, recorded_rows
 from grampus_uq.learn.eligibility import NO_OUTCOME, NO_STEP, Eligibility, about_the_others
@@ -27,9 +26,6 @@ from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records.vocabulary import TASK
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.trajectory_scores import ForecastTraces
-
-DERIVED = ("fused", UNAIDED, "propagated")
-"""Streams that the engine makes out of the readings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

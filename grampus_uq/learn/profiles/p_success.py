@@ -14,8 +14,9 @@ from grampus_uq.core.state import WITH_THE_WORD
 from grampus_uq.core.worst_case import UNAIDED
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.fit_calibration import FittedSuccess, apply_exactly, apply_fusion, fit_fusion, fit_success
-from grampus_uq.learn.profiles.labelled import DERIVED, LabelledRuns
+from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.profile_parts import Part
+from grampus_uq.learn.sensed import DERIVED
 from grampus_uq.records.vocabulary import UncertaintySource, quantity
 from grampus_uq.stats.arrays import BoolArray, FloatArray, finite
 from grampus_uq.stats.fusion import LogisticFusion, is_count

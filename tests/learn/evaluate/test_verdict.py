@@ -51,6 +51,14 @@ def test_the_signal_that_knows_is_named_and_what_holding_buys_is_counted_on_the_
     assert "a promise is what grampus-uq fit makes" in text
 
 
+def test_of_equal_signals_the_reading_is_named_and_not_the_belief_that_it_alone_makes() -> None:
+    outcomes, chance = drawn(np.random.default_rng(0), 200)
+    for asks in (None, np.zeros(200, dtype=np.int64)):
+        verdict = made(outcomes, asks, fused=chance, verbalized=chance)
+        assert [row.name for row in verdict.rows] == ["verbalized", "fused"]
+        assert verdict.sentences[0] == "Best signal: verbalized (stated confidence)."
+
+
 def test_a_run_is_held_at_its_least_forecast_and_one_of_one_step_too() -> None:
     rng = np.random.default_rng(1)
     outcomes, chance = drawn(rng, 200)

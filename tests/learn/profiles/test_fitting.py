@@ -20,8 +20,9 @@ from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.fit_calibration import fit_fusion
 from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.profiles import FitOptions, ProfileFit, counterfactual, fit_profile, rates
-from grampus_uq.learn.profiles.labelled import DERIVED, labelled_runs
+from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.learn.profiles.p_success import MOST_STEPS, _enough
+from grampus_uq.learn.sensed import DERIVED
 from grampus_uq.monitor.session import Session
 from grampus_uq.recording import RecordingProcessor, runs
 from grampus_uq.recording.artifacts import FittedFor, load, save
