@@ -15,18 +15,20 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Final
 
 from grampus_uq.records.values import ToolCall
 from grampus_uq.signals.atomic_patterns import atomic
+from grampus_uq.signals.call_begun import covers
 from grampus_uq.signals.prose import BLANKS, Span, is_prose, wording
 
 _MOST_DEPTH: Final = 6
 _ARGUMENTS: Final = frozenset(
     {"arguments", "args", "parameters", "params", "kwargs", "input", "inputs", "action_input", "tool_input"}
 )
-_NAMING: Final = frozenset({"name", "tool", "tool_name", "function", "action", "recipient_name"})
+_NAMING: Final = frozenset(
+    {"name", "_name", "tool", "tool_name", "function", "function_name", "action", "method", "recipient_name"}
+)
 _BESIDE: Final = frozenset({"id", "type", "index", "call_id", "tool_call_id"})  # beside the name, and no arguments
 _EMPTY: Final[tuple[object, ...]] = (None, "", "{}", {}, [])
 _LONG: Final = 16_384
@@ -59,7 +61,17 @@ _BEFORE = re.compile(
     rf"(?:(?:{_NAMERS})(?:\s{{0,4}}[:=]\s{{0,4}}[\"'`]?|[ \t]{{1,4}}))?(?:\w[\w-]{{0,63}}\.){{0,4}}$",
     re.IGNORECASE,
 )
+_ELEMENT: Final = r"<[^<>\n]{0,40}(?:param(?:eter)?|argument|arg_value)(?![s_\w])[^<>\n]{0,80}"
+_IN_ELEMENT = re.compile(rf"{_ELEMENT}>\s*$", re.IGNORECASE)  # before the value of an argument
+_VALUE = re.compile(  # before a text that is no call's name, as the key is no name's
+    rf"(?:(?<![\w-])(?!(?:{'|'.join(_NAMING)}|recipient|to|call|invoke|tool_code)(?![\w-]))[\w-]{{1,64}}[\"'\\]{{0,4}}"
+    rf"\s{{0,4}}[:=]\s{{0,4}}\\{{0,4}}[\"']|{_ELEMENT}(?:>\s{{0,40}})?)(?:\w[\w-]{{0,63}}\.){{0,4}}$",
+    re.IGNORECASE,
+)
+_APPLIED = re.compile(rf"(?:^|[^\w<. ])[ ]?(?!json\b)[^\W\d][\w.-]{{0,63}}(?![,:]\s){MARKS}=?\s*$", re.IGNORECASE)
+"""What leads to the object of a call's arguments."""
 _CLEANED = str.maketrans(".-/: ", "_____")
+_QUOTES = ('"', "'")
 _JSON_BEGINS = frozenset('"{[-0123456789tfnNI')
 _CHARACTER = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|.", re.DOTALL)
 
@@ -99,17 +111,33 @@ class _Node:
                 return
             ((_, node),) = node.inside
 
-    def everything(self) -> Iterator[_Node]:
-        """All objects in this value, but for the arguments of a named tool, unless arguments stand in them again."""
-        if isinstance(self.value, dict):
+    def everything(self, within: bool = False) -> Iterator[_Node]:
+        """All objects in this value; `within` an object that names a tool, only those that are calls themselves."""
+        if isinstance(self.value, dict) and (not within or self._is_call()):
             yield self
+        within = within or self._names_a_tool()
+        for _, node in self.inside:
+            yield from node.everything(within)
+
+    def given(self, within: bool = False) -> Iterator[Span]:
+        """The spans of what an object that names a tool holds beside the name and the calls in it."""
+        if within and not any(True for _ in self.everything(within)):
+            yield self.begin, self.end
+            return
+        named, within = self._names_a_tool(), within and not self._is_call()
         for key, node in self.inside:
-            found = node.everything()
-            if key.casefold() in _ARGUMENTS and isinstance(node.value, dict):
-                again = _ARGUMENTS.intersection(map(str.casefold, node.value))
-                named = any(one.casefold() in _NAMING and isinstance(of, str) for one, of in self.value.items())
-                found = islice(found, 1, None) if named and not again else found
-            yield from found
+            yield from node.given(within or (named and key.casefold() not in _NAMING))
+
+    def holds_arguments(self) -> bool:
+        known = self.value.items() if isinstance(self.value, dict) else ()
+        return any(key.casefold() in _ARGUMENTS and (one in _EMPTY or _is_object(one)) for key, one in known)
+
+    def _names_a_tool(self) -> bool:
+        known = self.value.items() if isinstance(self.value, dict) else ()
+        return any(key.casefold() in _NAMING and isinstance(one, str) for key, one in known)
+
+    def _is_call(self) -> bool:
+        return self._names_a_tool() and self.holds_arguments()
 
     def moved(self, offsets: Sequence[int]) -> _Node:
         """The same in a text in which it is written with escapes."""
@@ -128,17 +156,30 @@ class Writing:
 
     text: str
     roots: list[_Node] = field(init=False)
+    given: list[Span] = field(init=False)
+    """What objects that name a tool hold beside the name and the calls in them, in order."""
+    _objects: list[_Node] = field(init=False)
     _patience: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._patience = 8 * len(self.text) + 1000  # characters that may be read in vain
-        self.roots = []
+        self.roots, self.given, self._objects = [], [], []
         found = _OBJECT.search(self.text)
         while found is not None and self._patience > 0:
             node = self._object(found.start())
             if node is not None:
-                self.roots.append(node)
+                self._add(node)
             found = _OBJECT.search(self.text, found.start() + 1 if node is None else node.end)
+
+    def _add(self, root: _Node) -> None:
+        near = max(root.begin - _NEAR, 0)
+        if _IN_ELEMENT.search(self.text, near, root.begin):
+            self.given.append((root.begin, root.end))
+            return
+        is_applied = _APPLIED.search(self.text, near, root.begin) is not None
+        self.given += root.given(is_applied)
+        self.roots.append(root)
+        self._objects += root.everything(is_applied)
 
     def places(self, call: ToolCall) -> list[Place]:
         """All places of a call."""
@@ -170,13 +211,13 @@ class Writing:
         return None
 
     def _in_objects(self, call: ToolCall) -> Iterator[Place]:
+        for node in self._objects:
+            yield from self._holding(node, call)
         for root in self.roots:
-            for node in root.everything():
-                yield from self._holding(node, call)
-                if _writes(node.value, call):
-                    at = self.text.rfind(call.name, max(node.begin - _FAR, 0), node.begin) if call.name else -1
-                    if at >= 0 and self._is_marked(at, at + len(call.name), node.begin):
-                        yield self._place((at, at + len(call.name)), [node], call, "marks")
+            if _writes(root.value, call):
+                at = self.text.rfind(call.name, max(root.begin - _FAR, 0), root.begin) if call.name else -1
+                if at >= 0 and self._is_marked(at, at + len(call.name), root.begin):
+                    yield self._place((at, at + len(call.name)), [root], call, "marks")
 
     def _is_word(self, begin: int, end: int) -> bool:
         """Return True if the name is not part of a longer one, except after a dot."""
@@ -195,7 +236,10 @@ class Writing:
         inner = [(child, *one) for _, child in node.inside if isinstance(child.value, dict) for one in child.inside]
         texts = [[one for one in level if isinstance(one[2].value, str)] for level in (own, inner)]
         namers = [[one for one in level if one[1].casefold() in _NAMING] for level in texts]
-        names = next(filter(None, namers), [*texts[0], *texts[1]])  # any, where none of the members names a tool
+        others = (
+            [*texts[0], *texts[1]] if node.holds_arguments() else []
+        )  # any, where no member is known to name a tool
+        names = next(filter(None, namers), others)
         named = [one for one in names if _is_name(one[2].value, call.name)]
         if not named:
             return
@@ -237,7 +281,9 @@ class Writing:
             opened = _OPEN.match(self.text, behind)
             node = self._keywords(opened.end()) if opened and self._is_word(at, behind) else None
             if node is not None and _writes(node.value, call):
-                yield self._place((at, behind), [node], call, APPLICATION if is_begun(self.text, at) else MENTION)
+                is_text = self.text.startswith(_QUOTES, at - 1) and not self.text.startswith(_QUOTES, behind)
+                begun = is_begun(self.text, at) and not (is_text or covers(self.given, at))
+                yield self._place((at, behind), [node], call, APPLICATION if begun else MENTION)
             at = self.text.find(call.name, behind)
 
     def _keywords(self, at: int) -> _Node | None:
@@ -337,6 +383,11 @@ def _writes(written: object, call: ToolCall) -> bool:
     )
 
 
+def _is_object(value: object) -> bool:
+    """Return True for an object, or a text that may hold one."""
+    return isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
+
+
 def _beside(written: Mapping[str, object], name: str, call: ToolCall) -> Mapping[str, object]:
     """The members of an object beside the name, where they are the arguments."""
     return {
@@ -348,7 +399,8 @@ def _beside(written: Mapping[str, object], name: str, call: ToolCall) -> Mapping
 
 def is_begun(text: str, at: int) -> bool:
     """Return True if only a call's marks precede the name: "cancel/pay", "undo pay" and "!pay" are others."""
-    return _BEFORE.search(text[max(at - _NEAR, 0) : at].translate(BLANKS)) is not None
+    before = text[max(at - _NEAR, 0) : at].translate(BLANKS)
+    return _BEFORE.search(before) is not None and not _VALUE.search(before)
 
 
 def _is_same(written: object, value: object) -> bool:

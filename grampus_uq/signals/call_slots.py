@@ -115,19 +115,21 @@ class Written:
 
     `all` are the spans, and `own` that of each call, None where it is not certain: no span is two calls' own, and equal
     calls are written as often as they are listed, in one form. `opened`: what is begun and left open beside them.
+    `given`: what calls hold, where no name is a call's.
     """
 
-    def __init__(self, rest: Rest, calls: Sequence[ToolCall], since: int = 0) -> None:
+    def __init__(self, rest: Rest, calls: Sequence[ToolCall], since: int = 0, given: Sequence[Span] = ()) -> None:
         self._rest, self._calls, self._since = rest, calls, since
         self._values = [[_value(value) for value in call.arguments.values()] for call in calls]
         self._slots = [_slots(rest, call, values) for call, values in zip(calls, self._values, strict=True)]
         inside = joined((x.begin, x.end) for own in self._slots for found in own for x in found if x.end is not None)
         self._names = [[at for at in rest.mentions(call.name) if not covers(inside, at)] for call in calls]
         self._bounds = sorted({at for own in self._names for at in own})
+        self._free = [[at for at in own if not covers(given, at)] for own in self._names]
 
     @cached_property
     def _found(self) -> list[list[Span]]:
-        of_calls = zip(self._calls, self._values, self._slots, self._names, strict=True)
+        of_calls = zip(self._calls, self._values, self._slots, self._free, strict=True)
         return [list(itertools.islice(_written(self._rest, *one, self._bounds), _MOST_COPIES)) for one in of_calls]
 
     @cached_property

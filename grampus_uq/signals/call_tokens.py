@@ -113,7 +113,7 @@ def _read(
     if not any(places) and read.is_shown(text) and not any(_may_write(one, kept) for one in (rest, Rest(text, ()))):
         return []
     least: list[Sequence[_Part]] = []
-    written = Written(rest, kept, read.thought)
+    written = Written(rest, kept, read.thought, read.writing.given)
     begins = [span[0] for span in (*map(read.writing.around, chain.from_iterable(places)), *filter(None, written.own))]
     read.around = ends_around(read.text, min(begins)) if len(begins) > 1 else ()
     for number, call in enumerate(kept):

@@ -320,6 +320,52 @@ def test_beside_the_member_that_names_a_tool_no_other_one_does(text: str) -> Non
     assert [call_probability(call_parts(written(text), [call]), 0) for call in listed] == [0.0] * 3
 
 
+PAY_BOB = ToolCall(name="pay", arguments={"to": "bob"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"tool": "refund", "payload": {"name": "pay"}}',
+        '{"tool": "refund", "args": {"name": "pay", "to": "bob"}}',
+        '{"name": "refund", "lines": [{"name": "pay", "to": "bob"}]}',
+        '{"method": "refund", "why": "pay"}',
+        '{"function_name": "refund", "why": "pay", "to": "bob"}',
+        '{"name": "refund", "arguments": {"memo": "pay(to=\'bob\')"}}',
+        '{"name": "refund", "arguments": {"memo": ["pay"]}}',
+        '[TOOL_CALLS]refund[ARGS]{"name": "pay", "to": "bob"}',
+        'Action: refund\nAction Input: {"tool": "pay"}',
+        '[TOOL_CALLS]refund[ARGS]{"memo": "pay"}',
+        "<tool_call>refund\n<arg_key>memo</arg_key>\n<arg_value>pay(to='bob')</arg_value>\n</tool_call>",
+        '<invoke name="refund"><parameter name="memo">{"name": "pay", "arguments": {"to": "bob"}}</parameter></invoke>',
+        '<invoke name="refund"><parameter name="pay">bob</parameter></invoke>',
+        "[refund(memo='pay')]",
+        "[refund(memo='pay', to='bob')]",
+        "refund(memo=\"pay(to='bob')\")",
+    ],
+)
+def test_a_name_within_another_call_names_no_call(text: str) -> None:
+    calls = [PAY_BOB, ToolCall(name="pay", arguments={}), ToolCall(name="pay")]
+    assert [call_probability(call_parts(written(text), [call]), 0) for call in calls] == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"function": {"_name": "pay", "to": "bob"}}',
+        '{"intent": "pay", "args": {"to": "bob"}}',
+        '{"thought": "so", "function_name": "pay", "to": "bob"}',
+        'Well, {"name": "pay", "to": "bob"}',
+        '```json\n{"tool": "pay", "to": "bob"}\n```',
+        '<tool_call>{"name": "pay", "to": "bob"}</tool_call>',
+        '{"name": "clerk", "tool_calls": [{"function": {"name": "pay", "arguments": {"to": "bob"}}}]}',
+        "result = pay(to='bob')",
+    ],
+)
+def test_a_name_where_a_form_has_its_name_is_read(text: str) -> None:
+    assert call_probability(call_parts(written(text), [PAY_BOB]), 0) == 1.0
+
+
 def test_a_call_in_the_arguments_of_another_one_is_read() -> None:
     inner = {"recipient_name": "functions.pay", "parameters": PAY.arguments}
     for arguments in ({"tool_uses": [inner]}, {"name": "pay", "arguments": PAY.arguments}):
