@@ -21,6 +21,7 @@ from grampus_uq.cli.printing import (
     print_result,
     progress,
     refuse_none,
+    say_beside,
 )
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.risk import TrajectoryRiskSettings
@@ -67,6 +68,7 @@ class _Imported:
     path: str
     runs: int = 0
     steps: int = 0
+    with_outcome: int = 0
     refused: int = 0
     errors: list[str] = field(default_factory=list)
     broken: bool = False
@@ -121,6 +123,12 @@ def import_(paths: tuple[str, ...], output: str, workers: int | None, as_json: b
         runs, steps = sum(one.runs for one in found), sum(one.steps for one in found)
         imported = f"{quantity(runs, 'run')}, {quantity(steps, 'step')} imported from {quantity(len(found), 'file')}"
         click.echo(f"{imported}; {quantity(refused, 'record')} left out.")
+        if runs and not any(one.with_outcome for one in found):
+            named = "" if plan.outcome is None else f" named {plan.outcome!r}"
+            say_beside(
+                f"No run has an outcome{named}: label them (grampus-uq runs label {output} --from FILE.csv), or import "
+                "traces that hold it into another folder with --outcome NAME."
+            )
     if refused:
         raise SystemExit(1)
     refuse_none(sum(one.runs for one in found), paths)
@@ -137,6 +145,7 @@ def _import_file(plan: _Plan, path: Path) -> _Imported:
                 continue
             found.runs += 1
             found.steps += run.n_steps
+            found.with_outcome += run.outcome.success is not None
     except DataError as error:  # the rest of the file cannot be read: what came before stays
         found.refuse(error)
         found.broken = True

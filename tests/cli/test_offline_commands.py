@@ -164,6 +164,16 @@ def test_import_keeps_of_texts_what_it_is_told(tmp_path: Path, content: str) -> 
     assert kept[content]
 
 
+@pytest.mark.parametrize(("options", "said"), [((), "No run has an outcome:"), (("--outcome", "x"), "named 'x':")])
+def test_import_says_how_runs_without_an_outcome_get_one(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    (tmp_path / "log").write_bytes(samples.FILES["langsmith"])
+    told = invoke(runs_command, "import", tmp_path / "log", "-o", tmp_path / "out", *options).stderr
+    assert said in told
+    assert f"runs label {tmp_path / 'out'} --from FILE.csv" in told
+    known = invoke(runs_command, "import", tmp_path / "log", "-o", tmp_path / "new", "--outcome", "correctness")
+    assert known.stderr == ""
+
+
 def test_import_keeps_hashed_what_no_reader_could_read_back_in_full(tmp_path: Path) -> None:
     deep = '{"amount": ' + "[" * 100 + "]" * 100 + "}"
     call = {"id": "c", "function": {"name": "pay", "arguments": deep}}

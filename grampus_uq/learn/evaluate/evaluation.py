@@ -357,7 +357,7 @@ def _nothing(runs: ForecastRuns) -> str:
             "import; --embedder adds what TRACER reads); or pass a fitted profile that reads what they have."
         )
     whys = {row.why for row in runs.audit}
-    ways_out = ["Label runs with: grampus-uq runs label."] if whys - SELECTED_WHYS else []
+    ways_out = ["Label runs with: grampus-uq runs label FOLDER --from FILE.csv."] if whys - SELECTED_WHYS else []
     if whys & SELECTED_WHYS:
         ways_out.append(
             "A run that was held or decided on does not show what the agent alone would have done, whatever its label: "
