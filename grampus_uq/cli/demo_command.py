@@ -29,7 +29,7 @@ from grampus_uq.cli.demo.demo_run import (
 from grampus_uq.cli.demo.mail_plan import DEFAULT_MAILS, MailPlan, handle_all, plan_mails
 from grampus_uq.cli.demo.mail_report import MailReport, progress_line, to_json
 from grampus_uq.cli.demo.mail_report import report_lines as mail_lines
-from grampus_uq.cli.printing import Stages, as_json_option, print_result
+from grampus_uq.cli.printing import as_json_option, print_result, say_stage
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models import LocalModel, open_model
 from grampus_uq.records.visible_text import without_controls
@@ -212,7 +212,7 @@ def _handle_mails(*, n: int, seed: int, runs_folder: str, details: bool, as_json
 
 
 async def _handle_all(plan: MailPlan, on_mail: Callable[[tuple[Handled, ...]], None]) -> None:
-    async with LocalModel(timeout_s=_MODEL_TIMEOUT_S, progress=Stages()) as model:
+    async with LocalModel(timeout_s=_MODEL_TIMEOUT_S, progress=say_stage) as model:
         await handle_all(plan, model, on_mail)
 
 
@@ -224,7 +224,7 @@ def _let_mails_wait(*, n: int, seed: int, runs_folder: str) -> None:
     file = folder / "sessions.db"
 
     async def work() -> None:
-        async with LocalModel(timeout_s=_MODEL_TIMEOUT_S, progress=Stages()) as model:
+        async with LocalModel(timeout_s=_MODEL_TIMEOUT_S, progress=say_stage) as model:
             await run_inbox(model, f"sqlite:///{file}", n=n, seed=seed)
 
     anyio.run(work)
@@ -253,7 +253,7 @@ def _ask_questions(
     n = options.pop("n") or DEFAULT_N
     plan = plan_demo(model=name, n=n, max_tokens=limit, otlp_endpoint=options.pop("otlp"), **options)
     answers: list[Answered] = []
-    client = open_model(name, api_base=api_base, timeout_s=_MODEL_TIMEOUT_S, progress=Stages())
+    client = open_model(name, api_base=api_base, timeout_s=_MODEL_TIMEOUT_S, progress=say_stage)
 
     def on_answered(answered: Answered) -> None:
         answers.append(answered)

@@ -10,7 +10,7 @@ import anyio
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange
-from grampus_uq.cli.printing import Stages, as_json_option, one_line, print_json
+from grampus_uq.cli.printing import as_json_option, one_line, print_json, say_stage
 from grampus_uq.models.doctor import Examination, SignalCheck, examine
 from grampus_uq.models.model_choice import open_model
 from grampus_uq.models.probes import ProbeResult
@@ -49,7 +49,7 @@ def command(model: str, api_base: str | None, timeout_s: float, as_json: bool) -
 
 
 async def _examine(model: str, api_base: str | None, timeout_s: float) -> Examination:
-    async with open_model(model, api_base=api_base, timeout_s=timeout_s, progress=Stages()) as client:
+    async with open_model(model, api_base=api_base, timeout_s=timeout_s, progress=say_stage) as client:
         name = "" if api_base is None and model == "local" else model
         return await examine(client, model=name, timeout_s=timeout_s, tell=_tell)
 

@@ -182,17 +182,10 @@ def progress(what: str) -> Iterator[Callable[[int], None]]:
         yield lambda count: shown.advance(task, count)
 
 
-class Stages:
-    """Names each stage of fetching and starting the model once, on standard error."""
-
-    def __init__(self) -> None:
-        self._named: set[str] = set()
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        if stage not in self._named:
-            self._named.add(stage)
-            words = {"download": "Downloading the model (98 MB, once) ...", "start": "Starting the model ..."}
-            click.echo(words.get(stage, stage), err=True)
+def say_stage(stage: str) -> None:
+    """Name a stage of fetching and starting the model, on standard error."""
+    words = {"download": "Downloading the model (98 MB, once) ...", "start": "Starting the model ..."}
+    click.echo(words[stage], err=True)
 
 
 def refuse_none(found: object, paths: Iterable[str], what: str = "run") -> None:

@@ -23,7 +23,7 @@ class Child:
         self,
         command: Sequence[str],
         *,
-        on_line: Callable[[str], None],
+        on_line: Callable[[str], None] | None = None,
         first_line: str = "",
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -92,7 +92,7 @@ class Child:
         with self._process.stdout as output:
             for line in output:
                 self._tail.append(line.rstrip())
-                if self._failure is None:
+                if self._on_line is not None and self._failure is None:
                     try:
                         self._on_line(line)
                     except BaseException as error:  # noqa: BLE001 (kept for `wait`; a child nobody reads would stall)

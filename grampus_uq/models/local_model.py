@@ -52,8 +52,8 @@ class LocalModel(WarmModel):
 
     `model_file`, a GGUF file, is run in place of the default model; a call may have `context_tokens`, prompt and answer
     together. `timeout_s` is the deadline of a call that names none, counted from when the server runs; one that the
-    call names counts from the call. `progress(stage, done, total)` is told, on any thread, how far fetching, checking
-    and starting are; nothing is printed. Raises `ConfigurationError` when a number cannot be right.
+    call names counts from the call. `progress(stage)` is told, on any thread, that a "download" or the "start" begins;
+    nothing is printed. Raises `ConfigurationError` when a number cannot be right.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LocalModel(WarmModel):
         self._settings = {"context_tokens": context_tokens, "parallel": _PARALLEL, "threads": threads, "name": _NAME}
         self._file_name: str | None = None
         self._timeout_s = checked_timeout(timeout_s, "LocalModel")
-        self._progress: Progress = progress or (lambda stage, done, total: None)
+        self._progress: Progress = progress or (lambda stage: None)
         self._lock = threading.Lock()
         self._starting: Future[_Running] | None = None
         self._stop = threading.Event()
@@ -220,9 +220,9 @@ class LocalModel(WarmModel):
 
     def _wait_until_ready(self, child: Child, address: Future[str], stop: threading.Event) -> None:
         begun = time.monotonic()
+        self._progress("start")
         while not address.done():
             passed = time.monotonic() - begun
-            self._progress("start", int(passed), None)
             if child.wait(stop=stop, timeout_s=0.1) is not None:
                 raise ModelError(f"The embedded model could not be loaded. Its last output: {_last_lines(child)}")
             if stop.is_set():

