@@ -71,9 +71,9 @@ def command(
     """Find the steps of a failed run that contain its decisive error, with a stated probability.
 
     FAILED and LABELLED are logs of failed runs (JSON lines or an array; `history`, `mistake_step`) or
-    recordings (files or folders) made with content="full". A recording is labelled by `grampus-uq runs label
-    SESSION failure --note "error at STEP"`. Logs of LABELLED that cannot calibrate, and runs that FAILED holds
-    too, are left out and named.
+    recordings (files or folders) made with content="full". A recording is labelled by `runs label FOLDER SESSION
+    failure --note "error at STEP"`. Logs of LABELLED that cannot calibrate, and runs that FAILED holds too, are left
+    out and named.
     """
     with naming_refused() as refuse:
         for given in (failed, calibration):

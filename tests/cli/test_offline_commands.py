@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,16 @@ def test_import_says_how_runs_without_an_outcome_get_one(tmp_path: Path, options
     assert f"runs label {tmp_path / 'out'} --from FILE.csv" in told
     known = invoke(runs_command, "import", tmp_path / "log", "-o", tmp_path / "new", "--outcome", "correctness")
     assert known.stderr == ""
+
+
+@pytest.mark.parametrize("place", ["grampus_uq", "docs"])
+def test_whoever_is_told_to_label_a_run_is_told_its_folder(place: str) -> None:
+    texts = [
+        path.read_text("utf-8")
+        for path in (Path(__file__).parents[2] / place).rglob("*.py" if place == "grampus_uq" else "*.md")
+    ]
+    shown = [found for text in texts for found in re.findall(r"runs label\s+([A-Z]+)", text)]
+    assert {*shown} == {"FOLDER"}
 
 
 def test_import_keeps_hashed_what_no_reader_could_read_back_in_full(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Recorded sessions as trajectories, and recorded failures with a labelled step for calibration.
 
-A recording is labelled by `grampus-uq runs label SESSION failure --note "error at STEP"`.
+A recording is labelled by `grampus-uq runs label FOLDER SESSION failure --note "error at STEP"`.
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ def _nothing(runs: ForecastRuns) -> str:
     if len(runs.ids) and runs.censored.all():
         return (
             f"nothing can be scored ({ends}). Runs that reached their step budget are scored with --censoring simple "
-            "(as failures) or exact, or once they are labelled: grampus-uq runs label."
+            "(as failures) or exact, or once they are labelled: grampus-uq runs label FOLDER --from FILE.csv."
         )
     if len(runs.ids):
         return (

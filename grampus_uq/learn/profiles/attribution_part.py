@@ -15,7 +15,7 @@ from grampus_uq.recording.copies import distinct_runs
 from grampus_uq.recording.runs import Paths, Refused
 
 NAME = "attribution"
-_HOW = 'grampus-uq runs label SESSION failure --note "error at STEP"'
+_HOW = 'grampus-uq runs label FOLDER SESSION failure --note "error at STEP"'
 
 
 def fit_attribution(
