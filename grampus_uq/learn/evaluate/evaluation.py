@@ -292,7 +292,7 @@ def evaluate(
         raise DataError(_nothing(runs))
     return Evaluation(
         audit=runs.audit,
-        assumptions=(*ASSUMPTIONS[how.mode], *how.notes),
+        assumptions=(*(ASSUMPTIONS[how.mode] if runs.censored.any() else ()), *how.notes),
         warnings=(*(s.sentence for s in watch if s.alarmed), *_warnings(runs, streams, how)),
         censoring=how.mode,
         censored_runs=int(runs.censored.sum()),
@@ -333,9 +333,6 @@ def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censor
             faults.setdefault(skipped, []).append(stream.name)
         if len(stream.raw) and stream.platt is None:
             faults.setdefault("too few runs for cross-fitted recalibration.", []).append(stream.name)
-        elif stream.flat:
-            flat = "recalibration found no usable signal and answers the base rate."
-            faults.setdefault(flat, []).append(stream.name)
     found.extend(f"{', '.join(names)}: {fault}" for fault, names in faults.items())
     if streams and streams[0].unresolved and censoring.mode == "exact":
         found.append(f"{streams[0].unresolved} censored runs have no q and are left out.")

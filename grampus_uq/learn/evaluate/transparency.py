@@ -58,7 +58,6 @@ class ScoredStream:
     complete: BoolArray
     raw: ForecastTraces
     platt: ForecastTraces | None
-    flat: bool | None
     missing: int
     unresolved: int
 
@@ -99,7 +98,7 @@ def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStrea
     for name, traces in runs.streams.items():
         kept = usable & ~traces.missing
         raw, complete = traces.select(kept), ~runs.censored[kept]
-        platt, flat = _cross_fitted(raw, target[kept], complete, list(ids[kept]))
+        platt = _cross_fitted(raw, target[kept], complete, list(ids[kept]))
         found.append(
             ScoredStream(
                 name=name,
@@ -108,7 +107,6 @@ def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStrea
                 complete=complete,
                 raw=raw,
                 platt=platt,
-                flat=flat,
                 missing=int((usable & traces.missing).sum()),
                 unresolved=int((~usable).sum()),
             )
@@ -118,16 +116,16 @@ def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStrea
 
 def _cross_fitted(
     traces: ForecastTraces, target: FloatArray, complete: BoolArray, ids: list[str]
-) -> tuple[ForecastTraces, bool] | tuple[None, None]:
-    """Calibrate each half by the other; censored runs, which neither map saw, by the mean of the two; is it flat?"""
+) -> ForecastTraces | None:
+    """Calibrate each half by the other; censored runs, which neither map saw, by the mean of the two."""
     outcomes, names = target[complete], [name for name, known in zip(ids, complete, strict=True) if known]
     second = split_halves(outcomes, names)
     if not second.any() or second.all():
-        return None, None
+        return None
     fitted = cross_fit({_STREAM: traces.select(complete)}, outcomes, names)
     mapped = np.mean([apply_fusion(one, {_STREAM: traces.forecasts}) for one in fitted.fusions], axis=0)
     mapped[np.repeat(complete, traces.lengths)] = fitted.traces.forecasts
-    return traces.with_forecasts(mapped), fitted.flat
+    return traces.with_forecasts(mapped)
 
 
 def table_rows(streams: list[ScoredStream]) -> Iterator[TableRow]:

@@ -39,11 +39,6 @@ class CrossFit:
     second_half: BoolArray
     fusions: tuple[LogisticFusion, LogisticFusion]
 
-    @property
-    def flat(self) -> bool:
-        """True when neither half found a usable signal."""
-        return all(fusion.flat for fusion in self.fusions)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedSuccess:

@@ -115,6 +115,17 @@ def test_exact_censoring_with_the_true_q_keeps_the_truth_best_and_simple_censori
     assert row(exact, "truthful").known == 1000
 
 
+@pytest.mark.parametrize("mode", ["none", "simple", "exact"])
+def test_nothing_is_said_of_censored_runs_where_there_are_none_nor_of_a_constant_reading(mode: str) -> None:
+    runs, _ = simulated(200, np.random.default_rng(6))
+    constant = runs.streams["truthful"].with_forecasts(np.full_like(runs.streams["truthful"].forecasts, 0.5))
+    found = judged(
+        dataclasses.replace(runs, streams={**runs.streams, "constant": constant}), censoring=Censoring(mode=mode)
+    )
+    assert (found.censored_runs, found.assumptions, found.warnings) == (0, (), ())
+    assert row(found, "constant").auroc == 0.5
+
+
 def test_without_censoring_open_runs_are_left_out_and_under_exact_those_without_q_are_counted():
     runs, _ = simulated(120, np.random.default_rng(7), censored=20)
     assert row(judged(runs), "truthful").runs == 100
