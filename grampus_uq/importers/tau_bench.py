@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final
 
 from grampus_uq.importers.foreign_messages import messages_of
 from grampus_uq.importers.imported_records import Refused, each_run, records
@@ -24,27 +24,20 @@ _MAX_TURNS: Final = 30  # tau-bench's own limit on turns of the agent
 _TOLERANCE: Final = 1e-6  # tau-bench's own: a run succeeded when its reward is 1 within it
 
 
-def read_tau_bench(
-    path: str | os.PathLike[str],
-    *,
-    at_max_turns: Literal["unknown", "reward"] = "unknown",
-    on_refused: Refused | None = None,
-) -> Iterator[ImportedRun]:
+def read_tau_bench(path: str | os.PathLike[str], *, on_refused: Refused | None = None) -> Iterator[ImportedRun]:
     """Yield the runs of a result file, plain or gzip, holding one at a time; `run_id` is `<task_id>-<trial>`.
 
     A reward of 1 is success, less is failure. A run of 30 turns that neither the customer nor a transfer ended stopped
-    for `max_steps`: its outcome is unknown, although tau-bench gives it the reward 0; with `at_max_turns` set to
-    "reward" it counts as the reward says. A run without messages crashed before it began (`env_terminated`).
+    for `max_steps`: its outcome is unknown, although tau-bench gives it the reward 0. A run without messages
+    crashed before it began (`env_terminated`).
 
     Raises DataError with path, line and field for a file that is not a JSON array of runs. A run with a wrong field, or
     one whose task and trial came before, is given to `on_refused` and left out; without `on_refused` it raises.
     """
-    return each_run(
-        records(path, on_refused), lambda element: _run(element, at_max_turns), on_refused, id_field="trial"
-    )
+    return each_run(records(path, on_refused), _run, on_refused, id_field="trial")
 
 
-def _run(element: Element, at_max_turns: Literal["unknown", "reward"]) -> ImportedRun:
+def _run(element: Element) -> ImportedRun:
     value = element.value
     task_id, trial = task_and_trial(value, None, element.error)
     reward = value.get("reward")
@@ -54,13 +47,13 @@ def _run(element: Element, at_max_turns: Literal["unknown", "reward"]) -> Import
         raise element.error("traj", "is missing.")
     messages = messages_of(value["traj"], "traj", element.error)
     stop_reason = _stop_reason(messages)
-    known = stop_reason is StopReason.CLEAN or (stop_reason is StopReason.MAX_STEPS and at_max_turns == "reward")
+    success = reward >= 1 - _TOLERANCE if stop_reason is StopReason.CLEAN else None
     return ImportedRun(
         run_id=f"{task_id}-{trial}",
         path=element.path,
         line=element.line,
         messages=messages,
-        outcome=Outcome(success=reward >= 1 - _TOLERANCE if known else None, stop_reason=stop_reason),
+        outcome=Outcome(success=success, stop_reason=stop_reason),
         task_id=task_id,
         trial=trial,
         reward=float(reward),

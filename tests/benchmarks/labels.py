@@ -66,10 +66,9 @@ def of_verifier(path: Path) -> Scored:
 
 def of_tau_bench(path: Path) -> Scored:
     """Minus the number of turns of every run, on a scale of 0 to 1."""
-    runs = list(read_tau_bench(path, at_max_turns="reward"))
-    runs = [run for run in runs if run.outcome.success is not None]
+    runs = [run for run in read_tau_bench(path) if run.messages]
     turns = np.array([sum(message.role is Role.ASSISTANT for message in run.messages) for run in runs], dtype=float)
-    right = np.array([run.outcome.success for run in runs], dtype=bool)
+    right = np.array([run.reward == 1.0 for run in runs], dtype=bool)
     tasks = np.array([run.task_id for run in runs], dtype=object)
     return Scored(path.name.split(".")[0], 1.0 / (1.0 + turns), right, tasks)
 

@@ -93,7 +93,7 @@ def load(path: str, embedder: Embedder, progress: Progress) -> Read:
     read = Read()
     imported: list[ImportedRun] = []
     try:
-        imported.extend(read_tau_bench(path, at_max_turns="reward", on_refused=read.refuse))
+        imported.extend(read_tau_bench(path, on_refused=read.refuse))
     except DataError as error:  # the rest of the file
         read.refuse(error)
     for run in progress.track(imported, description=f"components of {Path(path).name}"):
@@ -101,7 +101,7 @@ def load(path: str, embedder: Embedder, progress: Progress) -> Read:
         characters = characters_by_step(turn_events(run))
         if len(steps) != len(characters):
             raise AssertionError(f"{run.run_id}: {len(steps)} steps, {len(characters)} counted")
-        if not steps or run.outcome.success is None:
+        if not steps:
             read.skipped += 1
         else:
             read.counts.append(counts_by_step(run))
@@ -109,7 +109,7 @@ def load(path: str, embedder: Embedder, progress: Progress) -> Read:
                 CountedTrajectory(
                     run_id=run.run_id,
                     task=run.task_id or run.run_id,
-                    failed=not run.outcome.success,
+                    failed=run.reward != 1.0,
                     steps=tuple(steps),
                     characters=tuple(characters),
                 )
