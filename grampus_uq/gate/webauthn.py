@@ -26,7 +26,7 @@ _MAX_LINE = 4_096
 MOST_IN_BATCH: Final = 20
 _IN_BATCHES = (b"grampus_uq decision ", b"grampus_uq answer to a drill ")
 _DIGEST = re.compile("[0-9a-f]{64}")
-_PRESENT, _VERIFIED = 0x01, 0x04
+_FLAGS: Final = 0x01 | 0x04  # the user was present, and verified by a PIN or a fingerprint
 
 
 class WebAuthnKey:
@@ -37,12 +37,9 @@ class WebAuthnKey:
             P-256 or Ed25519.
         rp_id: the relying party's id, as "approvals.example.org".
         origins: where the page may be served from, as "https://approvals.example.org".
-        user_verification: ask that the authenticator verified the user (a PIN, a fingerprint), not only a touch.
     """
 
-    def __init__(
-        self, public_key: bytes, *, rp_id: str, origins: Collection[str], user_verification: bool = True
-    ) -> None:
+    def __init__(self, public_key: bytes, *, rp_id: str, origins: Collection[str]) -> None:
         with MissingDependencyError.unless("cryptography", "signing", "Signing with a key of one's own"):
             from cryptography.hazmat.primitives.asymmetric import ec, ed25519
             from cryptography.hazmat.primitives.serialization import load_der_public_key
@@ -59,11 +56,10 @@ class WebAuthnKey:
         self._on_p256 = on_p256
         self._rp_id, self._rp = rp_id, hashlib.sha256(rp_id.encode()).digest()
         self._origins = frozenset(origins)
-        self._flags = _PRESENT | (_VERIFIED if user_verification else 0)
 
     @classmethod
     def from_line(cls, line: str) -> WebAuthnKey:
-        """The key that `line` wrote, with user verification; raises ConfigurationError."""
+        """The key that `line` wrote; raises ConfigurationError."""
         try:
             content = json.loads(decoded_base64url(line.strip().removeprefix(_KIND))) if len(line) <= _MAX_LINE else {}
             public_key, rp_id, origins = decoded_base64url(content["key"]), content["rp"], content["origins"]
@@ -100,7 +96,7 @@ class WebAuthnKey:
             and hmac.compare_digest(challenge, hashlib.sha256(answered).digest())
             and len(data) >= 37
             and hmac.compare_digest(data[:32], self._rp)
-            and data[32] & self._flags == self._flags
+            and data[32] & _FLAGS == _FLAGS
             and self._signed(raw, data + hashlib.sha256(client).digest())
         )
 
