@@ -34,7 +34,7 @@ from grampus_uq.integrations.mcp import (
 from grampus_uq.learn.evaluate import verdict
 from grampus_uq.learn.fit import detector_split
 from grampus_uq.learn.profiles import fitting, p_success, releasing
-from grampus_uq.models import OpenAICompatibleModel, refusals
+from grampus_uq.models import openai_compatible, refusals
 from grampus_uq.recording import codec, packing
 from grampus_uq.records.call_parts import FORM_WEIGHT
 from grampus_uq.runtime import (
@@ -220,7 +220,7 @@ STATED = {
     ],
     "models.md": [
         f"more than {NUMBERS[refusals._MODEST_LOGPROBS]} alternatives first as {NUMBERS[refusals._MODEST_LOGPROBS]}",
-        f"more than {default(OpenAICompatibleModel, 'max_response_bytes') // 10**6} MB (decompressed)",
+        f"more than {openai_compatible.MAX_RESPONSE_BYTES // 10**6} MB (decompressed)",
     ],
     "telemetry.md": [
         f"each text cut at {span_content._MOST_CHARACTERS:,} characters",

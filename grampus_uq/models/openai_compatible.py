@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -22,7 +22,7 @@ from grampus_uq.records.values import Message, ModelResponse
 if TYPE_CHECKING:
     import httpx
 
-_MEGABYTE = 1_000_000
+MAX_RESPONSE_BYTES: Final = 8_000_000
 # Enough to explain an error; whatever a broken proxy sends after that is not read.
 _ERROR_BYTES = 65_536
 _threads = OwnThreads("client", 4)
@@ -41,8 +41,8 @@ class OpenAICompatibleModel(ChatClient):
     kept. `api_key` is sent as a bearer token. It and `headers`, such as a tenant or another kind of key, appear in no
     message and no `repr`. A call that names no `model` gets this one ("": the server chooses), one without a deadline
     `timeout_s` seconds from connecting to the last byte. `prices` are US dollars for one input and for one output
-    token; without them `cost_usd` is None. An answer above `max_response_bytes` (after decompression) is refused while
-    it is being read. Raises `ConfigurationError` when `api_base`, `api_key`, `timeout_s` or `prices` cannot be right.
+    token; without them `cost_usd` is None. An answer above 8 MB (after decompression) is refused while it is being
+    read. Raises `ConfigurationError` when `api_base`, `api_key`, `timeout_s` or `prices` cannot be right.
     """
 
     def __init__(
@@ -54,13 +54,11 @@ class OpenAICompatibleModel(ChatClient):
         timeout_s: float = 60.0,
         prices: Prices | None = None,
         headers: Mapping[str, str] | None = None,
-        max_response_bytes: int = 8 * _MEGABYTE,
     ) -> None:
         self._url = _completions_url(api_base)
         super().__init__(model, timeout_s, prices)
         self._headers = _checked_headers(api_key, headers or {})
         self._secrets = tuple(filter(None, [(api_key or "").strip(), *(headers or {}).values()]))
-        self._max_response_bytes = max_response_bytes
         self._tls: ssl.SSLContext | bool | None = None
         self._pools = LoopPools(self._open)
 
@@ -104,10 +102,10 @@ class OpenAICompatibleModel(ChatClient):
 
     async def _read(self, response: httpx.Response) -> bytes:
         stated = response.headers.get("content-length", "")
-        large = stated.isascii() and stated.isdigit() and (len(stated) > 18 or int(stated) > self._max_response_bytes)
-        body, whole = (b"", False) if large else await _read_at_most(response, self._max_response_bytes)
+        large = stated.isascii() and stated.isdigit() and (len(stated) > 18 or int(stated) > MAX_RESPONSE_BYTES)
+        body, whole = (b"", False) if large else await _read_at_most(response, MAX_RESPONSE_BYTES)
         if not whole:
-            limit = f"{self._max_response_bytes:,} bytes"
+            limit = f"{MAX_RESPONSE_BYTES:,} bytes"
             raise ModelError(f"{self._where()} sent more than the {limit} that an answer may have.")
         return body
 
