@@ -13,7 +13,6 @@ from grampus_uq.cli.demo.mail_plan import MODEL, SENSING, clerk_policy
 from grampus_uq.cli.demo.mails import Mail, draw_mails
 from grampus_uq.core.state import Profile
 from grampus_uq.inbox.inbox_app import inbox_app
-from grampus_uq.inbox.inbox_serving import serve_inbox
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import People
 from grampus_uq.inbox.people import Role as PersonRole
@@ -51,7 +50,7 @@ async def run_inbox(client: Any, url: str, *, n: int, seed: int, port: int = _PO
         app = inbox_app(store, settings, sentences=_SENTENCES)
         async with anyio.create_task_group() as group:
             group.start_soon(worker.run)
-            await serve_inbox(app, at)
+            await app.server().serve(sockets=[at])
             worker.stop()
     finally:
         await store.aclose()

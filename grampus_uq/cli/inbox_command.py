@@ -56,7 +56,6 @@ def command(
         raise click.UsageError("Missing option '--store' (env var: 'GRAMPUS_UQ_STORE').")
     from grampus_uq.inbox.arrivals import Arrivals
     from grampus_uq.inbox.inbox_app import inbox_app
-    from grampus_uq.inbox.inbox_serving import serve_inbox
     from grampus_uq.inbox.label_pages import labels_section
     from grampus_uq.inbox.notices import Notices
     from grampus_uq.inbox.reviewer_pages import SECTIONS
@@ -77,7 +76,7 @@ def command(
             app = inbox_app(store, settings, sections, required=required, sentences=sentences)
             async with anyio.create_task_group() as group:
                 group.start_soon((notices or Arrivals()).run, store)
-                await serve_inbox(app, at)
+                await app.server().serve(sockets=[at])
                 group.cancel_scope.cancel()
         finally:
             await store.aclose()

@@ -17,12 +17,16 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from grampus_uq.errors import MissingDependencyError
 from grampus_uq.inbox.inbox_settings import InboxSettings
+
+with MissingDependencyError.unless("uvicorn", "inbox", "The inbox"):
+    from grampus_uq.runtime.http_server import HttpServer
 
 MAX_BODY: Final = 262_144
 HEALTH: Final = "/healthz"
 """Whether the inbox and its store answer: for probes, which name any host."""
-_MAX_QUERY, _BODY_S = 1_024, 10.0
+_MAX_QUERY, _MAX_HEADERS, _BODY_S = 1_024, 16_384, 10.0
 _PATH = re.compile(rb"/[A-Za-z0-9_/.-]*")
 _ODD = re.compile(rb"//|/\.|\.\.")
 _READS: Final = ("GET", "HEAD")
@@ -101,6 +105,10 @@ class FrontDoor:
             await PlainTextResponse(f"{refused}\n", refused.status, headers)(scope, receive, guarded)
             return
         await self._app(scope, _once(body, receive), guarded)
+
+    def server(self) -> HttpServer:
+        """The inbox as a server, not begun yet."""
+        return HttpServer(self, self.end, h11_max_incomplete_event_size=_MAX_HEADERS)
 
     def _checked(self, scope: Scope) -> int:
         """The length of the body; raises _RefusedError."""

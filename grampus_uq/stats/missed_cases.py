@@ -12,29 +12,28 @@ import numpy as np
 from grampus_uq.stats.ranks import check_level
 
 _EVERY: Final = 10
+_LEVEL: Final = 0.05
 _TIMES: Final = (1.5, 2.5, 4.0)
 """Odds of a miss that are bet on, as multiples of the tolerated odds."""
 
 
-def reported_at(missed: Sequence[bool], *, tolerated: float, level: float = 0.05) -> int | None:
+def reported_at(missed: Sequence[bool], *, tolerated: float) -> int | None:
     """Return after how many cases it is shown that more than the tolerated share is missed; None: not shown.
 
     A bet begins at every tenth case j, with the capital `1 / ((j + 1)(j + 2))`, on each of three larger chances q of a
     miss: it is multiplied by `q / t` at a miss and `(1 - q) / (1 - t)` otherwise, with t tolerated. The capitals of all
-    begun and unbegun bets add up to 1 before the first case, and it is reported once they exceed `1 / level`.
+    begun and unbegun bets add up to 1 before the first case, and it is reported once they exceed 1 / .05.
 
     Guarantee: if each case is missed with a chance of at most `tolerated` given all before, the probability of a report
-    is at most `level`, however many cases come and however often it is looked at (Ville). Cases may differ, and so may
+    is at most .05, however many cases come and however often it is looked at (Ville). Cases may differ, and so may
     reviewers. What breaks it: cases that reviewers recognise, and answers left out for what they are.
 
-    `missed`: in the order of the answers, True where the case was missed. `tolerated`: share of misses; `level`:
-    allowed probability of a false report, ever; both in (0, 1).
+    `missed`: in the order of the answers, True where the case was missed. `tolerated`: share of misses, in (0, 1).
 
     >>> reported_at([False] * 40 + [True, False] * 30, tolerated=0.15)
     61
     """
     check_level("tolerated", "reported_at", tolerated)
-    check_level("level", "reported_at", level)
     odds = np.array(_TIMES) * tolerated / (1.0 - tolerated)
     q = odds / (1.0 + odds)
     at_miss, at_catch = np.log(q / tolerated), np.log((1.0 - q) / (1.0 - tolerated))
@@ -45,7 +44,7 @@ def reported_at(missed: Sequence[bool], *, tolerated: float, level: float = 0.05
             running = np.logaddexp(running, -math.log(begun * (begun + 1) * len(q)))
         running += at_miss if miss else at_catch
         unbegun = -math.log(begun + 1)  # what the later beginnings have in sum
-        if np.logaddexp.reduce([*running, unbegun]) > -math.log(level):
+        if np.logaddexp.reduce([*running, unbegun]) > -math.log(_LEVEL):
             return n + 1
     return None
 

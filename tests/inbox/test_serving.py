@@ -19,7 +19,6 @@ import pytest
 from grampus_uq.cli import main
 from grampus_uq.inbox import front_door
 from grampus_uq.inbox.inbox_app import inbox_app
-from grampus_uq.inbox.inbox_serving import inbox_server
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import People
 from grampus_uq.runtime import http_server
@@ -39,7 +38,7 @@ def serving(folder: Path) -> Iterator[tuple[int, Any]]:
     at = listening("127.0.0.1", 0)
     number = int(at.getsockname()[1])
     store = open_store(f"sqlite:///{folder}/s.db")
-    server = inbox_server(inbox_app(store, InboxSettings(origin=f"http://localhost:{number}")))
+    server = inbox_app(store, InboxSettings(origin=f"http://localhost:{number}")).server()
     thread = threading.Thread(target=server.run, args=([at],), daemon=True)
     thread.start()
     while not server.started:
