@@ -30,7 +30,7 @@ _BEGUN: Final = re.compile(
     rf"{_FORM}|{_ELEMENTS}|{_GIVEN}|[\"'](?:name|tool|tool_name|function|action|recipient_name)[\"']\s{{0,8}}:"
     rf"|^{_LINE.pattern}"
     r"|^[\s\[]{0,8}(?:\((?:[^a-z()\n]|\b[a-z]\b){0,40}\)|[a-z_][\w.-]{0,63}\(|\([a-z_][\w.-]{0,63}(?:\s{1,4}[:)]|:\w"
-    r"|\)[^\S\n]{0,8}$)|<(?:[a-z_][\w.-]{0,63})?>\s{0,8}<)",
+    r"|\)[^\S\n]{0,8}$)|<(?!arg_|param)(?:[a-z_][\w.-]{0,63})?>\s{0,8}<)",
     re.MULTILINE,
 )
 _CLOSED: Final = re.compile(r"[})]|</")
@@ -43,9 +43,9 @@ _CUT: Final = re.compile(  # at the end of a text
 _NEAR: Final = 60  # characters from what begins a call to its name or its arguments
 _REGION: Final = 400  # characters behind what begins a call that are taken for it
 FORM_WORDS: Final = re.compile(  # marks, and words that are not a name, key or value
-    r"</[^<>\n]{1,64}>|#[^\n]*|\b(?:string|type)=\"\w{0,12}\"|(?<![^\W_])(?:arg(?:ument)?s?|param(?:eter)?s?|kwargs"
+    r"</[^<>\n]{1,64}>|(?<=[<|｜])\w{1,12}[:|｜]|#[^\n]*|\b(?:string|type)=\"\w{0,12}\"|(?<![^\W_])(?:arg(?:ument)?s?|param(?:eter)?s?|kwargs"
     r"|inputs?|action|names?|keys?|values?|items?|types?|strings?|integers?|numbers?|json|constrain|message|channel"
-    r"|commentary|functions?|calls?|tools?|recipient|section|invoke|sep|begin|dsml|steptml|antml|escape|start|assistant"
+    r"|commentary|functions?|(?:tool)?calls?|tools?|recipient|section|invoke|sep|begin|escape|start|assistant"
     r"|to=functions)(?=[\W_]|$)|[_\W]"
 )
 

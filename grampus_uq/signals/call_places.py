@@ -80,7 +80,8 @@ _CHARACTER = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|.", re.
 class Place:
     """One place of a call: its span, where its name and each argument's value end, and which spans are prose.
 
-    `values` are the spans of the name and of the values without prose. `form` is how it is written.
+    `values` are the spans of the name and of the values without prose. `form` is how it is written, `around` the object
+    that holds the name.
     `ends` is None where other arguments are written than are listed: then the place is read as a whole.
     """
 
@@ -90,6 +91,7 @@ class Place:
     prose: tuple[Span, ...]
     values: tuple[Span, ...] = ()
     form: str = "object"
+    around: Span = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +253,9 @@ class Writing:
         whole = [one for one in found if one]
         if whole and not (known and len(whole) < len(known)):
             around = [node] if holder is None and not call.arguments else []  # without arguments the object is the call
-            yield self._place((name.begin, name.end), [*around, *whole], call)
+            yield replace(self._place((name.begin, name.end), [*around, *whole], call), around=(node.begin, node.end))
         elif holder is None and not known and _writes(_beside(node.value, key, call), call):
-            yield self._place((name.begin, name.end), [node], call)
+            yield replace(self._place((name.begin, name.end), [node], call), around=(node.begin, node.end))
 
     def _as_object(self, node: _Node) -> _Node | None:
         """An object, or the one that a text holds."""

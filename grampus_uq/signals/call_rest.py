@@ -36,6 +36,7 @@ _FRAMED = re.compile(r"[\"'\\]{0,4}\s{0,8}=|[\"'\\]{1,4}\s{0,8}:|>")  # behind a
 _PREFIX = re.compile(r"[./:]|__")
 _SLOT = re.compile(r"[\"'`\\]{0,4}(?:\s{0,8}[:=]|>|\s\w{1,12}=)|</")  # behind a key, wherever a value may follow
 _TARGET = re.compile(r"\s{0,4}=\s{0,4}[\"']?(?:[a-z_]{1,30}\.)?")  # of `to=functions.pay`
+_ATTRIBUTE = re.compile(r"<[^<>\n]{0,40}(?:invoke|param(?:eter)?|function_call|arg(?:ument)?)\s{1,4}$")
 _NEAR: Final = 120  # characters before what a sentence quotes
 _WORDS = re.compile(r"(?<!\S)(?:[^\W\d_]+\s+){3}")
 _VARIABLE = re.compile(r"^[ \t]*([a-z_]\w{0,63})[ \t]*=(?!=)", re.MULTILINE)
@@ -129,14 +130,17 @@ class Rest:
             sought = rf"(?<=[ (]:)(?:{forms})(?!\w)|(?<!\w)(?:{forms})(?!\w)(?={_SLOT.pattern})"
             spans = (one.span() for one in re.finditer(sought, self.code)) if forms else ()
             known = self._keys_found[key] = [
-                (begin, end) for begin, end in spans if _is_whole(self.code, begin, end) and not self._is_target(end)
+                (begin, end)
+                for begin, end in spans
+                if _is_whole(self.code, begin, end) and not self._is_of_form(begin, end)
             ]
         return known
 
-    def _is_target(self, end: int) -> bool:
-        """Return True for the `to=` of a call that is read."""
+    def _is_of_form(self, begin: int, end: int) -> bool:
+        """Return True for the `to=` of a call that is read, and the `name=` of `<invoke name=` and its parameters."""
         target = _TARGET.match(self.code, end)
-        return target is not None and target.end() in self._begins
+        tag = _ATTRIBUTE.search(self.code, max(begin - _NEAR, 0), begin) if self.code[begin:end] == "name" else None
+        return tag is not None or (target is not None and target.end() in self._begins)
 
     @cached_property
     def _begins(self) -> frozenset[int]:

@@ -48,8 +48,8 @@ _ESCAPED: Final = re.compile(r"<(?:escape|\|\"\|)>$")
 _INSIDE: Final = re.compile(r">\s*$")  # of an element
 _ENDED: Final = re.compile(r"[^\S\n]{0,8}(?:$|[,;)\]}<>|&#\n]|:?[\w-]{1,64}[\"'`\\]{0,4}[:=]|:[a-z])")
 _EMPTY: Final = re.compile(
-    r"[^\w\"']*(?:[\"'\\]{1,4}\s{0,4}[:=>]\s{0,4})?(?:</\w{1,40}>\s{0,8}<\w{1,40}>)?"
-    r"(?:\\?\"\\?\"|''|</|null|none|[,)}\n]|$)"
+    r"(?P<gap>[^\w\"'<]*(?:[\"'\\]{1,4}(?:\s\w{1,12}=\"\w{0,12}\")?\s{0,4}[:=>]\s{0,4})?(?:</\w{1,40}>\s{0,8}<\w{1,40}>)?"
+    r"(?:<escape>|<\|\"\|>)?)(?:\\?\"\\?\"|''|</|<escape>|<\|\"\|>|null|none|[,)}\n]|$)"
 )
 _CLOSING_ANY: Final = re.compile(r"[$€£¥%]{0,2}\s{0,8}</")
 _NOTHING_BEHIND: Final = re.compile(r"(?:<escape>|<\|\"\|>)?[\s\"'`\\,:]*\Z")
@@ -68,7 +68,7 @@ _ITS_END: Final = re.compile(  # behind a value, or the key of an empty one
     atomic(r"(?:[\s\"'`\])}>,;.*\\:=]|<escape>|<\|\"\|>|</[^<>\n]{1,64}>|<end_\w{1,30}>|<\w{1,30}\|>)*", "ending")
 )
 _OPENS_OR_CLOSES: Final = re.compile(r"(?P<opens>\{|<(?!escape>|\|\"\|>)[^<>/\s][^<>\n]{0,64}>)|\}|</[^<>\n]{1,64}>")
-_AROUND: Final = re.compile(r"(?:<[^<>\s/][^<>\n]{0,80}>\s{0,8}){1,4}(?:<[^<>\n]{0,40})?$")
+_AROUND: Final = re.compile(r"(?:<[^<>\s/][^<>\n]{0,80}>\s{0,8}){1,4}\[?\s{0,8}(?:<[^<>\n]{0,40})?$")
 _TAG: Final = re.compile(r"<([^<>\s/][^<>\s]*)")
 _NEXT_CALL: Final = re.compile(
     rf"{_NOTHING_MORE.pattern}(?:<[^<>\n]{{1,40}}>\s{{0,8}}(?:function\b)?){{0,4}}[<{{\[(\s\"']{{0,8}}"
@@ -319,7 +319,10 @@ def _end_at_key(rest: Rest, begin: int, at: int, value: _Value) -> int | None:
 
 def _end_of_value(rest: Rest, at: int, value: _Value, gap: re.Pattern[str]) -> int | None:
     """Return the end of a value directly after a place; for a structure, of its texts and numbers in order."""
-    if len(value.leaves) > MOST_LEAVES or (value.is_empty and not _EMPTY.match(rest.text, at)):
+    if value.is_empty:
+        empty = _EMPTY.match(rest.text, at)
+        return empty.end("gap") if empty else None
+    if len(value.leaves) > MOST_LEAVES:
         return None
     for leaf in value.leaves:
         end = _end_of_leaf(rest, at, leaf, gap, value.keys)

@@ -45,8 +45,11 @@ MAX_CALLS: Final = 32
 MAX_PARTS: Final = 32
 """Arguments of one call that are told apart; a call with more is read as a whole."""
 _MOST_SUPPORTS: Final = 128  # arguments of one step whose origin is sought
+_MOST_OBJECTS: Final = 64  # behind a call, whose keys are none of its own
 _WHOLE: Final = -1
 _THOUGHT = re.compile(r"</\s{0,4}(?:seed:)?(?:think|thought|thinking|reasoning)s?>|\[/THINK\]|◁/think▷", re.IGNORECASE)
+_END: Final = frozenset({"</s>", "<seed:eos>", "[e~[", "<start_function_response>"})
+"""Tokens that end a turn, and look like what ends or begins a call."""
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
 
@@ -104,10 +107,11 @@ def _read(
     """The least likely place of each call, in parts."""
     if not calls or not tokens or not all(token.logprob <= 1e-3 for token in tokens):
         return []
-    read, kept = _Read(tokens, Choices(tools)), calls[:MAX_CALLS]
+    read, kept = _Read(tokens[: -1 if tokens[-1].token in _END else None], Choices(tools)), calls[:MAX_CALLS]
     if not says_something(tokens) and not any(Rest(read.text, ()).names(call.name) for call in kept):
         return []
     places = [read.places(call) for call in kept]
+    read.objects = [place.around for own in places for place in own]
     vouched = _vouched(places, read.thought)
     rest = Rest(read.text, [place.span for own in places for place in own])
     if not any(places) and read.is_shown(text) and not any(_may_write(one, kept) for one in (rest, Rest(text, ()))):
@@ -167,7 +171,8 @@ def _least(
     behind = not own or found.stands_behind(read_to, ()) or begins_another(rest, read_to)
     if behind and own:
         others = [span for span in written.own if span and span != written.own[number]]
-        behind = found.stands_behind(read_to, others) or begins_another(rest, read_to, others)
+        objects = [span for span in read.objects if span[0] >= read_to][:_MOST_OBJECTS]
+        behind = found.stands_behind(read_to, [*others, *objects]) or begins_another(rest, read_to, others)
     half = behind or (bool(found.opened) and found.some)
     ends = [span[1] for span in (*map(read.writing.around, places), written.own[number]) if span]
     lost = bool(call.arguments and ends) and closes_more(read.text, max(ends), read.around)
@@ -273,6 +278,8 @@ class _Read:
 
     def __init__(self, tokens: Sequence[TokenLogprob], choices: Choices) -> None:
         self.choices = choices
+        self.objects: Sequence[Span] = ()
+        """Those that hold the names of calls."""
         self.around: Sequence[str] = ()
         """The tags that end what is begun directly before the first of several calls."""
         self.pieces = [token.token for token in tokens]

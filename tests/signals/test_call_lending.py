@@ -211,7 +211,7 @@ def test_a_line_before_what_is_left_of_a_call_lends_it_no_beginning() -> None:
 def test_a_line_before_what_is_left_of_a_call_vouches_for_no_value_of_one_character() -> None:
     """Where what is left closes more than it opens."""
     lent = []
-    for form, line, value in itertools.product(BEGUN, LENT, ("x", 7)):
+    for form, line, value in itertools.product(BEGUN, LENT, ("q", 7)):
         arguments = {"to": value, "memo": "b"}
         own, call = tokens(FORMS[form]("pay", arguments)), ToolCall(name="pay", arguments=arguments)
         for at in range(1, len(own)):
@@ -257,6 +257,36 @@ def test_several_calls_that_deepseek_writes_within_one_tag_are_read() -> None:
     assert all(one.startswith(begin) and one.endswith(end) for one in each)
     within = begin + "\n".join(one.removeprefix(begin).removesuffix(end) for one in each) + end
     assert odds(tokens(within), *TOGETHER) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("end", ["</s>", "<seed:eos>", "[e~[", "<start_function_response>", "<|im_end|>"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_token_that_ends_a_turn_ends_no_call(form: str, end: str) -> None:
+    text = "\n".join(FORMS[form](call.name, call.arguments) for call in TOGETHER)
+    assert odds([*tokens(text), TokenLogprob(token=end, logprob=0.0)], *TOGETHER) == odds(tokens(text), *TOGETHER)
+    assert odds(tokens(text), *TOGETHER) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("around", ["tool_calls", "TOOLCALL"])
+@pytest.mark.parametrize("between", ["", "\n", "\n    "])
+def test_a_list_of_calls_within_a_tag_is_read(around: str, between: str) -> None:
+    """As Jamba, Hunyuan, Apriel and Nemotron write it."""
+    calls = [*TOGETHER, ToolCall(name="look", arguments={})]
+    for listed in (calls, calls[-1:]):
+        objects = f",{between}".join(FORMS["object"](call.name, call.arguments) for call in listed)
+        assert odds(tokens(f"<{around}>[{between}{objects}]</{around}>"), *listed) == [1.0] * len(listed)
+
+
+NAMED = [form for form in FORMS if form not in ("Python's dictionary", "a comma too many", "by position", "elements")]
+
+
+@pytest.mark.parametrize("arguments", [{"name": "Ann", "id": 7}, {"id": "A-17", "memo": ""}])
+@pytest.mark.parametrize("form", NAMED)
+def test_a_key_that_the_form_has_too_and_an_empty_text_are_read(form: str, arguments: dict[str, Any]) -> None:
+    calls = [ToolCall(name="pay", arguments=arguments), *TOGETHER]
+    for listed in (calls, [*TOGETHER, calls[0]], calls[:1]):
+        text = "\n".join(FORMS[form](call.name, call.arguments) for call in listed)
+        assert odds(tokens(text), *listed) == [1.0] * len(listed), text
 
 
 @pytest.mark.parametrize("around", ["<tool_call><tool_call>", "<tool_call>", "<parameter><function>"])

@@ -72,6 +72,15 @@ FORMS: dict[str, Form] = {
         f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="{n}">\n'
         f"{_typed(a)}</｜DSML｜invoke>\n</｜DSML｜function_calls>"
     ),
+    "MiniMax M2": lambda n, a: (
+        f'<minimax:tool_call>\n<invoke name="{n}">\n'
+        + _each(a, f'<parameter name="{{k}}">{{v}}</parameter>{chr(10)}')
+        + "</invoke>\n</minimax:tool_call>"
+    ),
+    "Seed-OSS": lambda n, a: (
+        f"<seed:tool_call>\n<function={n}>\n{_each(a, f'<parameter={{k}}>{{v}}</parameter>{chr(10)}')}</function>\n"
+        "</seed:tool_call>"
+    ),
     "Step-3": lambda n, a: (
         f'<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{n}">\n'
         + _each(a, f'<steptml:parameter name="{{k}}">{{v}}</steptml:parameter>{chr(10)}')
@@ -134,7 +143,7 @@ LINES: dict[str, Form] = {
 NAMES = st.sampled_from(["pay", "transfer_money", "delete.user", "send_email", "refund"])
 ARGUMENTS = st.dictionaries(
     st.sampled_from(["to", "amount", "memo", "ref", "order_id", "currency"]),
-    st.sampled_from([500, 12.5, True, 7, "Mallory", "Mallory Smith", "A-17", "ann@x.org", "/srv/prod", "x", None]),
+    st.sampled_from([500, 12.5, True, 7, "Mallory", "Mallory Smith", "A-17", "ann@x.org", "/srv/prod", "x", "", None]),
     max_size=3,
 )
 _TOKEN = re.compile(r"\s?[A-Za-z]{1,5}|\d{1,3}|\s+|[^\w\s]{1,3}|_|.", re.DOTALL)
