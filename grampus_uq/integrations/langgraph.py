@@ -89,6 +89,8 @@ class UncertaintyGuard:
                 and checks a human's edits against their schemas), or the name of a node that is there, not cached.
             end: where an answer without calls leads, and a run that was stopped.
         """
+        if not isinstance(builder, StateGraph):
+            raise ConfigurationError.of("builder", "UncertaintyGuard.attach", "a StateGraph, not compiled yet", builder)
         node = tools if isinstance(tools, str) else "tools"
         taken = [f"add_edge({start!r}, {to!r})" for start, to in sorted(builder.edges) if start in (after, node)]
         taken += [f"add_conditional_edges({start!r}, …)" for start in (after, node) if builder.branches.get(start)]

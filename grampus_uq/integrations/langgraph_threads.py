@@ -13,6 +13,7 @@ from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.carried_states import Carried
 from grampus_uq.integrations.judged_turns import TurnJudge
 from grampus_uq.integrations.langgraph_steps import Way
+from grampus_uq.integrations.settings import decisions_in
 
 with MissingDependencyError.unless("langgraph", "langgraph", "Resuming a graph"):
     from langgraph.types import Command, interrupt
@@ -66,18 +67,19 @@ def resume(state: StateSnapshot, decisions: Sequence[ApprovalDecision]) -> Comma
     """The command that hands decisions to the interrupts that asked: `app.invoke(resume(state, [d]), config)`.
 
     Stale ones go to all, which refuse and ask again; without any, what expired is asked anew. Raises ApprovalError when
-    the thread waits for none.
+    the thread waits for none, ConfigurationError for anything but decisions.
     """
     ours = _ours(state)
     if not ours:
         raise ApprovalError("No request of the guard is pending in this thread: the decisions are stale or were used.")
     known = {request["id"]: one.id for one in ours for request in one.value["requests"]}
-    answers: dict[str, list[Any]] = {} if decisions else {one.id: [] for one in ours}
-    for decision in decisions:
+    given = decisions_in(decisions)
+    answers: dict[str, list[Any]] = {} if given else {one.id: [] for one in ours}
+    for decision in given:
         asking = known.get(decision.request_id)
         for interrupt_id in [asking] if asking is not None else [one.id for one in ours]:
             answers.setdefault(interrupt_id, []).append(decision.model_dump(mode="json"))
-    return Command(resume={interrupt_id: {"decisions": given} for interrupt_id, given in answers.items()})
+    return Command(resume={interrupt_id: {"decisions": answer} for interrupt_id, answer in answers.items()})
 
 
 def _ours(state: StateSnapshot) -> list[Any]:

@@ -34,7 +34,7 @@ from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.call_records import VERSION, waiting_in
 from grampus_uq.integrations.carried_calls import take_up
 from grampus_uq.integrations.model_turn import hear_users
-from grampus_uq.integrations.settings import AdapterSettings, Settings
+from grampus_uq.integrations.settings import AdapterSettings, Settings, decisions_in
 
 with MissingDependencyError.unless("openai-agents", "openai-agents", "watching the OpenAI Agents SDK"):
     from agents import Agent, Model, Runner, RunResult, RunResultStreaming, RunState
@@ -296,6 +296,7 @@ class UncertaintyGuard:
         session_id: str | None,
         given: dict[str, Any],
     ) -> tuple[RunState[Any, Any], WatchedRun]:
+        decisions = decisions_in(decisions)
         self._reach.put_into(agent)
         envelope = read_paused(text)
         if session_id is not None and session_id != envelope["session_id"]:

@@ -33,6 +33,7 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     with_arguments,
     without_result,
 )
+from grampus_uq.integrations.settings import decisions_in
 from grampus_uq.wire import read_arguments
 
 _MAX_PROPOSED = 256
@@ -214,7 +215,9 @@ def resume(
     """
     messages = as_messages(history)
     carried = carried_by(messages)
-    carry(messages, {**carried, "decisions": [decision.model_dump(mode="json") for decision in decisions]})
+    carry(
+        messages, {**carried, "decisions": [decision.model_dump(mode="json") for decision in decisions_in(decisions)]}
+    )
     results = back_to_gate(messages)
     if also is not None:
         results.update(also)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from grampus_uq import ApprovalPolicy, ConfigurationError, ToolEffects, UncertaintyMonitor
+from grampus_uq import ApprovalDecision, ApprovalPolicy, ConfigurationError, ToolEffects, UncertaintyMonitor
 from grampus_uq.gate.clearance import Precondition
 from grampus_uq.gate.gate import Gate, Permits
 from grampus_uq.gate.starts import Starts
 
 if TYPE_CHECKING:
     from grampus_uq.records.protocols import ModelClient
+
+log = logging.getLogger("grampus_uq.integrations")
 
 
 class Settings(TypedDict, total=False):
@@ -84,6 +87,9 @@ class AdapterSettings:
 
     def gate(self, schema_of: Callable[[str], Mapping[str, Any] | None]) -> Gate:
         """The gate of these settings; `schema_of` gives the JSON schema of a tool's arguments, or None."""
+        policy = self.monitor.profile.policy
+        if self.acts and self.effects is None and not (policy.irreversible_tool_names or policy.always_ask_tool_names):
+            log.warning("no tool counts as irreversible: name some in UncertaintyPolicy(irreversible_tool_names=[...])")
         return Gate(
             approvals=self.approvals,
             effects=self.effects,
@@ -93,6 +99,15 @@ class AdapterSettings:
             starts=self.starts,
             started_by=self.started_by,
         )
+
+
+def decisions_in(given: Any) -> list[ApprovalDecision]:
+    """The decisions that an adapter was given, one or several; raises ConfigurationError for anything else."""
+    found = [given] if isinstance(given, ApprovalDecision) else list(given)
+    if not all(isinstance(one, ApprovalDecision) for one in found):
+        rule = "decisions, each made by `request.decide(...)`"
+        raise ConfigurationError.of("decisions", "resume", rule, given)
+    return found
 
 
 def note_schema(schemas: dict[str, Any], name: str, schema: Any) -> None:

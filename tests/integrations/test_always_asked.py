@@ -11,7 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import ToolEffects, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.integrations.langgraph import uncertainty_guard
+from grampus_uq.integrations.openai_agents import UncertaintyGuard
+from grampus_uq.integrations.pydantic_ai import UncertaintyCapability
 from grampus_uq.testing import AgentSetup, Decision, Ended, Paused
 from grampus_uq.testing.agent_scene import DONE, PROMPT, SURE, play
 from grampus_uq.testing.agent_script import read_ledger
@@ -79,3 +82,21 @@ def test_a_name_in_the_policy_that_fits_no_tool_of_the_agent_is_logged_at_its_fi
     assert said.startswith(f"the policy protects ('trasnfer_{adapter}',), and none of the agent's tools is named so")
     assert "'look_up'" in said
     assert "'pay'" in said
+
+
+@pytest.mark.parametrize("guard", [uncertainty_guard, UncertaintyGuard, UncertaintyCapability])
+@pytest.mark.parametrize(
+    ("policy", "given", "told"),
+    [
+        ({}, {}, True),
+        ({}, {"advisory": True}, False),
+        ({}, {"effects": ToolEffects({"pay": "irreversible"})}, False),
+        ({"irreversible_tool_names": ["pay"]}, {}, False),
+        ({"always_ask_tool_names": ["pay"]}, {}, False),
+    ],
+)
+def test_a_guard_that_acts_and_was_told_of_no_irreversible_tool_says_so(
+    guard: Any, policy: dict[str, Any], given: dict[str, Any], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard(UncertaintyMonitor(policy=UncertaintyPolicy(**policy)), **given)
+    assert ("no tool counts as irreversible" in caplog.text) == told

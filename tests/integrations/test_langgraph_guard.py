@@ -255,6 +255,16 @@ def test_an_answer_that_is_no_decision_is_refused(answer: Any) -> None:
     assert world.done == ["pay bob"]
 
 
+def test_anything_but_decisions_is_refused_before_the_graph_runs_and_one_needs_no_list() -> None:
+    world = World((0.7, proposes("I pay.", pay("1", "bob"))), (0.95, AIMessage("Done.")))
+    (request,) = world.run()
+    for wrong in ("approve", ["approve"], [None], request, [request]):
+        with pytest.raises(ConfigurationError, match=r"request\.decide"):
+            resume(world.state, wrong)  # type: ignore[arg-type]
+    world.run(resume(world.state, request.decide("approve", principal="me")))  # type: ignore[arg-type]
+    assert world.done == ["pay bob"]
+
+
 def test_an_expired_request_is_asked_anew() -> None:
     world = World((0.7, proposes("I pay.", pay("1", "bob"))), policy=ApprovalPolicy(expires_s=1e-9))
     (request,) = world.run()
@@ -345,6 +355,14 @@ def test_edges_that_lead_around_the_guard_are_refused(start: str, end: str) -> N
     builder.add_edge(start, end)
     with pytest.raises(ConfigurationError, match=rf"leads on from there\. Got .*add_edge\('{start}', '{end}'\)"):
         uncertainty_guard(UncertaintyMonitor()).attach(builder, tools="tools")
+
+
+def test_a_compiled_graph_is_refused() -> None:
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", lambda state: state)
+    builder.add_edge(START, "agent")
+    with pytest.raises(ConfigurationError, match="not compiled yet"):
+        uncertainty_guard(UncertaintyMonitor()).attach(builder.compile(), tools=[])  # type: ignore[arg-type]
 
 
 def test_a_conditional_edge_around_the_guard_is_named_and_no_other_edge() -> None:
