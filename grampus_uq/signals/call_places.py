@@ -243,7 +243,7 @@ class Writing:
         )  # any, where no member is known to name a tool
         names = next(filter(None, namers), others)
         named = [one for one in names if _is_name(one[2].value, call.name)]
-        if not named:
+        if not named or any(one[1] == named[0][1] for one in names if one not in named):
             return
         holder, key, name = named[0]
         members = [(k, one) for k, one in node.inside if one is not holder and one is not name]

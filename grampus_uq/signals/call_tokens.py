@@ -47,7 +47,11 @@ MAX_PARTS: Final = 32
 _MOST_SUPPORTS: Final = 128  # arguments of one step whose origin is sought
 _MOST_OBJECTS: Final = 64  # behind a call, whose keys are none of its own
 _WHOLE: Final = -1
-_THOUGHT = re.compile(r"</\s{0,4}(?:seed:)?(?:think|thought|thinking|reasoning)s?>|\[/THINK\]|◁/think▷", re.IGNORECASE)
+_THOUGHT = re.compile(  # what ends the thoughts
+    r"</\s{0,4}(?:seed:)?(?:think|thought|thinking|reasoning)s?>|\[/THINK\]|◁/think▷|<\|end_thinking\|>|<channel\|>"
+    r"|<\|end\|>(?=<\|start\|>)|\[begin final response\]",
+    re.IGNORECASE,
+)
 _END: Final = frozenset({"</s>", "<seed:eos>", "[e~[", "<start_function_response>"})
 """Tokens that end a turn, and look like what ends or begins a call."""
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)

@@ -83,12 +83,23 @@ def test_a_line_with_a_name_is_no_call_without_arguments(line: str) -> None:
     assert vouched(odds(tokens(line + FORMS["YAML"]("pay", {})), *listed("pay", {}, {}))) == 1
 
 
-def test_a_call_in_the_thoughts_is_none() -> None:
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("<think>", "</think>"),
+        ("[THINK]", "[/THINK]"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        ("<|channel>thought", "<channel|>"),
+        ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ],
+)
+def test_a_call_in_the_thoughts_is_none(begin: str, end: str) -> None:
     own = FORMS["tags"]("pay", {"amount": 500})
     calls = listed("pay", {"amount": 500}, {"amount": 500})
-    assert vouched(odds(tokens(f"<think>{own}</think>{own}"), *calls)) == 1
-    assert vouched(odds(tokens(f"<think>{own}</think>{own}{own}"), *calls)) == 2
-    assert vouched(odds(tokens(f"<think>{own}</think>Done."), *calls)) == 0
+    assert vouched(odds(tokens(f"{begin}{own}{end}{own}"), *calls)) == 1
+    assert vouched(odds(tokens(f"{begin}{own}{end}{own}{own}"), *calls)) == 2
+    assert vouched(odds(tokens(f"{begin}{own}{end}Done."), *calls)) == 0
 
 
 CUT = {

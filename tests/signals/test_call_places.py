@@ -330,6 +330,7 @@ PAY_BOB = ToolCall(name="pay", arguments={"to": "bob"})
         '{"tool": "refund", "args": {"name": "pay", "to": "bob"}}',
         '{"name": "refund", "lines": [{"name": "pay", "to": "bob"}]}',
         '{"method": "refund", "why": "pay"}',
+        '{"name": "pay", "name": "refund", "arguments": {"to": "bob"}}',
         '{"function_name": "refund", "why": "pay", "to": "bob"}',
         '{"name": "refund", "arguments": {"memo": "pay(to=\'bob\')"}}',
         '{"name": "refund", "arguments": {"memo": ["pay"]}}',
