@@ -183,7 +183,14 @@ async def grant(
     shared = HmacSigner.from_environment()  # the seal is that of the hosts, where the environment has its key
     seal = Seal.from_environment() or (None if shared is None else shared.seal())
     state = await grant_permit(store, permit, entries, seal=seal)
-    _granted(permit, as_json, state)
+    others = [
+        f"{one.permit.id[:8]} ({stands(one)})"
+        for one in await stored_permits(store)
+        if one.permit.tool == tool and one.permit.id != permit.id
+        if one.state.closed is None and one.now_s < one.permit.expires_s
+    ]
+    words = f"{', '.join(others)}: what several permits cover goes ahead only where all of them let it"
+    _granted(permit, as_json, state, **({"beside": words} if others else {}))
     if answers is not None and answers.left_out:
         say_beside(f"Left out: {_counted(dict(sorted(answers.left_out.items())))}.")
 
@@ -299,21 +306,20 @@ def _miss_delta(given: Mapping[str, Any]) -> float:
 
 def _granted(permit: Permit, as_json: bool, state: PermitState, **beside: str) -> None:
     signed = permit.signature is not None
-    if as_json:
-        known = {"permit": permit.model_dump(mode="json"), "signed": signed, "answers": state.answers}
-        print_json(known | {"promise": promise_of(permit)} | beside)
-        return
+    known = {"permit": permit.model_dump(mode="json"), "signed": signed, "answers": state.answers}
     how = "signed" if signed else "unsigned (no key is set)"
     least = least_missing(permit.target, state.earned)
-    click.echo(f"permit     {permit.id}")
-    click.echo(f"promise    {one_line(promise_of(permit))}")
-    click.echo(f"granted    by {one_line(permit.principal)}, {how}; until {until(permit.expires_s)}")
-    for name, words in beside.items():
-        click.echo(f"{name:<10} {one_line(words)}")
+    lines = [
+        f"permit     {permit.id}",
+        f"promise    {promise_of(permit)}",
+        f"granted    by {permit.principal}, {how}; until {until(permit.expires_s)}",
+        *(f"{name:<10} {words}" for name, words in beside.items()),
+    ]
     if state.counted:
-        click.echo(f"starts     with {state.answers} answers, {state.wrong} of them wrong")
+        lines.append(f"starts     with {state.answers} answers, {state.wrong} of them wrong")
     asks = f"Each call that it covers is asked about until answers support more: at least {least} right ones."
-    click.echo(asks if least else f"status     {one_line(sentence(permit, state))}")
+    lines.append(asks if least else f"status     {sentence(permit, state)}")
+    print_result(as_json, known | {"promise": promise_of(permit)} | beside, lines)
 
 
 # -- beforehand -------------------------------------------------------------------------------------------------------

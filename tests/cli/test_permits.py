@@ -181,6 +181,18 @@ def test_what_has_expired_is_not_narrowed_into_a_permit_that_never_stands(url: s
     assert len(made("list", "--store", url)) == 1
 
 
+def test_a_grant_says_which_permits_stand_for_the_tool_already(url: str) -> None:
+    """A call that both cover goes ahead only where both let it: what the first one earned counts for nothing there."""
+    first = made("grant", "--store", url, "--tool", "send_email", "--as", "ann")
+    other = made("grant", "--store", url, "--tool", "refund", "--as", "ann")
+    second = made("grant", "--store", url, "--tool", "send_email", "--as", "bob")
+    assert "beside" not in first | other
+    assert second["beside"].startswith(f"{first['permit']['id'][:8]} (asks about everything): what several permits")
+    for one in (first, second):
+        made("revoke", one["permit"]["id"], "--store", url, "--as", "ann")
+    assert "beside" not in made("grant", "--store", url, "--tool", "send_email", "--as", "ann")
+
+
 def test_a_narrowing_says_which_permit_it_closes_and_what_stood(url: str) -> None:
     old = made("grant", "--store", url, "--tool", "send_email", "--as", "ann")["permit"]["id"]
     work(url, 3)
