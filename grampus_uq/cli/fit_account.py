@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grampus_uq.cli.printing import counts_line, naming_refused, paragraph, print_json, print_lines, progress
@@ -93,8 +94,12 @@ def _account(fit: ProfileFit, paths: Sequence[str]) -> Iterator[str]:
     if fit.unreported:
         yield from _wrapped("CAUTION", f"{fit.unreported} runs propose such a call and report no call. {_REPORT}")
     yield from _fitted_for_lines(fit.artifact.fitted_for, paths)
+    alike: dict[tuple[str, ...], list[Part]] = {}
     for part in fit.parts:
-        yield from _part_lines(part)
+        alike.setdefault((_said(part), part.needs, part.promise), []).append(part)
+    for part, *others in alike.values():
+        names = (one.name.removeprefix("stream ") for one in others)
+        yield from _part_lines(replace(part, name=", ".join((part.name, *names))))
     if not fit.empty:
         yield from _expected(fit)
     if fit.label_next:
@@ -144,12 +149,16 @@ def _part_lines(part: Part) -> Iterator[str]:
         read = f"{part.figures['statistic']} on {_listed(part.figures['streams'])}"
         yield from _wrapped("statistic", f"{read} ({part.why})")
     else:
-        state = "" if part.status == "fitted" else f"{part.status.upper()}: "
-        yield from _wrapped(part.name, f"{state}{part.why}{_worth(part)}")
+        yield from _wrapped(part.name, _said(part))
     if part.promise:
         yield from _wrapped("promise", part.promise)
     if part.needs and part.status != "not asked for":
         yield from _wrapped("labels", part.needs)
+
+
+def _said(part: Part) -> str:
+    state = "" if part.status == "fitted" else f"{part.status.upper()}: "
+    return f"{state}{part.why}{_worth(part)}"
 
 
 def _worth(part: Part) -> str:

@@ -18,6 +18,7 @@ from grampus_uq.cli.printing import (
     naming_refused,
     one_line,
     print_json,
+    print_lines,
     print_result,
     progress,
     refuse_none,
@@ -116,8 +117,7 @@ def import_(paths: tuple[str, ...], output: str, workers: int | None, as_json: b
         print_json({"output": output, "files": [asdict(one) for one in found]})
     else:
         for one in found:
-            for text in one.errors:
-                click.echo(f"left out: {one_line(text)}", err=True)
+            print_lines((f"left out: {text}" for text in one.errors), err=True)
             if one.refused > len(one.errors):
                 click.echo(f"left out: {one.refused - len(one.errors)} more of {one_line(one.path)}", err=True)
         runs, steps = sum(one.runs for one in found), sum(one.steps for one in found)

@@ -80,18 +80,17 @@ def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     for line in map(visible, lines):
-        click.echo(_wrapped(line, columns) if columns > 2 * len(_INDENT) else line, err=err)
+        click.echo("\n".join(_wrapped(line, columns, _INDENT)) if columns > 2 * len(_INDENT) else line, err=err)
 
 
-def _wrapped(line: str, columns: int) -> str:
-    parts = wrap(line, columns, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(parts)
+def _wrapped(line: str, columns: int, indent: str) -> list[str]:
+    return wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def paragraph(label: str, text: str, indent: int) -> list[str]:
     """Lines of a report, at most 100 columns wide and no wider than the terminal: a label, and its text beside it."""
     width = min(_READABLE, shutil.get_terminal_size((_READABLE, 0)).columns)
-    return wrap(label + text, width, subsequent_indent=" " * indent, break_long_words=False) or [label]
+    return _wrapped(label + text, width, " " * indent) or [label]
 
 
 def print_json_array(items: Iterable[Any]) -> None:
@@ -203,7 +202,7 @@ def naming_refused() -> Iterator[Callable[[DataError], None]]:
         text = one_line(error)
         if text not in named:
             named.add(text)
-            click.echo(f"left out: {text}", err=True)
+            print_lines([f"left out: {text}"], err=True)
 
     yield name
     if named:

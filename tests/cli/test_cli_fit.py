@@ -82,6 +82,24 @@ def test_the_account_of_a_fit_fits_a_narrow_terminal(tmp_path: Path, monkeypatch
     assert max(map(len, lines)) <= 60
 
 
+def test_streams_of_which_a_fit_says_the_same_share_a_line_and_no_name_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RecordingProcessor(tmp_path / "a") as recorder:
+        monitor = UncertaintyMonitor(processors=[recorder], advisory=True)
+        for number in range(120):
+            session = monitor.session(f"r{number}", "agent")
+            values = {"told": 0.9 - number % 4 / 10, "one-a": 0.5, "one-b": 0.5, "one-c": 0.5}
+            read = [Reading(source=source, value=value) for source, value in values.items()]
+            session.commit(Step(step_id="s", kind="llm_call", time_s=1.0), read)
+            session.finish(Outcome(success=number % 3 != 0, stop_reason=StopReason.CLEAN, time_s=2.0))
+    for columns in ("40", "60", "100"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = cli("fit", str(tmp_path / "a"), "-o", str(tmp_path / "p.json")).stdout.splitlines()
+        assert sum("stream one-" in line for line in lines) == 2  # what is fitted, and its twins
+        assert not any(line.endswith("-") for line in lines)
+
+
 def test_a_backtest_on_trials_of_tasks_says_that_its_intervals_are_too_short(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, trials in (("single", 1), ("trials", 4)):
