@@ -110,23 +110,24 @@ async def _failing(turn: Turn, also: Sequence[CallRecord] = (), *, ends: bool = 
         if held.child_session is not None and held.proposed.name not in turn.delegates:
             continue
         try:
-            after = await _heard(turn, held, tells=held not in undecided)
+            after, late = await _heard(turn, held, tells=held not in undecided)
         except StoreError as error:
             failed.append((held, error))
             continue
         others = [one for one in state.replaced() if one != held]  # as they are by now: others hear beside this one
-        shown = held not in undecided and held.child_session is None and state.is_of_this_run(held)
-        late = shown and not after.decisions  # who was shown it may answer yet
+        late = late and held not in undecided and state.is_of_this_run(held)
         state.keep_replaced([*others, after] if ends or late else others)
     return failed
 
 
-async def _heard(turn: Turn, held: CallRecord, *, tells: bool) -> CallRecord:
-    """Take up what was answered on a call, or below it; returns it with the decisions, which are told once."""
+async def _heard(turn: Turn, held: CallRecord, *, tells: bool) -> tuple[CallRecord, bool]:
+    """Take up what was answered on a call, or below it; returns it with the decisions, which are told once, and True if
+    who was shown it may answer yet.
+    """
     state, here = turn.lease.state, turn.lease.state.is_of_this_run(held)
     if held.child_session is not None:
-        await turn.delegates[held.proposed.name].hear_rejections(state, held.child_session, here=here)
-        return held
+        below = turn.delegates[held.proposed.name]
+        return held, await below.hear_rejections(state, held.child_session, here=here)
     new = await as_decided(turn.ledger, turn.gate, held)
     if tells and new.decisions != held.decisions and new.decisions[0].kind is ApprovalKind.REJECT:
         tell(turn, held.requests[0], held.proposed, new.decisions, here=here)
@@ -134,7 +135,7 @@ async def _heard(turn: Turn, held: CallRecord, *, tells: bool) -> CallRecord:
         state.rejected = remembered(state.rejected, new)
     else:
         state.know_rejected(remembered(state.rejected_before(), new))
-    return held.change(decisions=new.decisions)
+    return held.change(decisions=new.decisions), not new.decisions
 
 
 async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord:

@@ -102,38 +102,46 @@ class SubAgent:
             outcome = ToolResult(tool_call_id=record.call.id, output=stopped, is_error=True)
         finally:
             within_parent.reset(within)
+        waits = result is not None and result.status is AgentStatus.WAITING_FOR_HUMAN
         try:
-            await self.hear_rejections(state, child_id)
-        except StoreError:  # the parent hears of them before it judges another call
+            late = await self.hear_rejections(state, child_id) and not waits
+        except StoreError:
+            late = True
+        if late:  # the parent hears of them before it judges another call
             state.keep_replaced([*state.replaced(), record.change(child_session=child_id, requests=())])
         if result is None:
             return outcome
-        if result.status is AgentStatus.WAITING_FOR_HUMAN:
+        if waits:
             return [request.model_copy(update={"child_session": child_id}) for request in result.pending]
         return self._finished_run(record, turn, result)
 
-    async def hear_rejections(self, state: AgentState, child_id: str, *, here: bool = True) -> None:
+    async def hear_rejections(self, state: AgentState, child_id: str, *, here: bool = True) -> bool:
         """A human's "no" to a call of the child counts for the parent, and for sub-agents that it begins later.
 
         Also one that the child did not take up: nobody may resume it. `here`: the child is of the parent's present run,
-        and not of an earlier one. Raises StoreError.
+        and not of an earlier one. True if somebody who was shown a call there may answer yet. Raises StoreError.
         """
         ledger, below = self.runner.ledger, self.runner.sub_agents
         found = await ledger.store.get("session", session_key(self.agent.name, child_id))
+        late = False
         if found is None:
-            return
+            return late
         try:
             child = ledger.state_in(found)
         except StoreError:  # nobody can read it, and nobody ever may: who acts is asked from now on
             state.know_rejected([*state.rejected_before(), UNREADABLE])
-            return
+            return late
         for record in child.unheard():
-            child.rejected = remembered(child.rejected, await as_decided(ledger, self.runner.gate, record))
-            if record.child_session is not None and record.call.name in below:
-                await below[record.call.name].hear_rejections(child, record.child_session)
+            heard = await as_decided(ledger, self.runner.gate, record)
+            child.rejected = remembered(child.rejected, heard)
+            if record.child_session is None:
+                late |= not heard.decisions
+            elif record.call.name in below:
+                late |= await below[record.call.name].hear_rejections(child, record.child_session)
         if here:
             state.rejected = remembered([*state.rejected, *child.rejected])
         state.know_rejected([*state.rejected_before(), *child.rejected_before(), *([] if here else child.rejected)])
+        return late
 
     def _finished_run(self, record: CallRecord, turn: Turn, result: ExecutionResult) -> ToolResult:
         if not result.metadata.get("unvouched"):
