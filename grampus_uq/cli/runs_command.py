@@ -254,6 +254,8 @@ def label_(
             click.echo(f"{len(given)} labelled by {one_line(who)}.")
             for name in missing:
                 click.echo(f"not found: {one_line(name)}", err=True)
+            if missing and not given:
+                say_beside(f"The column session_id has none of the names that grampus-uq runs list {folder} shows.")
         if missing:
             raise SystemExit(1)
 

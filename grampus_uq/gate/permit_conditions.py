@@ -22,7 +22,7 @@ def limits_of(conditions: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         fits = {"max": type(value) in (int, float), "min": type(value) in (int, float), "in": isinstance(value, list)}
         if not name or not fits.get(rule, rule == "equals") or rule in found.get(name, {}):
             wanted = "NAME=RULE:VALUE: max or min and a number, equals and a value, in and a list; each once"
-            raise ConfigurationError.of("conditions", "permits", wanted, condition)
+            raise ConfigurationError.of("conditions", "permits", wanted, condition, "Such as amount=max:50.")
         found.setdefault(name, {})[rule] = value
     return found
 

@@ -175,6 +175,14 @@ def test_import_says_how_runs_without_an_outcome_get_one(tmp_path: Path, options
     assert known.stderr == ""
 
 
+def test_a_table_of_labels_for_other_runs_says_where_the_names_stand(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(samples.FILES["chat-log"])
+    (tmp_path / "labels.csv").write_text("session_id,success\nanother,yes\n")
+    invoke(runs_command, "import", tmp_path / "log", "-o", tmp_path / "out")
+    told = invoke(runs_command, "label", tmp_path / "out", "--from", tmp_path / "labels.csv", "--by", "ann", status=1)
+    assert f"runs list {tmp_path / 'out'}" in told.stderr
+
+
 @pytest.mark.parametrize("place", ["grampus_uq", "docs"])
 def test_whoever_is_told_to_label_a_run_is_told_its_folder(place: str) -> None:
     texts = [
