@@ -98,8 +98,8 @@ FORGOTTEN = replace(
 )
 LOST = replace(
     REJECTED_IN_THREAD,
-    reason="What humans answered in another session of this run cannot be read: whether exactly this call was rejected "
-    "or changed is not known.",
+    reason="What humans answered in another session of this run cannot be read, or against more calls of this one than "
+    "are remembered: whether exactly this call was rejected or changed is not known.",
 )
 UNKNOWN_OUTCOME = Doubt(
     level=UncertaintyLevel.HIGH,

@@ -303,12 +303,14 @@ def _after_rollback(turn: Turn, decision: ApprovalDecision) -> None:
 async def _apply_guidance(turn: Turn, text: str) -> None:
     """Apply guidance, which never approves: waiting calls are not executed, the model continues with the text."""
     lease, state = turn.lease, turn.lease.state
-    await turn.gate.tell_or_raise([guided(record, text) for record in state.turn if record.waiting], turn.terms())
-    for record in list(state.turn):
-        new = guided(record, text)
-        if new.phase is CallPhase.SETTLED and record.waiting:
-            await turn.gate.answered(new, turn.terms())
-            state.keep_replaced([*state.replaced(), record])  # who was shown it may answer yet
+    told = [(record, guided(record, text)) for record in state.turn if record.waiting]
+    await turn.gate.tell_or_raise([new for _, new in told], turn.terms())
+    asked = [(record, new) for record, new in told if new.phase is CallPhase.SETTLED]
+    for _, new in asked:
+        await turn.gate.answered(new, turn.terms())
+    state.keep_replaced([*state.replaced(), *(record for record, _ in asked)])  # who was shown it may answer yet
+    for _, new in told:
+        if new.phase is CallPhase.SETTLED:
             state.settle(new, new.text or "", is_error=True)
         else:
             state.keep(new)

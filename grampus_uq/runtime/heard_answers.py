@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import UNREADABLE, CallRecord, Doubt, Terms, decided, held_by, remembered
@@ -106,7 +106,13 @@ async def _failing(turn: Turn, also: Sequence[CallRecord] = (), *, ends: bool = 
     state, failed = turn.lease.state, _Unread()
     at_work = {one.lease.state.session_id for one in turn.together}  # a sub-agent that is not: it begins, or just ended
     undecided = [one for one in also if one.waiting or one.child_session not in at_work]
-    for held in [*state.replaced(), *undecided]:
+    every = [*state.replaced(), *undecided]
+    heard = await answerable(turn.ledger, every)
+    if len(heard) < len(every) and not ends:
+        ids, now = {request.id for one in heard for request in one.requests}, state.replaced()
+        kept = [one for one in now if one.child_session or state.is_of_this_run(one) or one.requests[0].id in ids]
+        state.keep_replaced(kept)
+    for held in heard:
         if held.child_session is not None and held.proposed.name not in turn.delegates:
             continue
         try:
@@ -136,6 +142,16 @@ async def _heard(turn: Turn, held: CallRecord, *, tells: bool) -> tuple[CallReco
     else:
         state.know_rejected(remembered(state.rejected_before(), new))
     return held.change(decisions=new.decisions), not new.decisions
+
+
+async def answerable(ledger: Ledger, held: Sequence[CallRecord]) -> list[CallRecord]:
+    """These calls without those on which no decision is stored, which many may be: one read says so of all."""
+    asked = [one.requests[0].id for one in held if len(one.requests) == 1 and not one.decisions]
+    stored = dict[str, Any]()
+    if len(asked) > 1:
+        with contextlib.suppress(StoreError):  # then each is read for itself
+            stored = await ledger.decisions(asked)
+    return [one for one in held if not one.requests or stored.get(one.requests[0].id, True)]
 
 
 async def as_decided(ledger: Ledger, gate: Gate, held: CallRecord) -> CallRecord:

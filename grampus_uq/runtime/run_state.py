@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, TypeAdapter, ValidationError
 
-from grampus_uq.gate.call import CallPhase, CallRecord, remembered, settled
+from grampus_uq.gate.call import MAX_REJECTED, UNREADABLE, CallPhase, CallRecord, remembered, settled
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import Message, TokenUsage, ToolCall, sha256_of
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
@@ -209,8 +209,11 @@ class AgentState(BaseModel):
         return held.child_session in [self.model_copy(update={"run_id": run}).child_session(held) for run in runs]
 
     def keep_replaced(self, held: list[CallRecord]) -> None:
-        """Keep these as the calls that were replaced."""
+        """Keep these as the calls that were replaced; of too many the latest, and all that acts is asked about."""
         self.metadata.pop(REPLACED, None)
+        if len(held) > MAX_REJECTED:
+            held = held[-MAX_REJECTED:]
+            self.know_rejected([*self.rejected_before(), UNREADABLE])
         if held:
             self.metadata[REPLACED] = [one.model_dump(mode="json") for one in held]
 

@@ -16,7 +16,7 @@ from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
 from grampus_uq.records.vocabulary import ENDED, AgentStatus, UncertaintyLevel, UncertaintySource
 from grampus_uq.runtime.cards import card
-from grampus_uq.runtime.heard_answers import as_decided
+from grampus_uq.runtime.heard_answers import answerable, as_decided
 from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
@@ -131,7 +131,10 @@ class SubAgent:
         except StoreError:  # nobody can read it, and nobody ever may: who acts is asked from now on
             state.know_rejected([*state.rejected_before(), UNREADABLE])
             return late
-        for record in child.unheard():
+        unheard = child.unheard()
+        answered = await answerable(ledger, unheard)
+        late = len(answered) < len(unheard)
+        for record in answered:
             heard = await as_decided(ledger, self.runner.gate, record)
             child.rejected = remembered(child.rejected, heard)
             if record.child_session is None:

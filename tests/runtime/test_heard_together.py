@@ -593,6 +593,34 @@ async def test_who_was_shown_a_call_before_another_one_gave_guidance_is_heard_un
     assert (house.paid, at > 4) == ([5], True)
 
 
+class Counts(MemoryStore):
+    """Counts how often decisions are read."""
+
+    reads = 0
+
+    async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
+        self.reads += 1
+        return await super().children(kind, parents)
+
+
+async def test_calls_that_guidance_settled_are_asked_for_together_and_of_too_many_the_latest_are_kept() -> None:
+    reads = list[int]()
+    for many in (2, 9):
+        house = House(*(ToolCall(id=f"p{n}", name="pay", arguments={"amount": n}) for n in range(many)))
+        house.store, house.turns = (store := Counts()), 3
+        await house.process().run(CLERK, "Go.", session_id="s")
+        for _ in range(2):
+            store.reads = 0
+            await house.process().resume("clerk", "s", "Do otherwise.")
+            reads.append(store.reads)
+        state, _ = await house.process().ledger.known("clerk", "s")
+        assert (len(state.replaced()), state.rejected_before()) == (2 * many, [])
+    assert reads[:2] == reads[2:]
+    (*_, last) = state.replaced()
+    state.keep_replaced([*[last] * 256, last])
+    assert (len(state.replaced()), state.rejected_before()) == (256, ["unreadable"])
+
+
 class Broken(MemoryStore):
     """Cannot give the session of the first sub-agent, once it waits."""
 
