@@ -18,7 +18,7 @@ from grampus_uq.gate.signatures import write_key
 from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
 from grampus_uq.records.call_parts import doubt_with_values
 from grampus_uq.records.call_sentences import sentence_of
-from grampus_uq.records.strict_json import parse_json
+from grampus_uq.records.strict_json import json_object
 from grampus_uq.records.values import Reading
 from grampus_uq.records.visible_text import arguments_in_short, in_short, legend_of, visible, whole_arguments
 from grampus_uq.records.vocabulary import span
@@ -247,12 +247,9 @@ async def _delegation(ledger: Ledger, tool: str | None, deputy: str, place: str 
 
 def _parsed(arguments: str) -> dict[str, Any]:
     try:
-        parsed = parse_json(arguments, unique_names=True)
-    except ValueError as error:
+        return json_object(arguments, unique_names=True)
+    except DataError as error:
         raise ConfigurationError.of("--arguments", "approvals edit", "a JSON object", arguments, str(error)) from error
-    if not isinstance(parsed, dict):
-        raise ConfigurationError.of("--arguments", "approvals edit", "a JSON object", arguments)
-    return parsed
 
 
 async def _decide(

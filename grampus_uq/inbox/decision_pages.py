@@ -22,7 +22,7 @@ from grampus_uq.inbox.edit_form import edit_form, edited
 from grampus_uq.inbox.people import CHALLENGE_S, Role
 from grampus_uq.inbox.request_pages import AGREED, found, how_many, seen_token
 from grampus_uq.inbox.visits import Assertion, Body, Visit, at_once, for_role, past, same
-from grampus_uq.records.strict_json import parse_json
+from grampus_uq.records.strict_json import json_object
 from grampus_uq.records.values import canonical_json
 from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.drills import Drill, DrillAnswer
@@ -156,12 +156,9 @@ async def wished(visit: Visit, one: OpenRequest | Drill, wish: Wish) -> Decision
 
 def _edited(text: str) -> dict[str, Any]:
     try:
-        parsed = parse_json(text, unique_names=True)
-    except (ValueError, RecursionError) as error:
+        return json_object(text, unique_names=True)
+    except DataError as error:
         raise ApprovalError(f"The text of the arguments {str(error)[:200]}") from error
-    if not isinstance(parsed, dict):
-        raise ApprovalError("The arguments are not a JSON object.")
-    return parsed
 
 
 async def check_decision(visit: Visit, one: OpenRequest | Drill, decision: Decision, seen: str) -> None:

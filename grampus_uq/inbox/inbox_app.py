@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from typing import Final
@@ -37,6 +37,7 @@ from grampus_uq.inbox.permit_pages import PERMITS
 from grampus_uq.inbox.request_pages import MOST_COUNTED, how_many, listed, mark_of
 from grampus_uq.inbox.visits import (
     Body,
+    Endpoint,
     Inbox,
     Section,
     Visit,
@@ -150,20 +151,19 @@ def inbox_app(
     `required` says how many approvals the runner asks for, `sentences` what calls do, by tool.
     """
     sections = (REQUESTS, PERMITS, DELEGATIONS, *sections)
-    front = _Entrance()
     routes = [
         Route("/", _home),
         Route(HEALTH, _health),
         Route("/static/inbox.js", _script),
         Route("/static/inbox.css", _style),
-        Route("/sign-in", front.sign_in_page),
-        Route("/sign-in/challenge", front.challenge, methods=["POST"]),
-        Route("/sign-in", front.sign_in, methods=["POST"]),
+        Route("/sign-in", _sign_in_page),
+        Route("/sign-in/challenge", _challenge, methods=["POST"]),
+        Route("/sign-in", _sign_in, methods=["POST"]),
         Route("/me", _me),
         Route("/sign-out", _sign_out, methods=["POST"]),
-        Route("/invitation", front.invitation_page),
-        Route("/invitation/challenge", front.invitation, methods=["POST"]),
-        Route("/invitation", front.register, methods=["POST"]),
+        Route("/invitation", _invitation_page),
+        Route("/invitation/challenge", _invitation, methods=["POST"]),
+        Route("/invitation", _register, methods=["POST"]),
         *(route for section in sections for route in section.routes),
     ]
     app = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown, 500: _broken})
@@ -176,7 +176,7 @@ def inbox_app(
         required=required,
         sentences=sentences or {},
     )
-    app.state.news = heard = News()
+    app.state.news, app.state.tries = (heard := News()), Allowance(_TRIES_A_MINUTE)
     return FrontDoor(app, settings, end=heard.end)
 
 
@@ -184,89 +184,88 @@ class _Token(Body):
     token: str = Field(max_length=100)
 
 
-_Try = Callable[["_Entrance", Request], Awaitable[Response]]
+# -- for whoever is not signed in --------------------------------------------------------------------------------------
 
 
-def _limited(page: _Try) -> _Try:
+def _limited(page: Endpoint) -> Endpoint:
     """Refuse further tries of one address, and answer a known error with its refusal."""
 
-    async def answer(self: _Entrance, request: Request) -> Response:
-        if not self._tries.take("" if request.client is None else request.client.host):
+    async def answer(request: Request) -> Response:
+        if not request.app.state.tries.take("" if request.client is None else request.client.host):
             return refusal(request, 429, "Too many attempts. Wait a minute.")
         try:
-            return await page(self, request)
+            return await page(request)
         except GrampusError as error:
             return failed(request, error)
 
     return answer
 
 
-class _Entrance:
-    """Pages for whoever is not signed in: few tries a minute."""
+async def _sign_in_page(request: Request) -> Response:
+    if await signed_in_as(request) is not None:
+        return RedirectResponse("/", 303)
+    return HTMLResponse(rendered("sign_in.html", person=None))
 
-    def __init__(self) -> None:
-        self._tries = Allowance(_TRIES_A_MINUTE)
 
-    async def sign_in_page(self, request: Request) -> Response:
-        if await signed_in_as(request) is not None:
-            return RedirectResponse("/", 303)
-        return HTMLResponse(rendered("sign_in.html", person=None))
+@_limited
+async def _challenge(request: Request) -> Response:
+    await body_as(request, Body)
+    inbox: Inbox = request.app.state.inbox
+    text = await sign_in_text(inbox.people, inbox.settings, await inbox.ledger.store.now())
+    return JSONResponse({"text": text, "rp": inbox.settings.rp_id})
 
-    @_limited
-    async def challenge(self, request: Request) -> Response:
-        await body_as(request, Body)
-        inbox: Inbox = request.app.state.inbox
-        text = await sign_in_text(inbox.people, inbox.settings, await inbox.ledger.store.now())
-        return JSONResponse({"text": text, "rp": inbox.settings.rp_id})
 
-    @_limited
-    async def sign_in(self, request: Request) -> Response:
-        inbox: Inbox = request.app.state.inbox
-        try:
-            said = await body_as(request, SignIn)
-            person, passkey = await signed_in(said, inbox.people, await inbox.ledger.store.now())
-            cookie, _ = await inbox.people.begin(person, passkey, said.text, request.headers.get("user-agent", ""))
-        except ApprovalError as error:
-            return refusal(request, 403, str(error))
-        response = JSONResponse({"next": "/"})
-        response.set_cookie(
-            inbox.settings.cookie,
-            cookie,
-            max_age=int(SESSION_S),
-            path="/",
-            secure=inbox.settings.secure,
-            httponly=True,
-            samesite="strict",
-        )
-        return response
+@_limited
+async def _sign_in(request: Request) -> Response:
+    inbox: Inbox = request.app.state.inbox
+    try:
+        said = await body_as(request, SignIn)
+        person, passkey = await signed_in(said, inbox.people, await inbox.ledger.store.now())
+        cookie, _ = await inbox.people.begin(person, passkey, said.text, request.headers.get("user-agent", ""))
+    except ApprovalError as error:
+        return refusal(request, 403, str(error))
+    response = JSONResponse({"next": "/"})
+    response.set_cookie(
+        inbox.settings.cookie,
+        cookie,
+        max_age=int(SESSION_S),
+        path="/",
+        secure=inbox.settings.secure,
+        httponly=True,
+        samesite="strict",
+    )
+    return response
 
-    async def invitation_page(self, request: Request) -> Response:
-        return HTMLResponse(rendered("invitation.html", person=None))
 
-    @_limited
-    async def invitation(self, request: Request) -> Response:
-        inbox: Inbox = request.app.state.inbox
-        token = (await body_as(request, _Token)).token
-        invitation = await inbox.people.invitation(token)
-        if invitation is None:
-            return refusal(request, 404, "The invitation was used or has expired. Ask for a new one.")
-        return JSONResponse(
-            {
-                "text": registration_text(token),
-                "rp": inbox.settings.rp_id,
-                "name": invitation.name,
-                "role": invitation.role.value,
-            }
-        )
+async def _invitation_page(request: Request) -> Response:
+    return HTMLResponse(rendered("invitation.html", person=None))
 
-    @_limited
-    async def register(self, request: Request) -> Response:
-        inbox: Inbox = request.app.state.inbox
-        said = await body_as(request, NewPasskey)
-        passkey = new_passkey(said, inbox.settings, await inbox.ledger.store.now())
-        person = await inbox.people.register(said.token, passkey)
-        new = person.model_copy(update={"passkeys": (passkey,)})
-        return JSONResponse({"name": person.name, "role": person.role.value, "keys": keys_of([new], person.role)})
+
+@_limited
+async def _invitation(request: Request) -> Response:
+    inbox: Inbox = request.app.state.inbox
+    token = (await body_as(request, _Token)).token
+    invitation = await inbox.people.invitation(token)
+    if invitation is None:
+        return refusal(request, 404, "The invitation was used or has expired. Ask for a new one.")
+    return JSONResponse(
+        {
+            "text": registration_text(token),
+            "rp": inbox.settings.rp_id,
+            "name": invitation.name,
+            "role": invitation.role.value,
+        }
+    )
+
+
+@_limited
+async def _register(request: Request) -> Response:
+    inbox: Inbox = request.app.state.inbox
+    said = await body_as(request, NewPasskey)
+    passkey = new_passkey(said, inbox.settings, await inbox.ledger.store.now())
+    person = await inbox.people.register(said.token, passkey)
+    new = person.model_copy(update={"passkeys": (passkey,)})
+    return JSONResponse({"name": person.name, "role": person.role.value, "keys": keys_of([new], person.role)})
 
 
 @for_role(Role.LOOK)
