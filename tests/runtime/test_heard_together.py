@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -619,6 +620,20 @@ async def test_calls_that_guidance_settled_are_asked_for_together_and_of_too_man
     (*_, last) = state.replaced()
     state.keep_replaced([*[last] * 256, last])
     assert (len(state.replaced()), state.rejected_before()) == (256, ["unreadable"])
+
+
+async def test_a_run_that_is_stopped_before_it_asks_leaves_what_nobody_answered_to_the_next_one() -> None:
+    house = House(PAYS, store=(store := Soon()))
+    (waits,) = (await house.process().run(CLERK, "Go.", session_id="s")).pending
+    await house.process().stop("clerk", "s")
+    await house.process().resume("clerk", "s")
+    store.answer, store.left = functools.partial(house.process().stop, "clerk", "s"), 1
+    result = await house.process().run(CLERK, "Go.", session_id="s")
+    assert (result.status, result.pending) == ("failed", [])
+    await house.says(waits, "reject")
+    house.sure = True
+    result = await house.process().run(CLERK, "Go.", session_id="s")
+    assert ([one.rule for one in result.pending], house.paid) == (["rejected_in_thread"], [])
 
 
 class Broken(MemoryStore):
