@@ -186,8 +186,7 @@ async def grant(
     others = [
         f"{one.permit.id[:8]} ({stands(one)})"
         for one in await stored_permits(store)
-        if one.permit.tool == tool and one.permit.id != permit.id
-        if one.state.closed is None and one.now_s < one.permit.expires_s
+        if one.permit.tool == tool and one.permit.id != permit.id and one.is_open
     ]
     words = f"{', '.join(others)}: what several permits cover goes ahead only where all of them let it"
     _granted(permit, as_json, state, **({"beside": words} if others else {}))

@@ -104,15 +104,11 @@ async def _permit(visit: Visit) -> Response:
     log = await permit_log(visit.inbox.ledger.store, standing.permit.id)
     evidence = await anyio.to_thread.run_sync(evidence_of, standing, log)
     facts = await anyio.to_thread.run_sync(permit_facts, standing)
-    decides = visit.person.role.covers(Role.DECIDE) and _is_open(standing)
+    decides = visit.person.role.covers(Role.DECIDE) and standing.is_open
     narrows = decides and _may_grant(visit)
     return visit.page(
         "permit.html", standing=standing, facts=facts, evidence=evidence, revokes=decides, narrows=narrows
     )
-
-
-def _is_open(standing: Standing) -> bool:
-    return standing.state.closed is None and standing.now_s < standing.permit.expires_s
 
 
 def _may_grant(visit: Visit) -> bool:
@@ -194,7 +190,7 @@ def _wished(visit: Visit, wish: PermitWish, old: Standing | None) -> Permit:
     at_most = None if wish.at_most is None else round(wish.at_most / 100.0, 12)
     miss_rate = None if wish.miss_rate is None else round(wish.miss_rate / 100.0, 12)
     if old is not None:
-        if not _is_open(old):
+        if not old.is_open:
             raise ApprovalError("This permit is closed or expired: grant a new one.")
         return narrowed(
             old.permit,

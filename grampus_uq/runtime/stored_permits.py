@@ -79,6 +79,11 @@ class Standing:
     trouble: str | None = None
     closing: Entry | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """False once a human closed it or it expired."""
+        return self.state.closed is None and self.now_s < self.permit.expires_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Said:
