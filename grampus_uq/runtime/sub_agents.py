@@ -123,14 +123,13 @@ class SubAgent:
         """
         ledger, below = self.runner.ledger, self.runner.sub_agents
         found = await ledger.store.get("session", session_key(self.agent.name, child_id))
-        late = False
         if found is None:
-            return late
+            return False
         try:
             child = ledger.state_in(found)
         except StoreError:  # nobody can read it, and nobody ever may: who acts is asked from now on
             state.know_rejected([*state.rejected_before(), UNREADABLE])
-            return late
+            return False
         unheard = child.unheard()
         answered = await answerable(ledger, unheard)
         late = len(answered) < len(unheard)
