@@ -546,10 +546,13 @@ async def test_a_granted_call_that_did_not_start_hears_what_was_answered_in_the_
         house = House(works(0, "pay"), PAYS, store=Stands())
         grant = Grant(tool="pay", agent_id="clerk", principal="ann", expires_s=time.time() + 60.0)
         await house.process().ledger.grant(grant)
-        with contextlib.suppress(StoreError):
+        try:
             await house.process().run(CLERK, "Go.", session_id="s")
-        if not house.paid:  # the sub-agent began first
+        except StoreError:  # the sub-agent began first
             break
+    else:
+        pytest.fail("the sub-agent never began first")
+    assert house.paid == []
     (waits,) = await house.process().ledger.pending("payer")
     await house.says(waits.requests[0], kind)
     result = await house.process().resume("clerk", "s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -211,13 +212,14 @@ def test_a_line_before_what_is_left_of_a_call_lends_it_no_beginning() -> None:
 def test_a_line_before_what_is_left_of_a_call_vouches_for_no_value_of_one_character() -> None:
     """Where what is left closes more than it opens."""
     lent = []
-    for form, line, value in itertools.product(BEGUN, LENT, ("q", 7)):
+    for form, line, value in itertools.product(BEGUN, LENT, ("x", "q", 7)):
         arguments = {"to": value, "memo": "b"}
         own, call = tokens(FORMS[form]("pay", arguments)), ToolCall(name="pay", arguments=arguments)
         for at in range(1, len(own)):
             left = "".join(one.token for one in own[at:])
             (found,) = odds([*tokens(LINES[line]("pay", arguments)), *own[at:]], call) if "pay" not in left else (0.0,)
-            if (found or 0.0) >= FLOOR and str(value) in left and not left.startswith("{"):
+            values = re.sub(r"\w*:tool_call", "", left)  # MiniMax's tag holds an x
+            if (found or 0.0) >= FLOOR and str(value) in values and not left.startswith("{"):
                 lent.append((form, line, left))
     assert lent == []
 
